@@ -1,0 +1,42 @@
+# Needs Python 3.11 or newer, git and make; everything else goes into .venv.
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+FINDPY := for p in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python); do \
+          $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done
+
+.DEFAULT_GOAL := help
+.PHONY: help install train test lab notebooks clean
+
+help:             ## say what can be made
+	@sed -n 's/^\([a-z]*\): *[^#]*## */  make \1	/p' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## make .venv with the tested versions (about 6 GB)
+
+$(STAMP): settings.ini setup.py pyproject.toml constraints.txt
+	@if ! test -x $(BIN)/python; then \
+	  py=`$(FINDPY)`; \
+	  if test -z "$$py"; then \
+	    echo "c2lip: no Python 3.11 or newer with venv and ensurepip was found; install one (Debian: python3-venv) or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; \
+	  fi; \
+	  echo "c2lip: making $(VENV) with `$$py --version`"; $$py -m venv $(VENV); \
+	fi
+	@echo "c2lip: installing the packages of constraints.txt into $(VENV) (about 6 GB, some minutes)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+train: $(STAMP)   ## the main job: papermill nbs/train.ipynb (ARGS="-p epochs 2" adds parameters)
+	@$(BIN)/papermill nbs/train.ipynb $(ARGS)
+
+test: $(STAMP)    ## nbdev_test on every notebook and pytest on tests/, side by side, offline
+	@$(BIN)/python -m pytest $(ARGS)
+
+lab: $(STAMP)     ## open the notebooks in JupyterLab
+	@$(BIN)/jupyter-lab nbs/index.ipynb
+
+notebooks: $(STAMP) ## before a commit: export the library, clean the notebooks, write README.md
+	@$(BIN)/python -c 'from c2lip.notebooks import tidy; tidy()'
+
+clean:            ## remove .venv and what tools leave behind; runs/ stays
+	rm -rf $(VENV) c2lip.egg-info .pytest_cache _proc _docs
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,44 @@
+"""Everything about the package stands in settings.ini; this file hands it to setuptools."""
+from configparser import ConfigParser
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+root = Path(__file__).resolve().parent
+parser = ConfigParser(delimiters=["="])
+parser.read(root/"settings.ini", encoding="utf8")
+cfg = parser["DEFAULT"]
+lib, python = cfg["lib_name"], cfg["min_python"]
+readme = root/"README.md"
+stages = {"1": "1 - Planning", "2": "2 - Pre-Alpha", "3": "3 - Alpha", "4": "4 - Beta", "5": "5 - Production/Stable"}
+
+setup(
+    name=lib,
+    version=cfg["version"],
+    description=cfg["description"],
+    long_description=readme.read_text(encoding="utf8") if readme.is_file() else "",
+    long_description_content_type="text/markdown",
+    author=cfg["author"],
+    author_email=cfg["author_email"],
+    url=cfg["git_url"],
+    keywords=cfg["keywords"].split(),
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        f"Development Status :: {stages[cfg['status']]}",
+        f"Intended Audience :: {cfg['audience']}",
+        f"Natural Language :: {cfg['language']}",
+        "Programming Language :: Python :: 3",
+    ],
+    python_requires=f">={python}",
+    packages=find_packages(include=[lib, f"{lib}.*"]),
+    install_requires=cfg["requirements"].split(),
+    extras_require={"dev": cfg["dev_requirements"].split()},
+    entry_points={
+        "console_scripts": cfg.get("console_scripts", "").split(),
+        "nbdev": [f"{lib}={lib}._modidx:d"],
+        # papermill loads this at its start: it is what lets `papermill nbs/train.ipynb` run as typed
+        "papermill.engine": [f"{lib}={lib}.launch:Engine"],
+    },
+    zip_safe=False,
+)

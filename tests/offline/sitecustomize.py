@@ -1,0 +1,32 @@
+"""Python imports this at its start when its folder is on PYTHONPATH: in the tests, and in every process that they start.
+
+A connection to another machine is refused, and noted in the file named by C2LIP_REFUSED, since a library may swallow the
+error and go on. Loopback and Unix sockets pass: kernels talk over them.
+"""
+import os
+import socket
+
+_connect, _connect_ex, _getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+
+def _refuse(host):
+    if isinstance(host, bytes): host = host.decode("ascii", "replace")
+    if host in (None, "", "localhost", "0.0.0.0", "::", "::1", socket.gethostname()) or host.startswith("127."): return
+    if os.environ.get("C2LIP_REFUSED"):
+        with open(os.environ["C2LIP_REFUSED"], "a", encoding="utf8") as f: f.write(f"{host}\n")
+    raise socket.gaierror(socket.EAI_NONAME, f"the tests are offline, {host} was asked for")
+
+
+def _guard(method):
+    def guarded(self, address):
+        if self.family in (socket.AF_INET, socket.AF_INET6): _refuse(address[0])
+        return method(self, address)
+    return guarded
+
+
+def _lookup(host, *args, **kwargs):
+    _refuse(host)
+    return _getaddrinfo(host, *args, **kwargs)
+
+
+socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo = _guard(_connect), _guard(_connect_ex), _lookup

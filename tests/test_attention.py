@@ -1,0 +1,164 @@
+"""Maps, their figure and localisation: mechanics on hand-made tokens, nothing that depends on a model's quality."""
+import io
+import math
+
+import numpy as np
+import open_clip
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from c2lip import attention, scenes, towers
+from c2lip.core import UserError
+
+WHOLE = (0., 0., 1., 1.)
+
+
+@pytest.fixture(scope="module")
+def base(): return towers.load("base")
+
+
+@pytest.fixture(scope="module")
+def tiny_clip():
+    "A CLIP with a class token, a grid unlike the base's and a middle crop, with the base's tokenizer"
+    torch.manual_seed(0)
+    config = dict(embed_dim=64, vision_cfg=dict(image_size=64, patch_size=16, width=64, layers=2, head_width=32),
+                  text_cfg=dict(context_length=48, vocab_size=512, width=64, heads=2, layers=1))
+    base = towers.load("base")
+    model = open_clip.model.CLIP(**{k: v for k, v in config.items()}).eval()
+    cfg = dict(size=64, mean=(.5, .5, .5), std=(.5, .5, .5), interpolation="bicubic", resize_mode="shortest")
+    return towers.Towers(model, base.tokenizer, config, cfg, "tiny")
+
+
+def test_cosines_are_those_of_the_tokens(base):
+    view = attention.look(base, scenes.draw(scenes.make_scene("test", 1)))
+    maps = attention.attention_map(base, view, ["a red mug"])
+    c = attention.embed_phrases(base, ["a red mug"])[0]
+    slow = torch.stack([torch.dot(c, t) for t in view.tokens]).reshape(view.grid)
+    assert torch.allclose(maps[0], slow, atol=1e-6)
+    v, read = attention.phrase_scores(base, view, ["a red mug"], xac_scale=3.)
+    a = (3*view.tokens @ c).softmax(0)
+    assert math.isclose(read[0], F.normalize(a @ view.tokens, dim=0) @ c, abs_tol=1e-5) and math.isclose(v[0], view.image @ c, abs_tol=1e-6)
+
+
+def test_rows_run_downwards(base):
+    "The first token is the top left patch: a change there moves the first row's first value the most"
+    plain = Image.new("RGB", (96, 96), "grey")
+    spot = plain.copy(); spot.paste((255, 0, 0), (80, 0, 96, 16))
+    a, b = (attention.look(base, p).tokens for p in (plain, spot))
+    assert divmod(int((a - b).norm(dim=-1).argmax()), 6)[0] < 3 and divmod(int((a - b).norm(dim=-1).argmax()), 6)[1] >= 3
+
+
+def test_head_attention_of_both_towers(base, tiny_clip):
+    pool = base.model.visual.trunk.attn_pool
+    x = torch.randn(2, 3, 96, 96)
+    with torch.no_grad():
+        weights = attention.head_attention(base.model, x)
+        assert weights.shape == (2, 36) and torch.allclose(weights.sum(1), torch.ones(2), atol=1e-5)
+        clip = attention.head_attention(tiny_clip.model, x[..., :64, :64])
+        assert clip.shape == (2, 16) and bool((clip.sum(1) < 1).all()) and bool((clip > 0).all())
+        seen = {}
+        last = tiny_clip.model.visual.transformer.resblocks[-1]
+        hook = last.attn.register_forward_hook(lambda m, args, kw, out: seen.update(x=args[0]), with_kwargs=True)
+        tiny_clip.model.visual(x[..., :64, :64]); hook.remove()
+        assert torch.allclose(last.attn(seen["x"], seen["x"], seen["x"], need_weights=True)[1][:, 0, 1:], clip, atol=1e-6)
+    assert pool.fused_attn in (True, False)
+
+
+def test_models_of_other_grids(base, tiny_clip):
+    wide = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 120, 3), np.uint8))
+    view = attention.look(tiny_clip, wide)
+    assert view.grid == (4, 4) and view.field == (.25, 0, .75, 1)
+    figure = attention.compare_figure(tiny_clip, base, wide, ["a red mug"], kind="softmax")
+    assert any("resampled" in t.get_text() for t in figure.texts)
+    constant = attention.resample_map(torch.full((1, 6, 6), 1/36), WHOLE, (4, 4), view.field, share=True)
+    assert torch.allclose(constant.sum(), torch.tensor(.5))     # the middle half of the picture holds half of the attention
+
+
+@pytest.mark.parametrize("size, grid", [(96, 6), (64, 4), (100, 7)])
+def test_coverage_keeps_area(size, grid):
+    mask = scenes.object_mask(scenes.Thing("cat", "red", x=.4, y=.6, side=.42), size)
+    cover = attention.coverage(mask, (grid, grid), WHOLE, 64)
+    assert abs(float(cover.mean()) - mask.mean()) < .01 and 0 <= float(cover.min()) and float(cover.max()) <= 1
+    half = attention.coverage(mask, (grid, grid), (0., 0., .5, 1.), 64)
+    assert abs(float(half.mean()) - mask[:, :size//2].mean()) < .01
+
+
+def test_order_is_the_pixelwise_rank_statistic():
+    rng = np.random.default_rng(0)
+    mask = scenes.object_mask(scenes.Thing("key", "red", x=.4, y=.6, side=.42), 96)
+    values = torch.tensor(rng.integers(0, 5, (6, 6))/7.).float()
+    cover = attention.coverage(mask, (6, 6), WHOLE)
+    pixels = np.kron(values.numpy(), np.ones((16, 16)))
+    inside, outside = pixels[mask], pixels[~mask]
+    slow = np.mean([(x > outside).mean() + .5*(x == outside).mean() for x in inside])
+    assert math.isclose(attention.order(values.flatten(), cover.flatten(), 1 - cover.flatten()), slow, rel_tol=1e-5)
+
+
+def oracle_rows(aim):
+    "Localisation of maps that are exactly the coverage of what `aim(probe)` returns"
+    probes = scene_probes()
+    rows = []
+    for number, p in enumerate(probes):
+        covers = {k: attention.coverage(m, (6, 6), WHOLE).flatten() for k, m in p.rivals.items()}
+        rows.append(dict(picture=number//4, phrase=p.phrase, group=p.group) | attention.measure_map(
+            attention.coverage(aim(p), (6, 6), WHOLE).flatten(), attention.coverage(p.mask, (6, 6), WHOLE).flatten(), covers, 10.))
+    return pd.DataFrame(rows)
+
+
+def scene_probes():
+    return attention.scene_probes(attention.binding_scenes(6, "validation") + attention.binding_scenes(6, "validation", True), scenes.draw)
+
+
+def test_perfect_and_mistaken_maps():
+    right, wrong = oracle_rows(lambda p: p.mask), oracle_rows(lambda p: p.rivals["colour"])
+    table = attention.localisation_table(wrong, right).set_index(["suite", "name"])
+    for suite in ("localisation", "heldout/localisation"):
+        for name in ("order", "pointing", "pointing over same colour"):
+            assert table.loc[(suite, name)].after > 90, (suite, name)
+        assert table.loc[(suite, "order over same colour")].before < 15 and table.loc[(suite, "order over same colour")].low > 50
+        assert table.loc[(suite, "pointing over same colour")].before == 0
+        assert 20 < table.loc[(suite, "order over same noun")].before < 80       # neither of the two is looked at
+        mass = table.loc[(suite, "mass inside")]
+        assert mass.after > 5*mass.chance and mass.before < mass.chance
+
+
+def test_a_random_map_is_at_chance():
+    generator = np.random.default_rng(1)
+    rows = pd.concat([oracle_rows(lambda p: generator.random((6, 6)) > .5).assign(picture=lambda t: t.picture + 100*k) for k in range(6)], ignore_index=True)
+    table = attention.localisation_table(rows)
+    for r in table.itertuples():
+        if r.name in ("order", "mass inside", "mass over same colour", "order over same noun"): assert r.low - 2 < r.chance < r.high + 2, r
+
+
+def test_interval_needs_no_single_group_and_counts_what_is_missing():
+    rows = oracle_rows(lambda p: p.mask)
+    rows.loc[:3, "order colour"] = math.nan
+    table = attention.localisation_table(rows)
+    n = table.set_index(["suite", "name"]).n
+    assert n["localisation", "order"] == 24 and n["localisation", "order over same colour"] == 20
+
+
+def test_bad_input(base):
+    draw = scenes.draw(scenes.make_scene("test", 1))
+    for call, word in ((lambda: attention.attention_map(base, draw, ["  "]), "empty"), (lambda: attention.attention_map(base, draw, ["red "*100]), "longer"),
+                       (lambda: attention.look(base, b"\x89PNG broken"), "broken picture"), (lambda: attention.look(base, "/nowhere/x.png"), "missing"),
+                       (lambda: attention.attention_map(base, draw, ["a mug"], "hed"), "head"), (lambda: attention.localisation(base, []), "no probes"),
+                       (lambda: attention.localisation(base, [attention.Probe(draw, "a mug", np.zeros((4, 4), bool))]), "empty"),
+                       (lambda: attention.coco_mask([[1, 2, 3]], 5, 5), "three points"), (lambda: attention.coco_mask(dict(counts=b"x", size=[2, 2]), 2, 2), "pycocotools")):
+        with pytest.raises(UserError, match=word) as e: call()
+        assert "\n" not in str(e.value)
+
+
+def test_figure_is_vector_and_reproducible(base):
+    draw = scenes.draw(scenes.make_scene("test", 1))
+    maps = attention.attention_map(base, draw, ["a $10 mug", "a_b^c {mug}"])
+    pages = []
+    for _ in range(2):
+        figure = attention.difference_figure(draw, ["a $10 mug", "a_b^c {mug}"], maps, maps*2)
+        with io.BytesIO() as f: figure.savefig(f, format="svg", metadata={"Date": None}); pages.append(f.getvalue())
+    assert pages[0].startswith(b"<?xml") and len(pages[0]) > 10_000
+    same = attention.difference_figure(draw, ["a mug"], maps[:1], maps[:1])
+    assert len(same.axes) == 6
