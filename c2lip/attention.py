@@ -232,12 +232,12 @@ def _bar(fig, place, cmap, low, high, opacity, label, signed=False):
     "A colour bar in `place`, its colours as pale as the panels'"
     pale = LinearSegmentedColormap.from_list("pale", [1 - opacity + opacity*np.array(cmap(x)[:3]) for x in np.linspace(0, 1, 65)])
     axes = fig.add_axes(place)
-    fig.colorbar(ScalarMappable(Normalize(low, high), pale), cax=axes, orientation="horizontal", ticks=[low, (low + high)/2, high])
+    fig.colorbar(ScalarMappable(Normalize(low, high), pale), cax=axes, orientation="horizontal", ticks=[low, 0., high] if signed else [low, high])
     digits = max(0, -round(math.log10(_step(high - low))))
     text = lambda x: "0" if abs(x) < 1e-12 else f"{x:{'+' if signed else ''}.{digits}f}".replace("-", "−")
-    axes.set_xticklabels([text(low), text((low + high)/2), text(high)])
-    for tick, side in zip(axes.get_xticklabels(), ("left", "center", "right")): tick.set_ha(side)
-    axes.tick_params(length=0, pad=3, labelsize=7.5, labelcolor=_QUIET); axes.set_xlabel(label, fontsize=8, labelpad=3)
+    axes.set_xticklabels([text(x) for x in axes.get_xticks()])
+    for tick, side in zip(axes.get_xticklabels(), ("left", "center", "right") if signed else ("left", "right")): tick.set_ha(side)
+    axes.tick_params(length=0, pad=3, labelsize=7.5, labelcolor=_QUIET); axes.set_xlabel(label, fontsize=8, labelpad=2 if signed else -9)
     axes.spines["outline"].set(linewidth=.5, edgecolor="#c8c8cc")
 
 # %% ../nbs/14_attention.ipynb #46f3a5c1
@@ -274,7 +274,7 @@ def difference_figure(
     change = after - before
     limit = limit or _ends(0., float(change.abs().max()))[1]
     low, high = level or _ends(0. if kind in ("softmax", "head") else float(min(before.min(), after.min())), float(max(before.max(), after.max())))
-    left, gap, wide, head, title, under, foot = .06, .11, .2, .3, .3, .26*(scores_before is not None) + .1, .62 + .2*bool(note)
+    left, gap, wide, head, title, under, foot = .06, .11, .2, .3, .3, .26*(scores_before is not None) + .1, .58 + .17*bool(note)
     side = (width - 2*left - 2*gap - wide)/4
     heights = [side*min(2., p.height/p.width) for p in pictures]
     height = head + sum(heights) + len(phrases)*(title + under) + foot
@@ -301,7 +301,7 @@ def difference_figure(
             y += under
         _bar(fig, place(xs[1], y + .06, 2*side + gap, .08), AMOUNT, low, high, opacity, KINDS[kind])
         _bar(fig, place(xs[3], y + .06, side, .08), CHANGE, -limit, limit, opacity, "less  ·  same  ·  more", signed=True)
-        if note: say(left, height - .08, note, fontsize=7, color=_QUIET)
+        if note: say(left, height - .09, note, fontsize=7, color=_QUIET)
     return fig
 
 # %% ../nbs/14_attention.ipynb #5993b972

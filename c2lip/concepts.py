@@ -6,8 +6,8 @@
 __all__ = ['TAG', 'URL', 'SURROGATE', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'POSSESSIVE', 'LEADING', 'BRACKETS',
            'PARTICIPLE', 'PLURAL', 'NO_THING', 'CLASSIFIERS', 'FRAMES', 'PLACES_IN', 'RELATIVE', 'GENERIC_PLACES',
            'PRONOUNS', 'DETERMINERS', 'ENGLISH', 'FOREIGN', 'WORD', 'canonical_caption', 'load_pipeline',
-           'base_phrases', 'Rules', 'phrases_of', 'is_english', 'noun_phrases_many', 'noun_phrases', 'token_spans_many',
-           'token_spans']
+           'base_phrases', 'Rules', 'make_rules', 'phrases_of', 'is_english', 'noun_phrases_many', 'noun_phrases',
+           'token_spans_many', 'token_spans']
 
 # %% ../nbs/01_concepts.ipynb #6443f392
 import difflib
@@ -223,7 +223,10 @@ class Rules:
             if getattr(self, name) not in allowed: raise UserError(f"rule {name}={getattr(self, name)!r} is unknown; expected one of {', '.join(allowed)}")
 
 
-def _rules(options: dict) -> Rules:
+def make_rules(
+    options: dict,   # some fields of `Rules`
+) -> Rules:
+    "The rules; a name or value that is none is a `UserError` with the nearest right one"
     known = [f.name for f in fields(Rules)]
     for name in options:
         if name not in known:
@@ -326,7 +329,7 @@ def noun_phrases_many(
     **rules,                    # fields of `Rules`
 ) -> list[list[Phrase]]:        # one list a caption, in order
     "The concepts of many captions; a caption that is empty or not English has none"
-    rules = _rules(rules)
+    rules = make_rules(rules)
     pipeline = nlp if isinstance(nlp, Language) else load_pipeline(nlp)
     if progress:
         from tqdm.auto import tqdm

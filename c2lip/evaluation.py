@@ -412,10 +412,12 @@ def triple_task(
     return triple_hits(image([i.filename for i in items]), first, second, text([i.negative for i in items]))
 
 
-def _searched(query, gallery, positive, ks, rows=512):
-    "`recall_hits` a few queries at a time, so that the scores of 5,000 pictures and 25,000 texts need little memory"
-    parts = [recall_hits(similarities(query[i:i + rows], gallery), positive[i:i + rows], ks) for i in range(0, len(query), rows)]
-    fewest = gallery.shape[0] - int(positive.sum(1).max())
+def _searched(query, gallery, positive, ks, at_once=4_000_000):
+    "`recall_hits` a few queries at a time, so that the scores of 25,000 texts and 5,000 pictures never stand in memory together"
+    rows = max(1, at_once//len(gallery))
+    starts = range(0, len(query), rows)
+    parts = [recall_hits(similarities(query[i:i + rows], gallery), positive[i:i + rows], ks) for i in starts]
+    fewest = len(gallery) - max(int(positive[i:i + rows].sum(1).max()) for i in starts)
     return {k: Hits(*(torch.cat(x) for x in zip(*(p[k] for p in parts)))) if k <= fewest else None for k in ks}
 
 

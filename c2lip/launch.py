@@ -17,6 +17,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 import tokenize
 from configparser import ConfigParser
 from datetime import datetime
@@ -70,6 +71,7 @@ def as_kind(
     if kind == "bool" and isinstance(value, str) and value.lower() in ("true", "false"): return value.lower() == "true"
     if kind == "list" and isinstance(value, str):    # 0,1,2 or [0, 1, 2]
         return [plain(word.strip()) for word in value.strip("[] ").split(",") if word.strip()]
+    if kind == "dict" and isinstance(value, str): value = json.loads(value)      # {"a": 1}
     if kind in ("int", "float") and not isinstance(value, (bool, list, dict, type(None))):
         number = value if isinstance(value, int) else float(value)
         if not math.isfinite(number) or (kind == "int" and number != int(number)): raise ValueError(value)
@@ -178,7 +180,9 @@ def parameters(
     cells = [c for c in namespace.get("In", []) if c.startswith("# Parameters\n")]     # what papermill wrote
     typed = {t.id for c in cells for node in ast.parse(c).body if isinstance(node, ast.Assign) for t in node.targets if isinstance(t, ast.Name)}
     given = {n: namespace[n] for n in [*declared, *sorted(typed - set(declared))] if n in namespace}
-    if os.environ.get("IN_TEST"): given |= smoke(root, name)      # nbdev_test, and nothing else, sets it
+    if os.environ.get("IN_TEST"):        # nbdev_test, and nothing else, sets it
+        given |= smoke(root, name)
+        if "run_dir" in declared: given["run_dir"] = tempfile.mkdtemp(prefix=f"c2lip-{name}-")
     settings = check(declared, given, f"nbs/{name}.ipynb")
     namespace.update(settings)
     return settings

