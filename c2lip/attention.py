@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'CHANGE', 'AMOUNT', 'map_values', 'head_attention', 'field_of', 'grid_of', 'View', 'look', 'embed_phrases',
-           'attention_map', 'phrase_scores', 'sample_map', 'resample_map', 'overlay', 'difference_figure',
+           'attention_map', 'phrase_scores', 'sample_map', 'resample_map', 'Page', 'overlay', 'difference_figure',
            'compare_figure', 'Probe', 'coverage', 'order', 'own_patches', 'measure_map', 'binding_scenes',
-           'scene_probes', 'localisation', 'localisation_table', 'coco_mask']
+           'scene_probes', 'probe_maps', 'localisation', 'localisation_table', 'moved_attention', 'changes_figure',
+           'coco_mask']
 
-# %% ../nbs/14_attention.ipynb #155954b2
+# %% ../nbs/14_attention.ipynb #2fefae89
+import io
 import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -200,6 +202,14 @@ _TYPE = {"font.family": "sans-serif", "font.sans-serif": ["Source Sans 3", "Inte
          "mathtext.fontset": "dejavusans", "pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "c2lip", "text.color": _INK, "axes.labelcolor": _QUIET}
 
 
+class Page(Figure):
+    "A figure that a notebook shows without pyplot, and so without its global state"
+    def _repr_png_(self):
+        with io.BytesIO() as f:
+            self.savefig(f, format="png", dpi=144)
+            return f.getvalue()
+
+
 def overlay(
     values: Tensor,          # (gh,gw) one map
     picture: Image.Image,    # shown beneath, any size
@@ -280,7 +290,7 @@ def difference_figure(
     height = head + sum(heights) + len(phrases)*(title + under) + foot
     xs = [left, left + side + gap, left + 2*(side + gap), left + 3*side + 2*gap + wide]
     with rc_context(_TYPE):
-        fig = Figure((width, height))
+        fig = Page((width, height))
         place = lambda x, y, w, h: (x/width, 1 - (y + h)/height, w/width, h/height)
         say = lambda x, y, text, **look: fig.text(x/width, 1 - y/height, text, **{"va": "baseline", "parse_math": "$v" in text, **look})
         for x, text in zip(xs, ("picture", *names, "difference")): say(x, head - .1, text, fontsize=8.5, color=_QUIET)
@@ -341,7 +351,7 @@ def coverage(
     fine: int = 16,     # points along a patch's side
 ) -> Tensor:            # (gh,gw) in 0…1
     "How much of each patch a mask covers"
-    points = sample_map(torch.as_tensor(mask)[None].float(), (0., 0., 1., 1.), (grid[1]*fine, grid[0]*fine), field, outside="zeros")
+    points = sample_map(torch.tensor(np.asarray(mask))[None].float(), (0., 0., 1., 1.), (grid[1]*fine, grid[0]*fine), field, outside="zeros")
     return F.avg_pool2d(points, fine)[0]
 
 # %% ../nbs/14_attention.ipynb #b56fe3eb
@@ -415,7 +425,29 @@ def scene_probes(
             probes.append(Probe(picture, name_thing(thing), mask, rivals, "heldout" if thing.pair in HELD_OUT else ""))
     return probes
 
-# %% ../nbs/14_attention.ipynb #ce2f5c3a
+# %% ../nbs/14_attention.ipynb #3081505d
+def probe_maps(
+    towers: Towers,
+    probes: list[Probe],      # P probes, those of one picture side by side
+    batch_size: int = 64,     # pictures at a time
+) -> tuple[Tensor, list[int], list[tuple]]:   # (P,gh,gw) cosines, number of each probe's picture, and each probe's field
+    "The similarity map of every probe, each picture encoded once"
+    if not probes: raise UserError("there are no probes to measure")
+    place = {}
+    number = [place.setdefault(p.picture if isinstance(p.picture, (str, bytes)) else id(p.picture), len(place)) for p in probes]
+    pictures = {n: p.picture for n, p in zip(number, probes)}
+    device, preprocess, tokens, fields = next(towers.model.parameters()).device, towers.preprocess, [], []
+    for start in range(0, len(pictures), batch_size):
+        try: some = [open_picture(pictures[n]) for n in range(start, min(start + batch_size, len(pictures)))]
+        except BadPicture as e: raise UserError(f"{e.cause}" + (f": {e.detail}" if e.detail else "")) from None
+        images = torch.stack([preprocess(p) for p in some]).to(device)
+        with evaluating(towers.model): tokens.append(encode_images(towers.model, images, tokens=True)[1].float().cpu())
+        fields += [field_of(towers.preprocess_cfg, p.size) for p in some]
+    tokens = torch.cat(tokens)
+    maps = torch.einsum("pmd,pd->pm", tokens[number], embed_phrases(towers, [p.phrase for p in probes]))
+    return maps.unflatten(-1, grid_of(towers.model, images, tokens.shape[1])), number, [fields[n] for n in number]
+
+
 def localisation(
     towers: Towers,
     probes: list[Probe],      # those of one picture side by side
@@ -423,25 +455,12 @@ def localisation(
     batch_size: int = 64,     # pictures at a time
 ) -> pd.DataFrame:            # a row per probe: picture (its number), phrase, group, order, mass, pointing, area, patches, and three for each rival
     "How well the similarity map of each phrase finds its object"
-    if not probes: raise UserError("there are no probes to measure")
-    place = {}
-    number = [place.setdefault(id(p.picture) if not isinstance(p.picture, (str, bytes)) else p.picture, len(place)) for p in probes]
-    first = {n: p.picture for n, p in reversed(list(zip(number, probes)))}
-    concepts, device, preprocess, rows = embed_phrases(towers, [p.phrase for p in probes]), next(towers.model.parameters()).device, towers.preprocess, []
-    where = {}
-    for start in range(0, len(place), batch_size):
-        some = range(start, min(start + batch_size, len(place)))
-        try: pictures = [open_picture(first[n]) for n in some]
-        except BadPicture as e: raise UserError(f"{e.cause}" + (f": {e.detail}" if e.detail else "")) from None
-        images = torch.stack([preprocess(p) for p in pictures]).to(device)
-        with evaluating(towers.model): tokens = encode_images(towers.model, images, tokens=True)[1].float().cpu()
-        grid = grid_of(towers.model, images, tokens.shape[1])
-        where |= {n: (t, grid, field_of(towers.preprocess_cfg, p.size)) for n, t, p in zip(some, tokens, pictures)}
-    for n, probe, concept in zip(number, probes, concepts):
-        tokens, grid, field = where[n]
+    maps, number, fields = probe_maps(towers, probes, batch_size)
+    rows = []
+    for values, n, field, probe in zip(maps, number, fields, probes):
         if not np.any(probe.mask): raise UserError(f"the mask of {probe.phrase!r} is empty")
-        covers = {name: coverage(mask, grid, field).flatten() for name, mask in probe.rivals.items()}
-        rows.append(dict(picture=n, phrase=probe.phrase, group=probe.group) | measure_map(tokens @ concept, coverage(probe.mask, grid, field).flatten(), covers, scale))
+        inside, *others = [coverage(mask, values.shape, field).flatten() for mask in (probe.mask, *probe.rivals.values())]
+        rows.append(dict(picture=n, phrase=probe.phrase, group=probe.group) | measure_map(values.flatten(), inside, dict(zip(probe.rivals, others)), scale))
     return pd.DataFrame(rows)
 
 # %% ../nbs/14_attention.ipynb #1249d0f9
@@ -483,6 +502,61 @@ def localisation_table(
             chance = 100*b[fine].area.mean() if column == "mass" else 100*b[fine].patches.mean() if column == "pointing" else 50.
             rows.append(dict(suite=f"{group}/localisation".strip("/"), name=_label(column), **value, low=low, high=high, chance=chance, n=int(fine.sum())))
     return pd.DataFrame(rows)
+
+# %% ../nbs/14_attention.ipynb #c1efe26a
+def moved_attention(
+    before: Towers,
+    after: Towers,
+    probes: list[Probe],   # masks are not looked at
+    scale: float = 10.,    # β of the softmax
+) -> tuple[pd.DataFrame, Tensor, list[tuple]]:   # rows picture, phrase, group, moved (0…1); (P,gh,gw) change of each patch's share; fields
+    "How much of each phrase's attention went to other patches"
+    (first, number, fields), (last, _, others) = probe_maps(before, probes), probe_maps(after, probes)
+    shares = lambda maps: (scale*maps.flatten(1)).softmax(-1).view_as(maps)
+    first, last = shares(first), shares(last)
+    change = torch.stack([resample_map(b[None], other, a.shape, field, share=True)[0] - a for a, b, field, other in zip(first, last, fields, others)])
+    moved = (change.abs().sum((1, 2))/2).tolist()
+    return pd.DataFrame(dict(picture=number, phrase=[p.phrase for p in probes], group=[p.group for p in probes], moved=moved)), change, fields
+
+
+def changes_figure(
+    before: Towers,
+    after: Towers,
+    probes: list[Probe],
+    count: int = 12,         # phrases of either kind
+    scale: float = 10.,      # β of the softmax
+    opacity: float = .75,
+    smooth: bool = False,
+    width: float = 7.2,      # inches
+    columns: int = 3,        # pairs of picture and change side by side
+) -> Figure:
+    "The `count` most and the `count` least changed phrases, at most one of a picture; one scale for all"
+    table, change, fields = moved_attention(before, after, probes, scale)
+    change, ranked = 100*change, table.sort_values("moved", ascending=False, kind="stable")
+    most = ranked.drop_duplicates("picture").head(count)
+    least = ranked[::-1].loc[lambda t: ~t.picture.isin(most.picture)].drop_duplicates("picture").head(count)
+    limit = _ends(0., max(float(change[[*most.index, *least.index]].abs().max()), 1e-6))[1]
+    left, gap, close, head, title, foot = .06, .2, .03, .34, .27, .55
+    side = ((width - 2*left - (columns - 1)*gap)/columns - close)/2
+    groups = [(name, rows) for name, rows in ((f"most changed of {len(table)} phrases", most), ("least changed", least)) if len(rows)]
+    height = foot + sum(head + math.ceil(len(rows)/columns)*(side + title) for _, rows in groups)
+    with rc_context(_TYPE):
+        fig, y = Page((width, height)), 0.
+        for name, rows in groups:
+            fig.text(left/width, 1 - (y + head - .12)/height, name, fontsize=10, va="baseline"); y += head
+            for k, (i, row) in enumerate(rows.iterrows()):
+                x, top = left + k % columns*(2*side + close + gap), y + k//columns*(side + title)
+                picture = open_picture(probes[i].picture); picture.thumbnail((256, 256))
+                for shift, panel in ((0, np.asarray(picture)), (side + close, overlay(change[i], picture, fields[i], CHANGE, -limit, limit, opacity, smooth))):
+                    axes = fig.add_axes(((x + shift)/width, 1 - (top + side)/height, side/width, side/height)); axes.set(xticks=[], yticks=[])
+                    axes.imshow(panel, interpolation="antialiased")
+                    for spine in axes.spines.values(): spine.set(linewidth=.5, edgecolor="#c8c8cc")
+                below = dict(y=1 - (top + side + .15)/height, va="baseline", fontsize=7.5, parse_math=False)
+                fig.text(x/width, s=row.phrase, **below); fig.text((x + 2*side + close)/width, s=f"{100*row.moved:.0f} % moved", ha="right", color=_QUIET, **below)
+            y += math.ceil(len(rows)/columns)*(side + title)
+        bar = 2*side + close
+        _bar(fig, ((width - left - bar)/width, (foot - .16)/height, bar/width, .08/height), CHANGE, -limit, limit, opacity, f"change in % of the attention, β = {scale:g}", signed=True)
+    return fig
 
 # %% ../nbs/14_attention.ipynb #97d2d44f
 def coco_mask(

@@ -128,8 +128,7 @@ def c2lip(
     if getattr(towers.model, "logit_bias", None) is None: raise UserError(f"{towers.name} has no logit bias: it is a CLIP model; C2LIP's sigmoid terms need one")
     def losses(f, batch, terms):
         signs, keep = phrase_signs(batch.owner, batch.column, batch.phrase_id, len(f["image"]), duplicates)
-        phrase = f["phrase"] if len(keep) == len(f["phrase"]) else f["phrase"][keep]
-        return c2lip_losses(f["image"], f["caption"], phrase, f.get("image_tokens"), signs, f["scale"], f["bias"], xac_scale, terms)
+        return c2lip_losses(f["image"], f["caption"], f["phrase"][keep], f.get("image_tokens"), signs, f["scale"], f["bias"], xac_scale, terms)
     pair = {"image", "caption"}
     return Method(concept_view(towers, concepts, duplicates), Objective(
         losses, {"contrastive": 1., "npc": lambda_npc, "xac": lambda_xac}, {"contrastive": pair, "npc": {"image", "phrase"}, "xac": {"image_tokens", "phrase"}}))
