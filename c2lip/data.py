@@ -9,7 +9,7 @@ __all__ = ['FORMATS', 'FIXED', 'PICTURES', 'TABLES', 'IMAGE_NAMES', 'CAPTION_NAM
            'identity', 'Samples', 'column', 'first_text', 'given_phrases', 'TarPart', 'tar_part', 'table_rows',
            'read_table', 'read_pairs', 'StrictInfo', 'shard_urls', 'open_url', 'shard_samples', 'shard_record',
            'read_shards', 'check_shards', 'read', 'nearest', 'write_table', 'mix', 'epoch_order', 'content_words',
-           'hard_distractors', 'WordTable', 'draw_words', 'shared_batches', 'batches', 'own_chance', 'pack', 'unpack',
+           'hard_distractors', 'WordTable', 'draw_anchors', 'shared_batches', 'batches', 'own_chance', 'pack', 'unpack',
            'loader', 'stream']
 
 # %% ../nbs/03_data.ipynb #a7ba5850
@@ -690,16 +690,26 @@ class WordTable:
         at = np.arange(len(row)) + np.repeat(self.start[samples] - (np.cumsum(length) - length), length)
         return row, self.word[at], self.head[at]
 
-# %% ../nbs/03_data.ipynb #4379183d
-def draw_words(
-    frequency: np.ndarray,        # (V,) of each word
-    n: int,                       # words wanted
+# %% ../nbs/03_data.ipynb #5ced8183
+def draw_anchors(
+    row: np.ndarray,              # (P,) sample of each place
+    word: np.ndarray,             # (P,) word of each place
+    head: np.ndarray,             # (P,) does it end its phrase?
+    size: int,                    # of the vocabulary
+    heads: int,                   # anchors that end phrases
+    modifiers: int,               # anchors that stand before
     generator: torch.Generator,
-) -> np.ndarray:                  # up to n different words
-    "Draw words by their frequency, without repeating one"
-    n = min(n, int((frequency > 0).sum()))
-    if not n: return np.zeros(0, dtype=np.int64)
-    return torch.multinomial(torch.from_numpy(frequency.astype(np.float64)), n, generator=generator).numpy()
+) -> np.ndarray:                  # (size,) 1 for an anchor
+    "Draw words that occur together: each by its frequency, samples counting by the cube of one plus the anchors they hold already"
+    anchor, held = np.zeros(size), np.ones(int(row.max()) + 1 if len(row) else 0)
+    wanted = [kind for pair in itertools.zip_longest([True]*heads, [False]*modifiers) for kind in pair if kind is not None]
+    for ends in wanted:
+        frequency = np.bincount(word, weights=(head == ends)*held[row]**3, minlength=size)*(1 - anchor)
+        if not frequency.any(): continue
+        drawn = int(torch.multinomial(torch.from_numpy(frequency), 1, generator=generator))
+        anchor[drawn] = 1
+        held[np.unique(row[word == drawn])] += 1
+    return anchor
 
 
 def shared_batches(
@@ -721,9 +731,8 @@ def shared_batches(
         stop = max(len(left)//2, batch_size)  # then fill up the pool, or shrink it
         while (n := free.sum()) >= stop:
             there = free[row] & (word < size - 1)
-            anchor = np.zeros(size)
-            anchor[draw_words(np.bincount(word[there & head], minlength=size), heads, generator)] = 1
-            anchor[draw_words(np.bincount(word[there & ~head], minlength=size), modifiers, generator)] = 1
+            there[np.flatnonzero(there)[30_000:]] = False   # enough to know what occurs together
+            anchor = draw_anchors(row[there], word[there], head[there], size, heads, modifiers, generator)
             share = np.bincount(row, weights=anchor[word], minlength=len(left))/length
             rank = np.where(free, 256*kind + np.round(255*(1 - share)).astype(int), 2**16 - 1).astype(np.uint16)  # 16 bits sort several times faster
             ranked = np.argsort(rank, kind="stable")[:n]  # by kind, then by share; equals stay shuffled

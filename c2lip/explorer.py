@@ -196,7 +196,8 @@ class Explorer:
         c, number = self.choice, lambda x: f"{float(x):+.3f}".replace("-", "−")
         said = [f"“{p}” v·c {number(self.scores[0][0][i])} → {number(self.scores[1][0][i])}, v̂·c {number(self.scores[0][1][i])} → {number(self.scores[1][1][i])}" for i, p in enumerate(c.phrases)]
         kind = KINDS[c.kind] + (f" at β = {c.scale:.3g}" if c.kind == "softmax" else "")
-        return f"{c.exhibit.name}: " + "; ".join(said) + f" · {c.before} → {c.after} · {kind}" + (f" · {self.note}" if self.note else "")
+        return f"{c.exhibit.name}: " + "; ".join(said) + f" · {c.before} → {c.after} · {kind}" + (f" · {self.note}" if self.note else "") + \
+            (" · both are the same model; nbs/train.ipynb makes another" if c.before == c.after else "")
 
     def figure(self, **style) -> Figure:   # of `difference_figure`
         "Picture, before, after, difference for every phrase"

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['NOUNS', 'COLOURS', 'PATTERNS', 'SIZES', 'GRID', 'SHAPES', 'HELD_OUT', 'OPPOSITE', 'WORDINGS', 'SUGARCREPE',
-           'SUGARCREPE_PP', 'Thing', 'Scene', 'draw', 'object_mask', 'Dice', 'make_scene', 'relation', 'name_thing',
-           'tell_pair', 'tell_list', 'tell_more', 'caption_scene', 'train_records', 'make_item', 'benchmark_scenes',
-           'write_benchmark']
+           'SUGARCREPE_PP', 'Thing', 'Scene', 'draw', 'object_mask', 'Dice', 'topics', 'make_scene', 'relation',
+           'name_thing', 'tell_pair', 'tell_list', 'tell_more', 'caption_scene', 'train_records', 'make_item',
+           'benchmark_scenes', 'write_benchmark']
 
 # %% ../nbs/02_scenes.ipynb #7be0a7e0
 import json
@@ -179,13 +179,26 @@ def _place(dice, sides):
     return spots
 
 
+@lru_cache
+def topics() -> tuple:    # thirty of (four nouns, four colours)
+    "What is pictured together: every noun of a topic has two colours or more that are not held out"
+    found, k = [], 0
+    while len(found) < 30:
+        dice = Dice("c2lip topic", k); k += 1
+        nouns, colours = tuple(dice.shuffled(NOUNS)[:4]), tuple(dice.shuffled(COLOURS)[:4])
+        if all(sum((n, c) not in HELD_OUT for c in colours) > 1 for n in nouns): found.append((nouns, colours))
+    return tuple(found)
+
+
 def make_scene(
     *seed,                    # split and number, e.g. "train", 17
     count: int = 0,           # number of things; 0 draws 2, 3 or 4
+    topic: int | None = None, # one of `topics`, where things are drawn from; None: from all
     held_out: bool = False,   # True: the first thing, in half of the scenes the first two, is a held-out pair; False: none is
 ) -> Scene:
     "The scene of a seed: distinct objects, colours drawn independently, nothing overlapping"
     dice = Dice("c2lip scene", *seed, count, held_out)
+    nouns, colours = (NOUNS, tuple(COLOURS)) if topic is None else topics()[topic]
     number = count or dice.pick((2, 2, 2, 3, 3, 3, 3, 4, 4))
     pairs = []
     if held_out:
@@ -193,7 +206,7 @@ def make_scene(
         block = dice.chance(.5)*[p for p in sorted(HELD_OUT) if any(p[0] == q[0] and first[1] == q[1] for q in HELD_OUT) and p[0] != first[0] and p[1] != first[1] and (first[0], p[1]) in HELD_OUT]
         pairs = dice.shuffled([first, *block])[:number]
     while len(pairs) < number:
-        pair = dice.pick(NOUNS), dice.pick(tuple(COLOURS))
+        pair = dice.pick(nouns), dice.pick(colours)
         taken = any(pair[0] == noun for noun, _ in pairs) or (any(pair[1] == colour for _, colour in pairs) and dice.chance(.6))
         if not taken and pair not in HELD_OUT: pairs.append(pair)
     while True:
@@ -294,7 +307,7 @@ def train_records(
     rows = []
     for i in range(n):
         dice = Dice("c2lip count", split, i)
-        scene = make_scene(split, i, count=int(dice.chance(single)))
+        scene = make_scene(split, i, count=int(dice.chance(single)), topic=dice.below(len(topics())) if split == "train" else None)
         rows.append((f"{split}-{i:06d}", partial(draw, scene), caption_scene(scene, split, i, **words)))
     return rows
 
