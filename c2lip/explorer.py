@@ -330,5 +330,5 @@ class Panel(W.VBox):
     def _repr_mimebundle_(self, **kwargs):
         "The widget, and for pages without a kernel its picture"
         bundle = super()._repr_mimebundle_(**kwargs)
-        data = {"image/png": base64.b64encode(self.image.value).decode()}
+        data = {"image/png": base64.b64encode(self.image.value).decode(), "text/plain": self.explorer.status}
         return (bundle[0] | data, bundle[1]) if isinstance(bundle, tuple) else bundle | data

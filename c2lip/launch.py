@@ -69,6 +69,7 @@ def as_kind(
 ):                 # the value as that type
     "Read `value` as `kind`; a `ValueError` where it cannot be"
     if kind == "bool" and isinstance(value, str) and value.lower() in ("true", "false"): return value.lower() == "true"
+    if kind == "list" and isinstance(value, (int, float)) and not isinstance(value, bool): return [value]   # a list of one, as -p seeds 2
     if kind == "list" and isinstance(value, str):    # 0,1,2 or [0, 1, 2]
         return [plain(word.strip()) for word in value.strip("[] ").split(",") if word.strip()]
     if kind == "dict" and isinstance(value, str): value = json.loads(value)      # {"a": 1}
