@@ -289,12 +289,14 @@ def plot_log(
 ):                   # a matplotlib figure
     "The losses of a run, and its logit scale and bias, over the steps"
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
     rows = [r for r in read_log(folder) if "total" in r]
     steps = [r["step"] for r in rows]
     terms = [k for k in rows[0] if k not in ("step", "total", "grad_norm", "scale", "bias", "lr", "images_per_s", "data_wait", "seconds")]
     fig = Figure(figsize=(8.4, 2.6), layout="constrained"); axes = fig.subplots(1, 3 if "bias" in rows[0] else 2, width_ratios=[2, 1, 1][:3 if "bias" in rows[0] else 2])
     for k in terms: axes[0].plot(steps, [r[k] for r in rows], label=k, lw=1.6)
-    axes[0].set(yscale="log", ylabel="loss, unweighted", xlabel="step"); axes[0].legend(frameon=False, fontsize=8)
+    axes[0].set(yscale="log", ylabel="loss, unweighted", xlabel="step"); axes[0].legend(frameon=False, fontsize=8, ncols=len(terms), loc="lower left", bbox_to_anchor=(0, 1))
+    axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5))); axes[0].yaxis.set_major_formatter("{x:g}"); axes[0].yaxis.set_minor_formatter(NullFormatter())
     for ax, k, name in zip(axes[1:], ("scale", "bias"), ("logit scale τ", "logit bias b")): ax.plot(steps, [r[k] for r in rows], color="0.35"); ax.set(title=name, xlabel="step"); ax.title.set_fontsize(9)
     for ax in axes: ax.spines[["top", "right"]].set_visible(False); ax.tick_params(labelsize=8)
     return fig
