@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from .concepts import token_spans
-from .core import Batch, Features, Phrase, Sample, UserError
+from .core import Batch, Features, Sample, UserError
 from .losses import DUPLICATES, c2lip_losses, phrase_signs, softmax_loss
-from .towers import Towers, encode, load
+from .towers import Towers
 
 # %% ../nbs/07_methods.ipynb #7bb2f20f
 class Objective(nn.Module):

@@ -11,7 +11,6 @@ import json
 from pathlib import Path
 
 import safetensors.torch
-import torch
 
 from .core import UserError, write_json
 from .towers import Towers

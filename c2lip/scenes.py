@@ -8,9 +8,7 @@ __all__ = ['NOUNS', 'COLOURS', 'PATTERNS', 'SIZES', 'GRID', 'SHAPES', 'HELD_OUT'
            'name_thing', 'tell_pair', 'tell_list', 'tell_more', 'caption_scene', 'train_records', 'make_item',
            'benchmark_scenes', 'write_benchmark']
 
-# %% ../nbs/02_scenes.ipynb #7be0a7e0
-import json
-import math
+# %% ../nbs/02_scenes.ipynb #d0e8006c
 import random
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -397,7 +395,7 @@ def write_benchmark(
     pairs = [(n, c) for n in NOUNS for c in COLOURS]
     alone = []
     for i in range(single):
-        pair = pairs[i % len(pairs)]; dice = Dice("c2lip single", split, i); base = make_scene(split, "single", i, count=1)
+        pair = pairs[i % len(pairs)]; base = make_scene(split, "single", i, count=1)
         name = f"single_{i:05d}.png"; alone.append((name, pair))
         draw(Scene((replace(base.things[0], noun=pair[0], colour=pair[1]),), base.ground), size).save(folder/"images"/name, compress_level=1)
     (folder/"zeroshot").mkdir(exist_ok=True)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['BASE_CONFIG', 'BASE_PREPROCESS', 'Towers', 'base_folder', 'load', 'train_tokenizer', 'new_towers', 'centre',
-           'encode_images', 'text_ends', 'encode_texts', 'encode', 'world', 'gather']
+           'encode_images', 'text_ends', 'encode_texts', 'encode', 'world', 'gather', 'average_gradients',
+           'sum_over_ranks']
 
 # %% ../nbs/05_towers.ipynb #2a1382cf
 import difflib
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 import open_clip
 import torch
@@ -327,3 +328,23 @@ def gather(
             images += c[0]; columns_before += c[2 + columns.index("phrase")]; start += c[1]
         batch = Batch(batch.images, batch.texts, moved["owner"], moved["column"], ids, batch.spans, batch.masks)
     return features, batch
+
+# %% ../nbs/05_towers.ipynb #1764c8c3
+def average_gradients(
+    parameters,    # of this rank; the same on all
+):
+    "Mean of every gradient over the ranks, in one exchange; a parameter without a gradient counts as zero"
+    _, ranks = world()
+    if ranks == 1: return
+    parameters = list(parameters)
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters])
+    dist.all_reduce(flat); flat /= ranks
+    for p, g in zip(parameters, flat.split([p.numel() for p in parameters])): p.grad = g.view_as(p)
+
+
+def sum_over_ranks(
+    values: Tensor,   # of this rank; the same shape on all
+) -> Tensor:          # the same on all ranks
+    "The sum of `values` over the ranks, without a gradient"
+    if world()[1] > 1: dist.all_reduce(values)
+    return values

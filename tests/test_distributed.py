@@ -9,7 +9,7 @@ from torch import nn
 from c2lip import losses, towers
 from c2lip.core import Batch
 from c2lip.methods import Objective
-from c2lip.training import average_gradients
+from c2lip.towers import average_gradients
 
 B, D, M = 6, 8, 5
 PHRASES = [[3, 5], [3], [], [], [7, 3, 9, 5], [9]]      # ids of each image's phrases: images 2 and 3 own none
