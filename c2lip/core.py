@@ -9,6 +9,7 @@ __all__ = ['Features', 'Phrase', 'Sample', 'Batch', 'UserError', 'project_root',
 # %% ../nbs/00_core.ipynb #ed620bbf
 import json
 import random
+import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -81,7 +82,7 @@ def run_folder(
     folder = project_root()/(run_dir or f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder/".probe"; probe.write_text(""); probe.unlink()
+        with tempfile.TemporaryFile(dir=folder): pass   # a name of its own: several ranks ask at once
     except OSError as e:
         raise UserError(f"the run folder {folder} cannot be written: {e.strerror}") from None
     return folder

@@ -338,7 +338,7 @@ def launch_ranks(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as job:
         for line in job.stdout: print(line, end="", flush=True); last = (last + [line.strip()])[-200:]
     if job.returncode:
-        cause = next((l for l in last if "UserError" in l), next((l for l in reversed(last) if "Error" in l), "see the lines above"))
+        cause = next((l for l in last if "UserError: " in l), next((l for l in reversed(last) if "Error" in l), "see the lines above"))
         raise UserError(f"training on {settings['gpus']} processes failed: {cause.split('UserError: ')[-1]}")
 
 
