@@ -33,7 +33,7 @@ setup(
     python_requires=f">={python}",
     packages=find_packages(include=[lib, f"{lib}.*"]),
     install_requires=cfg["requirements"].split(),
-    extras_require={"dev": cfg["dev_requirements"].split()},
+    extras_require={name: cfg[f"{name}_requirements"].split() for name in ("dev", "app", "ray")},
     entry_points={
         "console_scripts": cfg.get("console_scripts", "").split(),
         "nbdev": [f"{lib}={lib}._modidx:d"],
