@@ -4,24 +4,27 @@
 
 # %% auto #0
 __all__ = ['TAG', 'URL', 'SURROGATE', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'POSSESSIVE', 'LEADING', 'BRACKETS',
-           'PARTICIPLE', 'PLURAL', 'NO_THING', 'CLASSIFIERS', 'FRAMES', 'PLACES_IN', 'RELATIVE', 'GENERIC_PLACES',
-           'PRONOUNS', 'DETERMINERS', 'ENGLISH', 'FOREIGN', 'WORD', 'canonical_caption', 'load_pipeline',
-           'base_phrases', 'Rules', 'make_rules', 'phrases_of', 'is_english', 'noun_phrases_many', 'noun_phrases',
-           'token_spans_many', 'token_spans']
+           'PARTICIPLE', 'PLURAL', 'NO_THING', 'PARTS_OF_SPEECH', 'CLASSIFIERS', 'FRAMES', 'PLACES_IN', 'RELATIVE',
+           'GENERIC_PLACES', 'PRONOUNS', 'DETERMINERS', 'ENGLISH', 'FOREIGN', 'WORD', 'ZONE', 'canonical_caption',
+           'load_pipeline', 'lower_words', 'base_phrases', 'Rules', 'make_rules', 'phrases_of', 'is_english',
+           'noun_phrases_many', 'noun_phrases', 'token_spans_many', 'token_spans']
 
 # %% ../nbs/01_concepts.ipynb #6443f392
 import difflib
 import html
 import re
 from bisect import bisect_left, bisect_right
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 
 import ftfy
 import spacy
+from spacy.attrs import DEP, HEAD, POS
 from spacy.language import Language
 from spacy.tokens import Doc
+from tqdm.auto import tqdm
 
 from .core import Phrase, UserError, project_root
 
@@ -45,21 +48,30 @@ def canonical_caption(
         if text == before: break
     return text
 
-# %% ../nbs/01_concepts.ipynb #2722a647
-@lru_cache(maxsize=4)
+# %% ../nbs/01_concepts.ipynb #51c5ace8
 def load_pipeline(
     name: str | None = None,   # None: the embedded pipeline; else an installed spaCy pipeline such as "en_core_web_sm", or a folder
 ) -> Language:
-    "A spaCy pipeline that tags and parses English; what cannot be loaded or does not parse is a `UserError`"
-    source = name or project_root()/"data"/"pipeline"
+    "A spaCy pipeline that tags and parses English, loaded once; what cannot be loaded or does not parse is a `UserError`"
+    return _load(str(name or project_root()/"data"/"pipeline"), embedded=not name)
+
+
+@lru_cache(maxsize=4)
+def _load(source, embedded):
     try: nlp = spacy.load(source, exclude=["ner", "lemmatizer", "entity_linker", "textcat"])
     except OSError:
-        hint = "the workbook's folder data/pipeline is missing" if name is None else f"install it with: python -m spacy download {name}"
-        raise UserError(f"there is no spaCy pipeline {str(source)!r}; {hint}") from None
+        raise UserError(f"there is no spaCy pipeline {source!r}; {_hint(source, embedded)}") from None
     probe = nlp("A red couch stands by the tall building.")
     if not (probe.has_annotation("DEP") and probe[2].pos_):
-        raise UserError(f"the spaCy pipeline {str(source)!r} ({', '.join(nlp.pipe_names) or 'empty'}) does not both tag and parse; expected one like en_core_web_sm")
+        raise UserError(f"the spaCy pipeline {source!r} ({', '.join(nlp.pipe_names) or 'empty'}) does not both tag and parse; expected one like en_core_web_sm")
     return nlp
+
+
+def _hint(source, embedded):
+    if embedded: return "the workbook's folder data/pipeline is missing"
+    if re.search(r"[/\\.]", source): return "expected the name of an installed pipeline such as en_core_web_sm, or a folder that spaCy wrote"
+    near = difflib.get_close_matches(source, [f"en_core_web_{size}" for size in ("sm", "md", "lg", "trf")], 1, .8)
+    return ("" if not near or near[0] == source else f"did you mean {near[0]}? ") + f"install it with: python -m spacy download {near[0] if near else source}"
 
 # %% ../nbs/01_concepts.ipynb #f441c623
 UNIFIED = {"nmod:poss": "poss", "nn": "compound", "num": "nummod", "compound:prt": "prt", "dobj": "obj", "nsubjpass": "nsubj", "preconj": "cc", "npadvmod": "obl", "predet": "det"}
@@ -82,6 +94,12 @@ PLURAL = set("people men women children".split())
 NO_THING = set("today tomorrow yesterday tonight adjacent outside inside outdoors indoors".split())
 
 
+PARTS_OF_SPEECH = {number: name for name, number in spacy.parts_of_speech.IDS.items()}
+
+
+def lower_words(doc): return [t.lower_ for t in doc]
+
+
 @lru_cache(maxsize=4096)
 def _label(dep: str) -> str:
     dep = dep.lower()
@@ -92,10 +110,11 @@ class _Tree:
     "The columns of a parsed text that the walk reads, as plain lists"
 
     def __init__(self, doc: Doc):
-        self.words = [t.lower_ for t in doc]
-        self.pos = [t.pos_ for t in doc]
-        self.label = [_label(t.dep_) for t in doc]
-        self.head = [t.head.i for t in doc]
+        self.words, names = lower_words(doc), doc.vocab.strings
+        columns = doc.to_array([POS, DEP, HEAD]).tolist()  # asking each word for its tag, arc and head takes four times as long
+        self.pos = [PARTS_OF_SPEECH[pos] for pos, _, _ in columns]
+        self.label = [_label(names[dep]) for _, dep, _ in columns]
+        self.head = [(i + head) % 2**64 for i, (_, _, head) in enumerate(columns)]  # how far off it is, as an unsigned number
         for i in range(len(doc) - 2):
             if self.words[i + 1] == "," and self.pos[i] in ("NOUN", "PROPN") and self.head[i] > i and self.label[i] in MODIFIES: self._detach(i)
 
@@ -219,6 +238,8 @@ class Rules:
     max_chars: int = 2000            # of a longer caption only the beginning is parsed
 
     def __post_init__(self):
+        for f in fields(self):
+            if type(getattr(self, f.name)) is not type(f.default): raise UserError(f"rule {f.name}={getattr(self, f.name)!r} is no {type(f.default).__name__}; the default is {f.default!r}")
         for name, allowed in (("of_merge", ("none", "classifier", "all")), ("possessive", ("whole", "split")), ("none", ("skip", "caption"))):
             if getattr(self, name) not in allowed: raise UserError(f"rule {name}={getattr(self, name)!r} is unknown; expected one of {', '.join(allowed)}")
 
@@ -273,7 +294,7 @@ def phrases_of(
     rules: Rules = Rules(),   # what counts
 ) -> list[Phrase]:            # in reading order; characters count in `doc.text`
     "The concepts of a parsed caption"
-    words, text, found, seen = [t.lower_ for t in doc], doc.text, [], set()
+    words, text, found, seen = lower_words(doc), doc.text, [], set()
     spans = base_phrases(doc)
     if rules.possessive == "split": spans = [s for span in spans for s in _split_owner(span, words)]
     if rules.of_merge != "none": spans = _join_of(spans, words, rules.of_merge, rules.max_words)
@@ -308,7 +329,11 @@ def is_english(
     foreign = sum(w in FOREIGN for w in words)
     return bool(words) and (foreign == 0 or foreign <= sum(w in ENGLISH for w in words))
 
-# %% ../nbs/01_concepts.ipynb #0e1acb49
+# %% ../nbs/01_concepts.ipynb #851b6c4f
+ZONE = 4096
+"Captions after which spaCy forgets the words it has met: it would keep every spelling for good, some 400 MB in a million web captions"
+
+
 def _blank(text: str, limit: int) -> str:
     # the same length, without what is no language; cut at a space where there is one
     if len(text) > limit:
@@ -331,18 +356,16 @@ def noun_phrases_many(
     "The concepts of many captions; a caption that is empty or not English has none"
     rules = make_rules(rules)
     pipeline = nlp if isinstance(nlp, Language) else load_pipeline(nlp)
-    if progress:
-        from tqdm.auto import tqdm
-        captions = tqdm(captions, unit="caption")
-    found = []
-
-    def texts():
-        for caption in captions:
-            blanked = _blank(caption, rules.max_chars)
-            found.append((caption, is_english(blanked)))
-            yield blanked if found[-1][1] else ""
-
-    return [_finish(doc, *found[i], rules) for i, doc in enumerate(pipeline.pipe(texts(), batch_size=batch_size))]
+    found, step = [], tqdm(total=len(captions), unit="caption").update if progress else lambda: None
+    for first in range(0, len(captions), ZONE):
+        part = captions[first:first + ZONE]
+        texts = [_blank(caption, rules.max_chars) for caption in part]
+        english = [is_english(text) for text in texts]
+        with nullcontext() if pipeline.vocab.in_memory_zone else pipeline.memory_zone():
+            docs = pipeline.pipe((text if ok else "" for text, ok in zip(texts, english)), batch_size=batch_size)
+            for doc, caption, ok in zip(docs, part, english):
+                found.append(_finish(doc, caption, ok, rules)); step()
+    return found
 
 
 def _finish(doc, caption, english, rules):

@@ -60,6 +60,12 @@ HAND = [  # text, universal tags, (heads, arcs) in Universal Dependencies, the s
     ("A plate , a fork and a knife", "DET NOUN PUNCT DET NOUN CCONJ DET NOUN",
      ([1, 1, 4, 4, 1, 7, 7, 1], "det ROOT punct det conj cc det conj"), ([1, 1, 1, 4, 1, 4, 7, 4], "det ROOT punct det conj cc det conj"), ["A plate", "a fork", "a knife"]),
     ("Someone and each other", "PRON CCONJ DET ADJ", ([0, 2, 0, 2], "ROOT cc conj fixed"), ([0, 0, 3, 0], "ROOT cc det conj"), []),
+    ("A man who is wearing a hat stands up", "DET NOUN PRON AUX VERB DET NOUN VERB ADP",
+     ([1, 7, 4, 4, 1, 6, 4, 7, 7], "det nsubj nsubj aux acl:relcl det obj ROOT compound:prt"),
+     ([1, 7, 4, 4, 1, 6, 4, 7, 7], "det nsubj nsubj aux relcl det dobj ROOT prt"), ["A man", "a hat"]),
+    ("There is a fire hydrant in the background", "PRON VERB DET NOUN NOUN ADP DET NOUN",
+     ([1, 1, 4, 4, 1, 7, 7, 1], "expl ROOT det compound nsubj case det obl"),
+     ([1, 1, 4, 4, 1, 1, 7, 5], "expl ROOT det nn attr prep det pobj"), ["a fire hydrant"]),
     ("A bottle ( green ) , just a bottle", "DET NOUN PUNCT ADJ PUNCT PUNCT ADV DET NOUN",
      ([1, 1, 3, 1, 3, 8, 8, 8, 1], "det ROOT punct amod punct punct advmod det appos"), ([1, 1, 3, 1, 3, 1, 8, 8, 1], "det ROOT punct amod punct punct advmod det appos"),
      ["A bottle"]),
@@ -160,7 +166,13 @@ def test_rules(caption, rules, expected):
 def test_messages():
     with pytest.raises(UserError, match="of_merge"): noun_phrases("a dog", of_merg="all")
     with pytest.raises(UserError, match="split"): noun_phrases("a dog", possessive="half")
-    with pytest.raises(UserError, match="spacy download en_core_web_xx"): noun_phrases("a dog", nlp="en_core_web_xx")
+    with pytest.raises(UserError, match="spacy download en_core_web_lg"): noun_phrases("a dog", nlp="en_core_web_lg")
+    with pytest.raises(UserError, match="did you mean en_core_web_sm.*spacy download en_core_web_sm"): noun_phrases("a dog", nlp="en_core_web_smm")
+    with pytest.raises(UserError, match="a folder that spaCy wrote"): noun_phrases("a dog", nlp="no/such/folder")
+    with pytest.raises(UserError, match="max_words='9' is no int"): noun_phrases("a dog", max_words="9")
+
+
+def test_one_pipeline_is_loaded_once(): assert load_pipeline() is load_pipeline(None) is load_pipeline("")
 
 
 def test_pipeline_without_parser(tmp_path):
@@ -342,6 +354,38 @@ def silver_score(captions, gold, pipeline=None):
     return precision, recall, 2 * precision * recall / (precision + recall)
 
 
+DETERMINERS = set("a an the this that these those some any no every each his her its their my your our".split())
+
+
+def bare(text, start, end):
+    "A span without leading determiners"
+    while " " in text[start:end] and text[start:end].split(" ")[0].lower() in DETERMINERS: start += text[start:end].index(" ") + 1
+    return start, end
+
+
+def agreement(texts, gold, found):
+    "Determiners not counted: recall; precision; and boundary precision, the share of found spans that overlap a gold one which have its very borders"
+    gold, found = ([{bare(t, *s) for s in spans} for t, spans in zip(texts, rows)] for rows in (gold, found))
+    right, overlapping = sum(len(g & f) for g, f in zip(gold, found)), sum(any(a < d and c < b for c, d in g) for g, f in zip(gold, found) for a, b in f)
+    return right/sum(map(len, gold)), right/sum(map(len, found)), right/overlapping
+
+
+@pytest.mark.parametrize("treebank_file,least", [("ewt-test", (.865, .885, .905)), ("en_pud-ud-test", (.91, .91, .925))])
+def test_phrases_of_held_out_trees(treebank_file, least, tmp_path):
+    # trees drawn by people, through the same walk: what the parser costs
+    import lzma
+    path = SHARED/"treebanks"/f"{treebank_file}.conllu.xz"
+    if not path.is_file(): pytest.skip("no ../shared/treebanks here: phrases are not compared to people's trees")
+    (tmp_path/"a.conllu").write_bytes(lzma.decompress(path.read_bytes()))
+    docs = [treebank.to_doc([s]) for s in treebank.read_conllu(tmp_path/"a.conllu")]
+    rules = dict(drop_generic=False, max_phrases=99, max_words=99)
+    spans = lambda rows: [{(p.start, p.end) for p in phrases} for phrases in rows]
+    texts = [d.text for d in docs]
+    scores = agreement(texts, spans([phrases_of(d, Rules(**rules)) for d in docs]), spans(noun_phrases_many(texts, **rules)))
+    print(f"{treebank_file}: recall {scores[0]:.3f} precision {scores[1]:.3f} boundary precision {scores[2]:.3f}")
+    assert all(score >= bar for score, bar in zip(scores, least))
+
+
 def test_vispro():
     path = SHARED/"captions"/"vispro_captions.json"
     if not path.is_file(): pytest.skip("no ../shared/captions here: the silver standard is not tested")
@@ -352,7 +396,8 @@ def test_vispro():
         spans = {tuple(s) for s in i["gold"] if i["caption"][s[0]:s[1]].lower() not in concepts.PRONOUNS}
         gold.append({s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)})
     precision, recall, f1 = silver_score(captions, gold)
-    print(f"VisPro: precision {precision:.3f} recall {recall:.3f} F1 {f1:.3f}")
+    found = [{(p.start, p.end) for p in phrases} for phrases in noun_phrases_many(captions, drop_generic=False, max_phrases=99, max_words=99)]
+    print(f"VisPro: precision {precision:.3f} recall {recall:.3f} F1 {f1:.3f}; without determiners recall {{:.3f}} precision {{:.3f}} boundary precision {{:.3f}}".format(*agreement(captions, gold, found)))
     assert f1 >= .855
 
 
@@ -361,6 +406,8 @@ def test_speed(public):
     captions = [" ".join(public[i:i + 3]) for i in range(0, 3000, 3)]
     words = sum(len(c.split()) for c in captions) / len(captions)
     noun_phrases_many(captions[:50])
-    start = time.process_time(); noun_phrases_many(captions); seconds = time.process_time() - start
-    print(f"{len(captions) / seconds:.0f} captions of {words:.1f} words a CPU-second")
+    times = []
+    for _ in range(3): start = time.process_time(); noun_phrases_many(captions); times.append(time.process_time() - start)
+    seconds = min(times)
+    print(f"{len(captions) / seconds:.0f} captions of {words:.1f} words a CPU-second, best of", [round(len(captions)/t) for t in times])
     assert len(captions) / seconds * words / 33 >= 450
