@@ -6,7 +6,7 @@ FINDPY := for p in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 pytho
           $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test lab notebooks clean
+.PHONY: help install train test lab app notebooks clean
 
 help:             ## say what can be made
 	@sed -n 's/^\([a-z]*\): *[^#]*## */  make \1	/p' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test: $(STAMP)    ## nbdev_test on every notebook and pytest on tests/, side by 
 
 lab: $(STAMP)     ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter-lab nbs/index.ipynb
+
+app: $(STAMP)     ## open the attention explorer as a page of its own
+	@$(BIN)/voila nbs/explore.ipynb
 
 notebooks: $(STAMP) ## before a commit: export the library, clean the notebooks, write README.md
 	@$(BIN)/python -c 'from c2lip.notebooks import tidy; tidy()'

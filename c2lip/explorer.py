@@ -25,7 +25,7 @@ from . import attention, scenes, towers
 from .attention import KINDS, View
 from .concepts import noun_phrases
 from .core import UserError, project_root, run_folder, write_json
-from .data import BadPicture, canonical, open_picture
+from .data import canonical
 
 # %% ../nbs/14b_explorer.ipynb #d03266da
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Exhibit:
     @cached_property
     def shown(self) -> Image.Image:
         "What the figure shows, at most 512 pixels: a scene drawn larger, when it is first asked for"
-        if self.scene: return scenes.draw(self.scene, 192)
+        if self.scene: return scenes.draw(self.scene, 384)
         shown = self.picture.copy(); shown.thumbnail((512, 512))
         return shown
 
@@ -57,8 +57,7 @@ def open_exhibit(
     name: str = "",   # what to call it; empty: the file's name
 ) -> Exhibit:
     "A picture of one's own, without a caption; one that cannot be opened is a `UserError`"
-    try: opened = open_picture(Path(picture).expanduser() if isinstance(picture, str) else picture)
-    except BadPicture as e: raise UserError(f"{name or picture if not isinstance(picture, bytes) else name or 'the picture'} cannot be shown, {e.cause}" + (f": {str(e.detail).splitlines()[0][:150]}" if e.detail else "")) from None
+    opened = attention.open_or_say(Path(picture).expanduser() if isinstance(picture, str) else picture, name or str(picture if isinstance(picture, (str, Path)) else "the picture"))
     return Exhibit(name or (Path(picture).name if isinstance(picture, (str, Path)) else "picture"), opened, "")
 
 
@@ -67,7 +66,6 @@ def find_models(root: Path | None = None) -> dict[str, str]:  # name for the men
     root = root or project_root()
     found = sorted((f.parent for depth in ("*", "*/*", "*/*/*") for f in root.glob(f"runs/{depth}/open_clip_config.json")), key=lambda f: (f/"open_clip_config.json").stat().st_mtime, reverse=True)
     return {"base": "base"} | {str(f.relative_to(root/"runs")).removesuffix("/model"): str(f.relative_to(root)) for f in found}
-
 
 
 def short_name(model: str, most: int = 24) -> str:
@@ -122,10 +120,12 @@ class Explorer:
 
     def _name(self, model):
         "The menu's name of a model, which joins the menu if it is new; a model that cannot be loaded does not"
-        if model in self.models: return model
-        self._load(model, model)
-        self.models[model] = model
-        return model
+        for name, where in self.models.items():
+            if model in (name, where): return name
+        name = short_name(model, 48) if short_name(model, 48) not in self.models else model
+        self._load(name, model)
+        self.models[name] = model
+        return name
 
     def _load(self, name, where):
         if name not in self.towers:
@@ -196,7 +196,7 @@ class Explorer:
         c, number = self.choice, lambda x: f"{float(x):+.3f}".replace("-", "−")
         said = [f"“{p}” v·c {number(self.scores[0][0][i])} → {number(self.scores[1][0][i])}, v̂·c {number(self.scores[0][1][i])} → {number(self.scores[1][1][i])}" for i, p in enumerate(c.phrases)]
         kind = KINDS[c.kind] + (f" at β = {c.scale:.3g}" if c.kind == "softmax" else "")
-        return f"{c.exhibit.name}: " + "; ".join(said) + f" · {c.before} → {c.after} · {kind}" + (f" · {self.note}" if self.note else "") + \
+        return f"{c.exhibit.name}: " + "; ".join(said) + f" · {short_name(c.before)} → {short_name(c.after)} · {kind}" + (f" · {self.note}" if self.note else "") + \
             (" · both are the same model; nbs/train.ipynb makes another" if c.before == c.after else "")
 
     def figure(self, **style) -> Figure:   # of `difference_figure`
@@ -217,17 +217,24 @@ class Explorer:
         write_json(folder/"maps.json", dict(before=c.before, after=c.after, picture=c.exhibit.name, caption=c.caption, phrases=list(c.phrases), kind=c.kind, scale=c.scale, status=self.status))
         return folder
 
-# %% ../nbs/14b_explorer.ipynb #19a0c590
-_STYLE = """<style>
+# %% ../nbs/14b_explorer.ipynb #b30cf005
+_STYLE = """<style onload="this.closest('.c2lip-explorer')?.addEventListener('focusin', e => e.target.setAttribute('data-lm-suppress-shortcuts', ''))">
 .c2lip-explorer { max-width: 1060px; }
+.c2lip-explorer > * { margin: 3px 0; }
+.c2lip-explorer .widget-label { text-align: left; }
 .c2lip-explorer .c2lip-status { padding: 2px 0; line-height: 1.4; overflow-wrap: anywhere; }
 .c2lip-explorer .c2lip-wrong { color: var(--jp-error-color0, #b3261e); font-weight: 600; }
-.c2lip-explorer .c2lip-flow { flex-flow: row wrap; gap: 4px; overflow: visible; }
-.c2lip-explorer .c2lip-flow button { width: auto; margin: 0; }
-.c2lip-explorer .c2lip-chips button { border-radius: 14px; padding: 0 12px; }
-.c2lip-explorer .c2lip-shelf .widget-vbox { gap: 2px; align-items: stretch; }
-.c2lip-explorer .c2lip-shelf img { border-radius: 4px; display: block; }
-.c2lip-explorer .c2lip-shelf button { height: 22px; line-height: 22px; padding: 0; }
+.c2lip-explorer .c2lip-chips { flex-flow: row wrap; gap: 4px; overflow: visible; padding-left: 68px; }
+.c2lip-explorer .c2lip-chips button { width: auto; margin: 0; border-radius: 14px; padding: 0 12px; }
+.c2lip-explorer .c2lip-chips .c2lip-beside { padding: 0 9px; margin: 0 8px 0 -2px; }
+.c2lip-explorer .c2lip-shelf { display: grid; grid-template-columns: repeat(auto-fill, minmax(max(48px, (100% - 55px)/12), 1fr)); gap: 5px; overflow: visible; padding: 2px; }
+.c2lip-explorer .c2lip-shelf .widget-vbox { gap: 2px; align-items: stretch; overflow: visible; }
+.c2lip-explorer .c2lip-shelf img { border-radius: 4px; display: block; width: 100%; height: auto; }
+.c2lip-explorer .c2lip-shelf button { width: auto; height: 20px; line-height: 20px; padding: 0; margin: 0; }
+.c2lip-explorer .widget-checkbox label { display: flex; align-items: center; gap: 4px; }
+.c2lip-explorer .widget-upload { font-size: 0; }
+.c2lip-explorer .widget-upload::after { content: "upload"; font-size: var(--jp-widgets-font-size, 13px); }
+.c2lip-explorer button:focus-visible, .c2lip-explorer .noUi-handle:focus { outline: 2px solid #0b57d0; outline-offset: 1px; }
 .c2lip-explorer .c2lip-figure img, .c2lip-explorer img.c2lip-figure { background: white; border-radius: 6px; }
 </style>"""
 
@@ -242,27 +249,28 @@ class Panel(W.VBox):
     "The widgets of an `Explorer`"
     def __init__(self, explorer: Explorer):
         self.explorer, self.quiet = explorer, False
-        wide, label = W.Layout(width="calc(100% - 4px)"), dict(description_width="64px")
-        field = lambda name, hint, **kw: W.Text(description=name, placeholder=hint, continuous_update=False, layout=wide, style=label, **kw)
-        self.before, self.after = (W.Dropdown(description=name, layout=W.Layout(flex="1 1 240px"), style=label) for name in ("before", "after"))
-        self.model = W.Text(placeholder="another “after”: folder or open_clip name", continuous_update=False, layout=W.Layout(flex="1 1 240px"))
-        self.shelf = [W.Button(description=str(i), tooltip=f"{e.name}: {e.caption}", layout=W.Layout(width="72px")) for i, e in enumerate(gallery(), 1)]
-        self.upload = W.FileUpload(description="upload", accept="image/*", layout=W.Layout(width="110px", flex="0 0 auto"))
-        self.path = W.Text(placeholder="or the path of a picture", continuous_update=False, layout=W.Layout(flex="1 1 240px"))
-        self.caption, self.phrase = field("caption", "what the picture shows; its noun phrases become buttons"), field("phrase", "a red mug | a blue mug")
-        self.chips = W.HBox(); self.chips.add_class("c2lip-flow"); self.chips.add_class("c2lip-chips")
-        self.kind = W.ToggleButtons(options=[("similarity", "similarity"), ("centred", "centred"), ("softmax", "softmax"), ("pooling head", "head")], style=dict(button_width="auto"))
-        self.scale = W.FloatLogSlider(description="β", value=10, base=10, min=0, max=2, step=.05, readout_format=".3g", continuous_update=False, layout=W.Layout(flex="1 1 220px"), style=dict(description_width="20px"))
-        self.opacity = W.FloatSlider(description="opacity", value=.75, min=0, max=1, step=.05, continuous_update=False, layout=W.Layout(flex="1 1 220px"), style=dict(description_width="54px"))
+        label = dict(description_width="60px")
+        flex = lambda width: W.Layout(flex=f"1 1 {width}", width="auto", min_width="0")
+        field = lambda name, hint: W.Text(description=name, placeholder=hint, continuous_update=False, layout=flex("240px"), style=label)
+        self.before, self.after = W.Dropdown(description="before", layout=flex("200px"), style=label), W.Dropdown(description="after", layout=flex("180px"), style=dict(description_width="34px"))
+        self.swap = W.Button(description="⇄", tooltip="exchange before and after", layout=W.Layout(width="36px"))
+        self.model = W.Text(placeholder="or: folder, open_clip name", tooltip="another second model: a release folder, or an open_clip name with its tag", continuous_update=False, layout=flex("200px"))
+        self.shelf = [W.Button(description=str(i), tooltip=f"{e.name}: {e.caption}") for i, e in enumerate(gallery(), 1)]
+        self.path, self.caption, self.phrase = field("picture", "path of a picture of your own"), field("caption", "what the picture shows; its noun phrases become buttons"), field("phrase", "a red mug | a blue mug")
+        self.upload = W.FileUpload(description="upload", accept="image/*", layout=W.Layout(width="90px"))
+        self.chips, self.chip, self.beside = W.HBox(), {}, {}; self.chips.add_class("c2lip-chips")
+        self.kind = W.ToggleButtons(options=[("similarity", "similarity"), ("centred", "centred"), ("softmax", "softmax"), ("pooling head", "head")], layout=W.Layout(width="max-content"), style=dict(button_width="auto"))
+        self.scale = W.FloatLogSlider(description="β", value=10, base=10, min=0, max=2, step=.05, readout_format=".3g", continuous_update=False, layout=flex("220px"), style=label)
+        self.opacity = W.FloatSlider(description="opacity", value=.75, min=0, max=1, step=.05, continuous_update=False, layout=flex("220px"), style=dict(description_width="54px"))
         self.smooth = W.Checkbox(description="smooth", indent=False, layout=W.Layout(width="90px"))
         self.save = W.Button(description="save PNG + SVG", layout=W.Layout(width="140px"))
         self.status, self.image = W.HTML(), W.Image(format="png", layout=W.Layout(width="100%", max_width="1040px"))
         self.image.add_class("c2lip-figure")
-        flow = lambda *parts: W.HBox(parts, layout=W.Layout(flex_flow="row wrap", align_items="center", width="100%"))
-        shelf = W.HBox([W.VBox([W.Image(value=_png_bytes(e.picture), format="png", width=72, height=72), b]) for e, b in zip(gallery(), self.shelf)])
-        shelf.add_class("c2lip-flow"); shelf.add_class("c2lip-shelf")
-        super().__init__([W.HTML(_STYLE), flow(self.before, self.after, self.model), shelf, flow(self.upload, self.path), self.caption, self.chips, self.phrase,
-                          flow(self.kind, self.smooth, self.save), flow(self.scale, self.opacity), self.status, self.image])
+        flow = lambda *parts: W.HBox(parts, layout=W.Layout(flex_flow="row wrap", align_items="center", overflow="visible"))
+        shelf = W.HBox([W.VBox([W.Image(value=_png_bytes(e.picture), format="png"), b]) for e, b in zip(gallery(), self.shelf)])
+        shelf.add_class("c2lip-shelf")
+        super().__init__([W.HTML(_STYLE, layout=W.Layout(display="none")), flow(self.before, self.swap, self.after, self.model), shelf, flow(self.path, self.upload), flow(self.caption), self.chips, flow(self.phrase),
+                          flow(W.Label("map", layout=W.Layout(width="64px")), self.kind, self.smooth, self.save), flow(self.scale, self.opacity), self.status, self.image])
         self.add_class("c2lip-explorer")
         self._connect(); self._show()
 
@@ -272,6 +280,7 @@ class Panel(W.VBox):
         watch(self.model, lambda value: dict(after=value) if value.strip() else {})
         watch(self.path, lambda value: dict(picture=value.strip()) if value.strip() else {})
         self.upload.observe(self._uploaded, "value")
+        self.swap.on_click(lambda _: self._ask(before=self.explorer.choice.after, after=self.explorer.choice.before))
         for i, button in enumerate(self.shelf, 1): button.on_click(lambda _, i=i: self._ask(exhibit=i))
         self.save.on_click(self._save)
 
@@ -282,9 +291,10 @@ class Panel(W.VBox):
         try: self._say(f"written: {self.explorer.save()}/maps.png, maps.svg")
         except UserError as e: self._say(str(e), wrong=True)
 
-    def _chip(self, phrase, beside):
-        "Show a phrase alone, or beside the last one on show"
-        self._ask(phrase=f"{self.explorer.choice.phrases[-1]} | {phrase}" if beside else phrase)
+    def _toggle(self, phrase):
+        "Put a phrase beside those on show, or take it away again"
+        shown = self.explorer.choice.phrases
+        self._ask(phrase=" | ".join([p for p in shown if p != phrase] if phrase in shown else [*shown, phrase]))
 
     def _ask(self, **wish):
         if wish: self.explorer.ask(**wish)
@@ -318,14 +328,20 @@ class Panel(W.VBox):
         self.image.value = self.explorer.png()
 
     def _show_chips(self, c):
-        wanted, parts = chips(c.caption), []
+        "Buttons for the caption's phrases; the same ones while the caption stays, so that the focus does"
+        wanted = chips(c.caption)
+        if wanted != list(self.chip):
+            for button in self.chips.children: button.close()
+            self.chip, self.beside = {p: W.Button(description=p, tooltip=f"show “{p}”") for p in wanted}, {p: W.Button() for p in wanted}
+            for phrase in wanted:
+                self.chip[phrase].on_click(lambda _, phrase=phrase: self._ask(phrase=phrase))
+                self.beside[phrase].on_click(lambda _, phrase=phrase: self._toggle(phrase)); self.beside[phrase].add_class("c2lip-beside")
+            self.chips.children = [button for p in wanted for button in (self.chip[p], self.beside[p])]
         for phrase in wanted:
-            button = W.Button(description=phrase, tooltip=f"show “{phrase}”", button_style="primary" if phrase in c.phrases else "")
-            button.on_click(lambda _, phrase=phrase: self._chip(phrase, beside=False)); parts.append(button)
-            if phrase not in c.phrases:
-                plus = W.Button(description="+", tooltip=f"show “{phrase}” beside “{c.phrases[-1]}”"); plus.on_click(lambda _, phrase=phrase: self._chip(phrase, beside=True)); parts.append(plus)
-        for button in self.chips.children: button.close()
-        self.chips.children = parts
+            shown = phrase in c.phrases
+            self.chip[phrase].button_style = "primary" if shown else ""
+            self.beside[phrase].description, self.beside[phrase].tooltip = ("−", f"take “{phrase}” away") if shown else ("+", f"show “{phrase}” beside “{c.phrases[-1]}”")
+            self.beside[phrase].layout.display = "none" if c.phrases == (phrase,) else None
 
     def _repr_mimebundle_(self, **kwargs):
         "The widget, and for pages without a kernel its picture"

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['NOUNS', 'COLOURS', 'PATTERNS', 'SIZES', 'GRID', 'SHAPES', 'HELD_OUT', 'OPPOSITE', 'WORDINGS', 'SUGARCREPE',
            'SUGARCREPE_PP', 'Thing', 'Scene', 'draw', 'object_mask', 'Dice', 'topics', 'make_scene', 'relation',
-           'name_thing', 'tell_pair', 'tell_list', 'tell_more', 'caption_scene', 'train_records', 'make_item',
-           'benchmark_scenes', 'write_benchmark']
+           'name_thing', 'tell_pair', 'tell_list', 'tell_more', 'caption_scene', 'numbered_scene', 'train_records',
+           'make_item', 'benchmark_scenes', 'write_benchmark']
 
 # %% ../nbs/02_scenes.ipynb #d0e8006c
 import random
@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageChops, ImageDraw, ImageFilter
+from PIL import Image, ImageChops, ImageDraw
 
 from .core import UserError, write_json
 
@@ -60,7 +60,17 @@ SHAPES = {
                      dark=[_box(.475, .03, .525, .88), _arc(.05, .335, .78, .525, .96, 0, 180)]),
 }
 
-# %% ../nbs/02_scenes.ipynb #1491d3da
+# %% ../nbs/02_scenes.ipynb #a7e95fed
+def _widen(mask, by):
+    "Every pixel becomes the highest one at most `by` steps away: a square maximum filter, along one axis and then the other"
+    for axis in (0, 1):
+        out = np.moveaxis(mask.copy(), axis, 0); there = np.moveaxis(mask, axis, 0)
+        for step in range(1, by + 1):
+            np.maximum(out[step:], there[:-step], out=out[step:]); np.maximum(out[:-step], there[step:], out=out[:-step])
+        mask = np.moveaxis(out, 0, axis)
+    return mask
+
+
 @lru_cache(maxsize=1024)
 def _sprite(noun, side):
     "Coverage masks of an object drawn `side` pixels wide: outline, body, light, dark, each (side,side,1) in 0…1"
@@ -73,7 +83,7 @@ def _sprite(noun, side):
     if noun == "umbrella":   # the scallops are cut out of the canopy
         parts["body"] = ImageChops.subtract(parts["body"], parts["light"]); parts["light"] = Image.new("L", (big, big))
     whole = ImageChops.lighter(ImageChops.lighter(parts["body"], parts["light"]), parts["dark"]).reduce(2)
-    parts["outline"] = whole.filter(ImageFilter.MaxFilter(2*max(1, round(big*.016)) + 1))
+    parts["outline"] = Image.fromarray(_widen(np.asarray(whole), max(1, round(big*.016))))
     return {role: np.asarray(im.resize((side, side), Image.Resampling.BOX), dtype=np.float32)[..., None]/255 for role, im in parts.items()}
 
 
@@ -294,7 +304,17 @@ def caption_scene(
     if len(rest) == 2 and dice.chance(.5): return f"{first} {tell_more(rest[:1], dice)} {tell_more(rest[1:], dice)}"
     return f"{first} {tell_more(rest, dice)}"
 
-# %% ../nbs/02_scenes.ipynb #bef36c8c
+# %% ../nbs/02_scenes.ipynb #9aff530a
+def numbered_scene(
+    split: str,            # pretrain, train, validation or test
+    i: int,
+    single: float = .2,    # share of pictures with one object
+) -> Scene:
+    "Scene `i` of a split, as `train_records` draws it under the key `split-i`"
+    dice = Dice("c2lip count", split, i)
+    return make_scene(split, i, count=int(dice.chance(single)), topic=dice.below(len(topics())) if split == "train" else None)
+
+
 def train_records(
     n: int,                    # number of pictures
     split: str = "train",      # pretrain, train, validation or test
@@ -304,8 +324,7 @@ def train_records(
     words = dict(bare=.15) if split == "pretrain" else {}
     rows = []
     for i in range(n):
-        dice = Dice("c2lip count", split, i)
-        scene = make_scene(split, i, count=int(dice.chance(single)), topic=dice.below(len(topics())) if split == "train" else None)
+        scene = numbered_scene(split, i, single)
         rows.append((f"{split}-{i:06d}", partial(draw, scene), caption_scene(scene, split, i, **words)))
     return rows
 

@@ -1,5 +1,6 @@
 """Maps, their figure and localisation: mechanics on hand-made tokens, nothing that depends on a model's quality."""
 import io
+import json
 import math
 
 import numpy as np
@@ -147,7 +148,7 @@ def test_bad_input(base):
                        (lambda: attention.look(base, b"\x89PNG broken"), "broken picture"), (lambda: attention.look(base, "/nowhere/x.png"), "missing"),
                        (lambda: attention.attention_map(base, draw, ["a mug"], "hed"), "head"), (lambda: attention.localisation(base, []), "no probes"),
                        (lambda: attention.localisation(base, [attention.Probe(draw, "a mug", np.zeros((4, 4), bool))]), "empty"),
-                       (lambda: attention.coco_mask([[1, 2, 3]], 5, 5), "three points"), (lambda: attention.coco_mask(dict(counts=b"x", size=[2, 2]), 2, 2), "pycocotools")):
+                       (lambda: attention.coco_mask([[1, 2, 3]], 5, 5), "three points")):
         with pytest.raises(UserError, match=word) as e: call()
         assert "\n" not in str(e.value)
 
@@ -159,6 +160,64 @@ def test_figure_is_vector_and_reproducible(base):
     for _ in range(2):
         figure = attention.difference_figure(draw, ["a $10 mug", "a_b^c {mug}"], maps, maps*2)
         with io.BytesIO() as f: figure.savefig(f, format="svg", metadata={"Date": None}); pages.append(f.getvalue())
-    assert pages[0].startswith(b"<?xml") and len(pages[0]) > 10_000
+    assert pages[0].startswith(b"<?xml") and len(pages[0]) > 10_000 and pages[0] == pages[1]
     same = attention.difference_figure(draw, ["a mug"], maps[:1], maps[:1])
     assert len(same.axes) == 6
+
+
+# Masks of 7 rows and 9 columns as pycocotools 2.0.11 writes them.
+COMPRESSED = {0: "=44MM0100060J0O0:0J1", 1: "141M11001O01N00O01201OM032N0ON4", 2: "0=1g01WO"}
+
+
+def test_compressed_run_lengths():
+    for seed, text in COMPRESSED.items():
+        mask = np.random.default_rng(seed).random((7, 9)) < (.2, .5, .9)[seed]
+        for counts in (text, text.encode()): assert np.array_equal(attention.coco_mask(dict(segmentation=dict(counts=counts, size=[7, 9])), 9, 7), mask)
+
+
+def test_a_polygon_has_its_area():
+    star = [[320 + r*math.cos(a), 240 + r*math.sin(a)] for r, a in zip([100, 40]*6, np.linspace(0, 2*math.pi, 12, endpoint=False))]
+    area = abs(sum(x*v - u*y for (x, y), (u, v) in zip(star, star[1:] + star[:1])))/2
+    mask = attention.coco_mask([np.ravel(star).tolist()], 640, 480)
+    assert mask.shape == (480, 640) and abs(mask.sum()/area - 1) < .01
+    assert attention.coco_mask([[-50, -50, 2000, -50, 2000, 2000, -50, 2000]], 20, 10).all()      # beyond the picture
+    assert attention.coco_mask([[0, 0, 4, 0, 4, 4, 0, 4], [6, 6, 8, 6, 8, 8, 6, 8]], 10, 10).sum() == 20      # parts
+
+
+@pytest.fixture
+def coco(tmp_path):
+    "A small file in COCO's format and its two pictures"
+    for name in ("a", "b"): Image.new("RGB", (60, 40), "grey").save(tmp_path/f"{name}.jpg")
+    return dict(images=[dict(id=7, file_name="a.jpg", width=60, height=40), dict(id=8, file_name="b.jpg", width=60, height=40)],
+                categories=[dict(id=1, name="dog"), dict(id=2, name="cat")],
+                annotations=[dict(id=1, image_id=8, category_id=1, bbox=[0, 0, 10, 10]), dict(id=2, image_id=8, category_id=1, segmentation=[[20, 0, 30, 0, 30, 20, 20, 20]], bbox=[20, 0, 10, 20]),
+                             dict(id=3, image_id=7, category_id=2, bbox=[0, 20, 60, 20], phrase="the cat below"), dict(id=4, image_id=7, category_id=2, bbox=[0, 0, 60, 10], phrase="the cat above")])
+
+
+def test_probes_of_a_coco_file(coco, tmp_path, base):
+    (tmp_path/"x.json").write_text(json.dumps(coco))
+    probes = attention.coco_probes(tmp_path/"x.json", tmp_path, "mine")
+    assert [p.phrase for p in probes] == ["the cat below", "the cat above", "dog"] and {p.group for p in probes} == {"mine"}
+    assert probes[2].mask.sum() == 300 and probes[0].mask.sum() == 1200 and np.array_equal(probes[0].rivals["noun"], probes[1].mask) and not probes[2].rivals
+    table = attention.localisation_table(attention.localisation(base, probes)).set_index("name")
+    assert set(table.suite) == {"mine/localisation"} and table.n["order"] == 3 and table.n["order over same noun"] == 2 and abs(table.chance["mass inside"] - 100*(1200 + 600 + 300)/2400/3) < 3
+    coarse = attention.coco_probes(coco, tmp_path, points=30)
+    assert coarse[0].mask.shape == (20, 30) and coarse[0].mask.mean() == .5
+
+
+@pytest.mark.parametrize("change, word", [
+    (lambda c: c.pop("categories"), "lacks categories"), (lambda c: c["annotations"][0].update(image_id=99), "annotation 1 belongs to the picture 99"),
+    (lambda c: c["annotations"][1].update(category_id=5), "annotation 2 is of the category 5"), (lambda c: c["annotations"][1].update(segmentation=[[1, 2, 3]]), "annotation 2: a polygon needs"),
+    (lambda c: c["annotations"][2].pop("bbox"), "annotation 3: the annotation has neither"), (lambda c: c["annotations"][2].update(bbox=[0, 0, math.nan, 2]), "not finite"),
+    (lambda c: c["annotations"][2].update(segmentation=dict(counts=[2400], size=[60, 40])), "picture has .40, 60."), (lambda c: c["images"][0].update(file_name="gone.jpg"), "gone.jpg is missing"),
+    (lambda c: c["annotations"][1].update(segmentation="circle"), "list of polygons"), (lambda c: c["annotations"][1].update(segmentation=dict(counts="~~", size=[40, 60])), "cannot be read")])
+def test_wrong_coco_files(coco, tmp_path, change, word):
+    change(coco)
+    with pytest.raises(UserError, match=word) as e: attention.coco_probes(coco, tmp_path)
+    assert "\n" not in str(e.value)
+
+
+def test_a_file_that_is_no_coco_file(tmp_path):
+    (tmp_path/"x.json").write_text("[1, 2"); (tmp_path/"y.json").write_text("[1, 2]")
+    for name, word in (("x.json", "cannot be read"), ("y.json", "lacks images, annotations, categories"), ("z.json", "No such file")):
+        with pytest.raises(UserError, match=word): attention.coco_probes(tmp_path/name, tmp_path)

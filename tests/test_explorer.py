@@ -44,6 +44,17 @@ def test_a_model_of_another_grid(state, clip_folder):
     assert len(state.png()) > 5000
 
 
+def test_before_and_after_exchanged(state, clip_folder):
+    panel = Panel(state)
+    panel.model.value = str(clip_folder)
+    name = clip_folder.parent.name
+    assert (panel.before.value, panel.after.value) == ("base", name) and panel.model.value == "" and name in panel.before.options
+    panel.swap.click()
+    assert (panel.before.value, panel.after.value) == (name, "base") and "resampled" in panel.status.value
+    panel.model.value = str(clip_folder)       # known by now, under its short name
+    assert panel.after.value == name and list(state.models).count(name) == 1
+
+
 def test_models_leave_in_their_order(state, clip_folder, monkeypatch):
     loaded, load = [], towers.load
     monkeypatch.setattr(towers, "load", lambda name, device: loaded.append(name) or load(name, device))
@@ -64,8 +75,8 @@ def test_refusals(state, wish, word):
 
 def test_a_huge_picture_is_refused(state, tmp_path):
     Image.new("1", (20_000, 20_000)).save(tmp_path/"huge.png")
-    start = time.time()
-    assert not state.ask(picture=str(tmp_path/"huge.png")) and "too large" in state.status and time.time() - start < 5
+    start = time.process_time()
+    assert not state.ask(picture=str(tmp_path/"huge.png")) and "too large" in state.status and time.process_time() - start < 5
 
 
 def test_odd_words_are_shown_as_they_are(state):
@@ -97,9 +108,12 @@ def test_the_panel_follows(state):
     panel = Panel(state)
     panel.kind.value, panel.opacity.value, panel.smooth.value = "centred", .5, True
     assert (state.choice.kind, state.choice.opacity, state.choice.smooth) == ("centred", .5, True) and panel.scale.disabled
-    plus = next(b for b in panel.chips.children if b.description == "+"); plus.click()
-    assert len(state.choice.phrases) == 2
+    buttons, plus = panel.chips.children, next(b for b in panel.beside.values() if b.description == "+"); plus.click()
+    assert len(state.choice.phrases) == 2 and plus.description == "−"
+    plus.click()
+    assert len(state.choice.phrases) == 1 and plus.description == "+" and panel.chips.children == buttons     # the same ones: the focus stays
     panel.caption.value = "A yellow boat stands over a pink hat."
-    assert state.choice.phrases == ("a yellow boat",) and [b.description for b in panel.chips.children] == ["a yellow boat", "a pink hat", "+"]
+    assert state.choice.phrases == ("a yellow boat",) and list(panel.chip) == ["a yellow boat", "a pink hat"]
+    assert [b.layout.display for b in panel.beside.values()] == ["none", None] and panel.beside["a pink hat"].description == "+"
     panel.path.value = "/no/such.png"
     assert panel.path.value == "/no/such.png" and "c2lip-wrong" in panel.status.value
