@@ -34,6 +34,7 @@ class Sample:
     image: Any          # a PIL picture, or the tensor (3,H,W) that preprocessing made of it
     caption: str        # canonical caption: the phrases' characters count in this text
     phrases: list[Phrase] = field(default_factory=list)  # may be empty
+    size: tuple[int, int] | None = None  # (width, height) of the picture as it was found, where that is known
 
 
 @dataclass
@@ -41,11 +42,11 @@ class Batch:
     "What a method's `view` makes of a list of samples; every entry has a name that its features keep"
     images: dict[str, Tensor]                            # name → (·,3,H,W)
     texts: dict[str, Tensor]                             # name → (·,L) token ids
-    owner: Tensor | None = None                          # (E,) image that each mention of a phrase belongs to
+    owner: Tensor | None = None                          # (E,) image that each mention of a phrase, or each further text, belongs to
     column: Tensor | None = None                         # (E,) phrase column of each mention; arange(K) where none are merged
     phrase_id: Tensor | None = None                      # (K,) a number of each phrase's text, equal for equal texts on any rank
     spans: Tensor | None = None                          # (K,3) caption row, first token, one past the last token
-    masks: dict[str, Tensor] = field(default_factory=dict)  # name → (·,M) or (·,L)
+    masks: dict[str, Tensor] = field(default_factory=dict)  # entry → what the objective must know of its rows: (·,M) or (·,L) masks, (·,) weights
 
     def to(self,
            device,       # a torch device or its name
