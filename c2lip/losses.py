@@ -89,14 +89,13 @@ def c2lip_losses(
     terms=("contrastive", "npc", "xac"),  # those to compute
 ) -> dict[str, Tensor]:           # unweighted, under the terms' names
     "C2LIP's losses (Eq. 4, 5, 7): image–caption, image–phrase, and phrase–what it reads from the image"
-    def term(similarity, signs):
-        if similarity.dtype in (torch.float16, torch.bfloat16): similarity = similarity.float()
-        return sigmoid_loss(scale*similarity + bias, signs)
     losses, n = {}, len(image)
-    if "contrastive" in terms: losses["contrastive"] = term(image @ caption.T, pair_signs(n, len(caption), image.device))
-    if "npc" in terms or "xac" in terms:
-        signs = owner if owner.ndim == 2 else owner_signs(owner, n)
-        if signs.shape != (n, len(phrase)): raise ValueError(f"owner names {signs.shape[-1]} phrases, but there are {len(phrase)}")
-        if "npc" in terms: losses["npc"] = term(image @ phrase.T, signs)
-        if "xac" in terms: losses["xac"] = term(concept_similarity(phrase, image_tokens, xac_scale), signs)
+    full = lambda x: x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    with torch.autocast(image.device.type, enabled=False):
+        if "contrastive" in terms: losses["contrastive"] = sigmoid_loss(scale*(full(image) @ full(caption).T) + bias, pair_signs(n, len(caption), image.device))
+        if "npc" in terms or "xac" in terms:
+            signs = owner if owner.ndim == 2 else owner_signs(owner, n)
+            if signs.shape != (n, len(phrase)): raise ValueError(f"owner names {signs.shape[-1]} phrases, but there are {len(phrase)}")
+            if "npc" in terms: losses["npc"] = sigmoid_loss(scale*(full(image) @ full(phrase).T) + bias, signs)
+            if "xac" in terms: losses["xac"] = sigmoid_loss(scale*concept_similarity(phrase.to(image_tokens.dtype), image_tokens, xac_scale) + bias, signs)
     return losses

@@ -1,4 +1,11 @@
-"""W ranks give one process's loss and gradients: uneven phrase counts, a rank without a phrase, duplicates across ranks, every method."""
+"""W ranks give one process's loss and gradients: uneven phrase counts, a rank without a phrase, duplicates across ranks, every method; and what they send."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,23 +60,107 @@ def one_step(name, rows):
 
 
 NAMES = ("separate", "mask", "merge", "clip")
+SHARES = {"2 ranks": [[0, 1, 2], [3, 4, 5]], "3 ranks, one without a phrase": [[4, 5], [2, 3], [0, 1]]}
 
 
-def rank_step(rank, shares, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(shares))
+def ranks_step(rank, shares, folder):
+    "What one rank does: a step of every method, the sum of the losses and rank 0's gradients kept"
     for name in NAMES:
         loss, grads = one_step(name, shares[rank])
         dist.all_reduce(loss)
         if rank == 0: torch.save((loss, grads), f"{folder}/{name}.pt")
+
+
+def run_rank(rank, folder):
+    torch.set_num_threads(1)
+    for number, shares in enumerate(SHARES.values()):
+        if rank >= len(shares): continue      # sits out
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meet{number}", rank=rank, world_size=len(shares))
+        Path(f"{folder}/{number}").mkdir(exist_ok=True)
+        ranks_step(rank, shares, f"{folder}/{number}")
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(run_rank, (str(folder),), nprocs=3)
+    return folder
+
+
+def equals_one_process(folder, shares):
+    for name in NAMES:
+        want_loss, want = one_step(name, [i for share in shares for i in share])
+        loss, got = torch.load(folder/f"{name}.pt", weights_only=True)
+        assert torch.allclose(loss, want_loss, rtol=1e-10), name
+        for p, (g, w) in zip(("image", "text", "scale", "bias"), zip(got, want)): assert torch.allclose(g, w, rtol=1e-9, atol=1e-12), (name, p)
+
+
+@pytest.mark.parametrize("number", range(len(SHARES)), ids=list(SHARES))
+def test_ranks_equal_one_process(number, folder):
+    equals_one_process(folder/str(number), list(SHARES.values())[number])
+
+
+# Two network namespaces joined by one cable: two machines, as far as the network is concerned.
+
+SIZES = 48, 192, 64, 256      # B, K, M, D of each rank; in bytes: tokens 3.1 MB, captions and phrases 0.25 MB
+
+
+@pytest.fixture
+def cable():
+    "Names of two namespaces with the addresses 10.213.7.1 and .2 on a cable called wire"
+    names = [f"c2lip{os.getpid()}{side}" for side in "ab"]
+    def ip(*words): return subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
+    if shutil.which("ip") is None: pytest.skip("no network namespaces here: there is no command ip")
+    try:
+        for name in names: ip("netns", "add", name)
+        ip("link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
+        for i, name in enumerate(names):
+            ip("-n", name, "addr", "add", f"10.213.7.{i + 1}/24", "dev", "wire")
+            for device in ("lo", "wire"): ip("-n", name, "link", "set", device, "up")
+            ip("netns", "exec", name, "true")
+    except (subprocess.SubprocessError, OSError) as e:
+        for name in names: subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        pytest.skip(f"no network namespaces here: {(getattr(e, 'stderr', '') or str(e)).strip()}")
+    yield names
+    for name in names: subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def sent_on_the_wire(): return int(Path("/sys/class/net/wire/statistics/tx_bytes").read_text())
+
+
+def run_in_namespace(rank, folder):
+    from c2lip import benchmark
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="tcp://10.213.7.1:29513", rank=rank, world_size=2)
+    ranks_step(rank, SHARES["2 ranks"], folder)
+    benchmark.exchange(4, 4, 2, 8)            # connections are made
+    dist.barrier(); before = sent_on_the_wire()
+    counted = benchmark.exchange(*SIZES)
+    dist.barrier(); wire = sent_on_the_wire() - before
+    if rank == 0: torch.save((counted, wire), f"{folder}/bytes.pt")
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("shares", [[[0, 1, 2], [3, 4, 5]], [[4, 5], [2, 3], [0, 1]]], ids=["2 ranks", "3 ranks, one without a phrase"])
-def test_ranks_equal_one_process(shares, tmp_path):
-    mp.spawn(rank_step, (shares, str(tmp_path)), nprocs=len(shares))
-    for name in NAMES:
-        want_loss, want = one_step(name, [i for share in shares for i in share])
-        loss, got = torch.load(tmp_path/f"{name}.pt", weights_only=True)
-        assert torch.allclose(loss, want_loss, rtol=1e-10), name
-        for p, (g, w) in zip(("image", "text", "scale", "bias"), zip(got, want)): assert torch.allclose(g, w, rtol=1e-9, atol=1e-12), (name, p)
+def test_two_machines_equal_one_process_and_send_no_visual_tokens(cable, tmp_path):
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "wire", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+    logs = [open(tmp_path/f"{rank}.log", "w+", encoding="utf8") for rank in range(2)]
+    ranks = [subprocess.Popen(["ip", "netns", "exec", name, sys.executable, __file__, str(rank), str(tmp_path)], env=env, stdout=logs[rank], stderr=subprocess.STDOUT)
+             for rank, name in enumerate(cable)]
+    end = time.monotonic() + 240
+    while time.monotonic() < end and any(r.poll() is None for r in ranks) and not any(r.poll() for r in ranks): time.sleep(.2)   # a rank that fails leaves the other waiting
+    for r in ranks: r.kill(); r.wait()
+    assert [r.returncode for r in ranks] == [0, 0], "".join((tmp_path/f"{rank}.log").read_text(encoding="utf8") for rank in range(2))
+    equals_one_process(tmp_path, SHARES["2 ranks"])
+
+    from c2lip.benchmark import traffic
+    counted, wire = torch.load(tmp_path/"bytes.pt", weights_only=True)
+    paper = traffic(*SIZES, ranks=2)
+    assert counted["gather"] == paper["ours, forward"] and counted["sum"] == paper["ours, backward"]
+    assert wire == pytest.approx(counted["gather"] + counted["sum"], rel=.1), "the network card counts the same, and its headers"
+    n_b, n_k, n_m, n_d = SIZES
+    assert wire < 4*n_b*n_m*n_d/3, "the visual tokens alone would be more than three times as much, one way"
+    assert paper["public, forward"] > 10*paper["ours, forward"]
+
+
+if __name__ == "__main__": run_in_namespace(int(sys.argv[1]), sys.argv[2])

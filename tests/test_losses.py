@@ -7,8 +7,12 @@ import torch
 import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent
 
+from c2lip import scenes
+from c2lip.data import Samples
 from c2lip.losses import c2lip_losses, phrase_signs
-from c2lip.pooling import concept_similarity, project_tokens
+from c2lip.methods import c2lip
+from c2lip.pooling import attn_pool, concept_similarity, gram_pays, project_tokens
+from c2lip.towers import encode, encode_texts, load
 
 DATA = Path(__file__).parent/"data"
 LEAVES = {"image": "image_features", "caption": "text_features", "phrase": "concept_features", "image_tokens": "image_tokens", "scale": "logit_scale", "bias": "logit_bias"}
@@ -75,27 +79,102 @@ def test_float32_loss_from_bfloat16_features():
     v, t, c, V, owner = unit(4, 64), unit(4, 64, seed=1), unit(7, 64, seed=2), unit(4, 9, 64, seed=3), torch.tensor([0, 0, 1, 2, 2, 2, 3])
     tau, b = torch.tensor(117.), torch.tensor(-12.9)
     exact = c2lip_losses(v, t, c, V, owner, tau, b)
-    half = c2lip_losses(*(x.bfloat16() for x in (v, t, c, V)), owner, tau, b)
+    leaves = [x.bfloat16().requires_grad_() for x in (v, t, c, V)]
+    half = c2lip_losses(*leaves, owner, tau, b)
+    same = c2lip_losses(*(x.detach().double() for x in leaves), owner, tau, b)     # the numbers that bfloat16 left, computed exactly
+    sum(half.values()).backward()
     for k in exact:
         assert half[k].dtype == torch.float32
         assert abs(half[k] - exact[k]) < .02*exact[k], k
+        assert abs(half[k] - same[k]) < (.01 if k == "xac" else 1e-5)*same[k], k
+    assert all(x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all() for x in leaves)
 
 
-def test_tokens_that_nearly_cancel_stay_finite():
-    c, t = unit(3, 16).float(), unit(1, 16, seed=1).float()
-    V = torch.cat([t, -t*(1 + 1e-7)])[None].requires_grad_()
-    loss = c2lip_losses(t, t, c, V, torch.zeros(3, dtype=torch.long), torch.tensor(117.), torch.tensor(-12.9))["xac"]
+def test_an_autocast_that_is_on_does_not_reach_the_losses():
+    v, t, c, V, owner = (x.float() for x in (unit(4, 64), unit(4, 64, seed=1), unit(7, 64, seed=2), unit(4, 9, 64, seed=3), torch.tensor([0, 0, 1, 2, 2, 2, 3])))
+    values = []
+    for on in (False, True):
+        leaves = [x.clone().requires_grad_() for x in (v, t, c, V)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=on): losses = c2lip_losses(*leaves, owner, torch.tensor(117.), torch.tensor(-12.9))
+        sum(losses.values()).backward()
+        values.append([*losses.values(), *(x.grad for x in leaves)])
+    for a, b in zip(*values): assert a.dtype == torch.float32 and torch.equal(a, b)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_step_of_the_towers_has_float32_losses(precision):
+    samples = Samples(scenes.train_records(4), (towers := load()).preprocess)
+    method, rows = c2lip(towers, concepts="pool"), [samples[i] for i in range(4)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"): features = encode(towers.model, batch := method.view(rows, 0), method.objective.needs)
+    losses = method.objective(features, batch)
+    sum(losses.values()).backward()
+    assert all(l.dtype == torch.float32 and l.isfinite() for l in losses.values())
+    assert all(p.grad is None or (p.grad.dtype == torch.float32 and p.grad.isfinite().all()) for p in towers.model.parameters())
+
+
+def test_gradients_at_the_scale_and_bias_of_a_pretrained_model():
+    leaves = [x.requires_grad_() for x in (unit(2, 6), unit(2, 6, seed=1), unit(3, 6, seed=2), unit(2, 4, 6, seed=3), torch.tensor(117., dtype=torch.float64), torch.tensor(-12.9, dtype=torch.float64))]
+    assert torch.autograd.gradcheck(lambda *x: tuple(c2lip_losses(*x[:4], torch.tensor([0, 1, 1]), *x[4:], 5.).values()), leaves)
+
+
+FORMS = pytest.mark.parametrize("K, D", [(1, 16), (60, 16)], ids=["through the reading", "through the Gram matrix"])
+
+
+@FORMS
+@pytest.mark.parametrize("gap", [0, 1e-7, 1e-4, 1e-2])
+def test_tokens_that_nearly_cancel_stay_finite(K, D, gap):
+    assert gram_pays(K, 2, D) == (K == 60)
+    c, t = unit(K, D).float(), unit(1, D, seed=1).float()
+    V = F.normalize(torch.cat([t, -t + gap*unit(1, D, seed=2).float()]), dim=-1)[None].requires_grad_()
+    s = concept_similarity(c, V)
+    loss = c2lip_losses(t, t, c, V, torch.zeros(K, dtype=torch.long), torch.tensor(117.), torch.tensor(-12.9))["xac"]
     loss.backward()
-    assert loss.isfinite() and V.grad.isfinite().all()
+    assert loss.isfinite() and V.grad.isfinite().all() and s.isfinite().all()
+    if gap >= 1e-2: assert torch.allclose(s.double(), torch.einsum("bkd,kd->bk", attn_pool(c.double(), V.double()), c.double()), atol=1e-3)
+    if gap == 0: assert s.abs().max() < 1.1
 
 
-@pytest.mark.parametrize("chunk", [1, 40, 100])
-def test_chunked_similarity_equals_whole(chunk):
-    results = []
-    for size in (2**23, chunk):
-        c, V = unit(5, 8).requires_grad_(), unit(7, 6, 8, seed=1).requires_grad_()
-        s = concept_similarity(c, V, 3., chunk_elements=size); (s*s).sum().backward(); results.append((s.detach(), c.grad, V.grad))
-    for a, b in zip(*results): assert torch.allclose(a, b, rtol=1e-12)
+def test_a_norm_that_is_held_has_no_gradient():
+    c, V = unit(3, 16), torch.cat([unit(1, 16, seed=1), -unit(1, 16, seed=1)])[None].requires_grad_()
+    s = concept_similarity(c, V, 0.)                   # every weight is ½, and the two tokens are opposite
+    assert (s.abs() < 1e-7).all() and torch.autograd.grad(s.sum(), V)[0].isfinite().all()
+
+
+@FORMS
+@pytest.mark.parametrize("settings", [dict(chunk_elements=1), dict(chunk_elements=800), dict(keep_elements=0), dict(chunk_elements=1, keep_elements=0)])
+def test_chunked_similarity_equals_whole(K, D, settings):
+    results, weights = [], unit(7, K, seed=2)
+    for how in (dict(chunk_elements=2**30), settings):
+        c, V = unit(K, D).requires_grad_(), unit(7, 6, D, seed=1).requires_grad_()
+        s = concept_similarity(c, V, 3., **how); (s*s*weights).sum().backward(); results.append((s.detach(), c.grad, V.grad))
+    for a, b in zip(*results): assert torch.allclose(a, b, rtol=1e-10, atol=1e-14)
+    naive = torch.einsum("bkd,kd->bk", attn_pool(c, V, 3.), c)
+    assert torch.allclose(s, naive, rtol=1e-12)
+    for a, b in zip(torch.autograd.grad((naive*naive*weights).sum(), (c, V)), (c.grad, V.grad)): assert torch.allclose(a, b, rtol=1e-9, atol=1e-13)
+
+
+def test_only_one_gradient_may_be_asked_for():
+    c, V = unit(3, 8), unit(2, 4, 8, seed=1)
+    both = torch.autograd.grad(concept_similarity(x := c.clone().requires_grad_(), y := V.clone().requires_grad_()).sum(), (x, y))
+    assert torch.equal(torch.autograd.grad(concept_similarity(x, V).sum(), x)[0], both[0])
+    assert torch.equal(torch.autograd.grad(concept_similarity(c, y).sum(), y)[0], both[1])
+
+
+def test_a_weight_of_zero_computes_nothing(monkeypatch):
+    samples = Samples(scenes.train_records(4), (towers := load()).preprocess)
+    rows, seen = [samples[i] for i in range(4)], []
+    def no_tokens(*_): raise AssertionError("visual tokens were computed")
+    monkeypatch.setattr("c2lip.towers.project_tokens", no_tokens)
+    monkeypatch.setattr("c2lip.towers.encode_texts", lambda model, ids, *a, real=encode_texts, **kw: seen.append(len(ids)) or real(model, ids, *a, **kw))
+    losses = {}
+    for name, options in {"npc": dict(lambda_xac=0), "both": dict(lambda_npc=0, lambda_xac=0)}.items():
+        method = c2lip(towers, concepts="encode", **options)
+        features = encode(towers.model, batch := method.view(rows, 0), method.objective.needs)
+        assert "image_tokens" not in features
+        losses[name] = method.objective(features, batch)
+    assert seen == [4 + sum(len(r.phrases) for r in rows), 4], "with both weights 0 the text tower sees captions only"
+    assert set(losses["both"]) == {"contrastive"} and set(losses["npc"]) == {"contrastive", "npc"}
+    with pytest.raises(AssertionError, match="visual tokens"): encode(towers.model, batch, {"image_tokens"})
 
 
 def test_merged_phrases_are_one_column_with_all_their_images():
