@@ -7,9 +7,13 @@ import os
 import pickle
 import random
 import tarfile
+import sys
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -21,8 +25,8 @@ from torchvision import transforms
 
 import c2lip.data as data
 from c2lip.core import Phrase, Sample, UserError
-from c2lip.data import (BadPicture, Record, Samples, Skips, TarPart, batches, canonical, canonical_caption, epoch_order, hard_distractors,
-                        loader, open_picture, place, read, shard_urls, stream, write_table)
+from c2lip.data import (BadPicture, Index, Record, Samples, Skips, TarPart, batches, canonical, canonical_caption, epoch_order, hard_distractors,
+                        draw, index, loader, open_picture, place, read, shard_urls, write_table)
 
 SMALL = transforms.Compose([transforms.Resize(16), transforms.CenterCrop(16), transforms.ToTensor(), transforms.Normalize((.5,)*3, (.5,)*3)])
 CROPPED = transforms.Compose([transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
@@ -51,6 +55,41 @@ def shard(path, n=8, extra=lambda i: {}, **facts):
 
 def records(n=12):
     return [Record(f"r{i}", picture(i), f"Picture {i}.", []) for i in range(n)]
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    "A file server with range requests; `fails` answers in a row are 503, `cut` bytes are missing at the end of whole reads"
+    protocol_version, fails, cut = "HTTP/1.1", 0, 0
+    def log_message(self, *_): pass
+    def do_GET(self):
+        path = Path(self.translate_path(self.path))
+        if not path.is_file(): return self.send_error(404)
+        if type(self).fails:
+            type(self).fails -= 1; self.send_response(503); self.send_header("Content-Length", "0"); self.end_headers(); return
+        first, last = self.headers["Range"][6:].split("-")
+        content = path.read_bytes()
+        part = content[int(first):int(last or len(content) - 1) + 1]
+        self.send_response(206); self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"); self.send_header("Content-Length", len(part)); self.end_headers()
+        if not last and type(self).cut: part = part[:-type(self).cut]; type(self).cut = 0; self.close_connection = True
+        self.wfile.write(part)
+
+
+@contextmanager
+def served(folder):
+    "The folder on a web server of this machine, and the server's class to change how it behaves"
+    kind = type("Ranges", (Ranges,), {})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=folder))
+    server.handle_error = lambda *_: None  # a reader may hang up
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try: yield f"http://127.0.0.1:{server.server_port}", kind
+    finally: server.shutdown(); server.server_close()
+
+
+def train_on(source, tmp_path, **kw):
+    "Keys that training would see in one epoch, batch by batch"
+    skips = Skips(1)
+    samples = Samples(index(source, skips, folder=tmp_path/"cache"), kw.pop("transform", SMALL), skips=skips)
+    return [[s.key for s in b] for b in loader(samples, batches(samples.phrases, kw.pop("batch", 1), **kw))]
 
 
 # pictures
@@ -100,8 +139,9 @@ def test_bad_pictures_are_replaced_and_counted(workers):
     rows[3], rows[4] = rows[3]._replace(image=b"no"), rows[4]._replace(image="/nowhere.png")
     samples = Samples(rows, SMALL)
     got = [[s.key for s in b] for b in loader(samples, [[2, 3, 5], [4, 3, 0], [19, 1, 2]], workers=workers)]
-    assert got == [["r2", "r6", "r5"], ["r5", "r6", "r0"], ["r19", "r1", "r2"]]
-    assert samples.skips.counts == {"broken picture": 1, "missing file": 1}
+    assert all(len(set(b)) == 3 and not {"r3", "r4"} & set(b) for b in got) and got[2] == ["r19", "r1", "r2"] and got[0][::2] == ["r2", "r5"]
+    assert got == [[s.key for s in b] for b in loader(Samples(rows, SMALL), [[2, 3, 5], [4, 3, 0], [19, 1, 2]])], "the same for any number of workers"
+    assert samples.skips.counts == {"broken picture": 1, "missing file": 1} and (samples.skips.tried, samples.skips.failed) == (9, 3)
     assert len(Samples(rows, SMALL, cache=True)) == 18
 
 
@@ -220,10 +260,11 @@ def test_hostile_members_are_not_read(tmp_path):
     evil = pickle.dumps(Evil())
     shard(tmp_path/"a.tar", extra=lambda i: {kind: evil for kind in ("pyd", "pickle", "pkl", "pth", "ten", "npy", "cls", "txt")})
     samples = Samples(read(tmp_path/"a.tar"), SMALL)
-    assert len(list(loader(samples, [[0, 1, 2]]))) == 1 and len(list(stream(tmp_path/"a.tar", SMALL, 4))) == 2
+    assert len(list(loader(samples, [[0, 1, 2]]))) == 1 and len(train_on(tmp_path/"a.tar", tmp_path, batch=4)) == 2
+    with served(tmp_path) as (web, _): assert len(train_on(f"{web}/a.tar", tmp_path, batch=4)) == 2
     assert not (tmp_path/"owned").exists() and os.environ["WDS_SECURE"] == "1"
     for address in (f"pipe:touch {tmp_path}/owned", f"Pipe:touch {tmp_path}/owned", [f"pipe:touch {tmp_path}/owned"], "-", "ftp://x/a.tar", "hf://x/a.tar", "s3://a::file:///b.tar"):
-        with pytest.raises(UserError): list(stream(address, SMALL, 4))
+        with pytest.raises(UserError): index(address, folder=tmp_path/"cache")
         with pytest.raises(UserError): read(address)
     assert not (tmp_path/"owned").exists()
     with pytest.raises(UserError, match="more than"): read(str(tmp_path/"{0..9999999999}.tar"))
@@ -237,18 +278,23 @@ def test_links_sparse_and_oversized_members(tmp_path, monkeypatch):
         huge = tarfile.TarInfo("7.json"); huge.type = tarfile.GNUTYPE_SPARSE; tar.addfile(huge)
     shard(tmp_path/"a.tar")
     with tarfile.open(tmp_path/"a.tar", "a") as tar: extra(tar)
-    for skips, found in ((Skips(1), lambda s: len(read(tmp_path/"a.tar", s))), (Skips(1), lambda s: 4*len(list(stream(tmp_path/"a.tar", SMALL, 4, skips=s))))):
-        assert found(skips) == 8 and skips.counts.get("member too large", 0) >= 1
+    with served(tmp_path) as (web, _):
+        for source in (tmp_path/"a.tar", f"{web}/a.tar"):
+            skips = Skips(1)
+            assert len(read(source, skips)) == 8 and skips.counts.get("member too large", 0) >= 1
 
 
-def test_compressed_bombs(tmp_path):
+def test_compressed_bombs(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.time, "sleep", lambda _: None)
     header = tarfile.TarInfo("x"); header.type = tarfile.XHDTYPE; header.size = 2**32  # an extended header of 4 GB
     with gzip.open(tmp_path/"a.tar", "wb") as file: file.write(header.tobuf(tarfile.USTAR_FORMAT)); file.write(bytes(2**20))
     huge = tarfile.TarInfo("x.bin"); huge.size = 2**55
     (tmp_path/"b.tar").write_bytes(huge.tobuf(tarfile.GNU_FORMAT) + bytes(2**16))
-    for name in ("a.tar", "b.tar"):
-        with pytest.raises(UserError): list(stream(tmp_path/name, SMALL, 2))
-        with pytest.raises(UserError): read(tmp_path/name)
+    with served(tmp_path) as (web, _):
+        for name in ("a.tar", "b.tar"):
+            with pytest.raises(UserError): read(tmp_path/name)
+            with pytest.raises(UserError): data.read_shards(f"{web}/{name}", caption_column="x")
+    with pytest.raises(UserError, match="compressed shard"): read(tmp_path/"a.tar")
 
 
 def test_duplicates_and_damage(tmp_path):
@@ -264,56 +310,172 @@ def test_duplicates_and_damage(tmp_path):
     skips = Skips(1); assert len(read(tmp_path/"e.tar", skips)) == 8 and skips.counts == {"damaged shard": 1}
 
 
-def test_a_thousand_mutated_shards(tmp_path):
-    "Whatever a shard holds: records, counts, or one clear error; the streamed and the noted way find the same"
-    whole, rng, lost = shard(tmp_path/"a.tar", 4).read_bytes(), random.Random(0), 0
+def test_a_thousand_mutated_shards(tmp_path, monkeypatch):
+    "Whatever a shard holds: records, counts, or one clear error; a far shard gives what the near one does, and training what was found"
+    monkeypatch.setattr(data.time, "sleep", lambda _: None)
+    whole, rng, lost, trained = shard(tmp_path/"a.tar", 4).read_bytes(), random.Random(0), 0, 0
     whole = whole[:-len(whole) + len(whole.rstrip(b"\0")) or None]
     whole += bytes(1024 + -len(whole) % 512)
-    for turn in range(1000):
-        hurt = bytearray(whole)
-        for _ in range(rng.choice((1, 1, 3, 20))): hurt[rng.randrange(len(hurt))] = rng.randrange(256)
-        if turn % 4 == 0: del hurt[rng.randrange(len(hurt)):]
-        if turn % 7 == 0: at = rng.randrange(len(hurt) + 1); hurt[at:at] = rng.randbytes(rng.randrange(1, 700))
-        (tmp_path/"b.tar").write_bytes(hurt)
-        skips = Skips(limit=1)
-        try: found = read(tmp_path/"b.tar", skips)
-        except UserError as e: found = []; assert "\n" not in str(e)
-        assert len(found) + len(skips.rows) + sum(skips.unread.values()) >= 4 - 1 or "damaged shard" in skips.counts, str(skips)
-        for r in found:
-            try: open_picture(r.image)
-            except BadPicture: pass
-        lost += bool(skips.rows)
-        if turn % 10 == 0:
-            twin = Skips(limit=1)
-            try: keys = sorted(s.key for b in stream(tmp_path/"b.tar", None, 1, skips=twin) for s in b)
-            except UserError: keys = []
-            assert set(keys) <= {r.key for r in found}
-    assert lost > 200
+    with served(tmp_path) as (web, _):
+        for turn in range(1000):
+            hurt = bytearray(whole)
+            for _ in range(rng.choice((1, 1, 3, 20))): hurt[rng.randrange(len(hurt))] = rng.randrange(256)
+            if turn % 4 == 0: del hurt[rng.randrange(len(hurt)):]
+            if turn % 7 == 0: at = rng.randrange(len(hurt) + 1); hurt[at:at] = rng.randbytes(rng.randrange(1, 700))
+            (tmp_path/"b.tar").write_bytes(hurt)
+            skips = Skips(limit=1)
+            try: found = read(tmp_path/"b.tar", skips)
+            except UserError as e: found = []; assert "\n" not in str(e)
+            assert len(found) + len(skips.rows) + sum(skips.unread.values()) >= 4 - 1 or "damaged shard" in skips.counts, str(skips)
+            good = {r.key for r in found if not isinstance(opened(r.image), BadPicture)}
+            lost += bool(skips.rows)
+            if turn % 10 == 0:
+                twin = Skips(limit=1)
+                try: away = [(r.key, r.caption, r.phrases, r.image.offset, r.image.size) for r in read(f"{web}/b.tar", twin)]
+                except UserError: away = []
+                if "compressed shard" not in skips.counts and "damaged shard" not in skips.counts: assert away == [(r.key, r.caption, r.phrases, r.image.offset, r.image.size) for r in found]
+            if turn % 5 == 0 and found:
+                try: keys = sum(train_on(tmp_path/"b.tar", tmp_path), [])
+                except UserError as e: assert "\n" not in str(e); continue
+                assert set(keys) <= good and len(keys) == len(found); trained += 1
+    assert lost > 200 and trained > 80
 
 
-def test_streaming_over_http(tmp_path):
-    for i in range(2): shard(tmp_path/f"a-{i}.tar")
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_): pass
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}/a-{{0..1}}.tar"
-        far, near = list(stream(url, SMALL, 4, seed=3)), list(stream(tmp_path/"a-{0..1}.tar", SMALL, 4, seed=3))
-        assert [[s.key for s in b] for b in far] == [[s.key for s in b] for b in near] and len(far) == 4
-        with pytest.raises(UserError, match="missing"): list(stream(url.replace("a-", "b-"), SMALL, 4))
-        with pytest.raises(UserError, match="stream"): read(url)
-    finally: server.shutdown(); server.server_close()
+def opened(image):
+    try: return open_picture(image)
+    except BadPicture as e: return e
 
 
-def test_streams_deal_out_every_sample_once(tmp_path):
-    for i in range(4): shard(tmp_path/f"a-{i}.tar")
-    keys = lambda **kw: [s.key for b in stream(tmp_path/"a-*.tar", CROPPED, 4, **kw) for s in b]
-    assert len(set(keys())) == 32 and keys() == keys() != keys(epoch=1)
-    assert sorted(keys(rank=0, world=2) + keys(rank=1, world=2)) == sorted(keys()) == sorted(keys(workers=2))
-    a, b = ([s.image for b in stream(tmp_path/"a-*.tar", CROPPED, 4, workers=2, seed=9) for s in b] for _ in range(2))
-    assert all(x.equal(y) for x, y in zip(a, b, strict=True))
-    with pytest.raises(UserError, match="shards"): keys(workers=3, world=2)
+def test_far_shards_are_near_ones(tmp_path):
+    for i in range(3): shard(tmp_path/f"a-{i}.tar")
+    (tmp_path/"c.tar").write_bytes((tmp_path/"a-0.tar").read_bytes()[:3000])
+    with served(tmp_path) as (web, how):
+        near, far = index(tmp_path/"a-{0..2}.tar", folder=tmp_path/"cache"), index(f"{web}/a-{{0..2}}.tar", folder=tmp_path/"cache")
+        assert [r._replace(image=r.image()) for r in near] == [r._replace(image=r.image()) for r in far]
+        runs = [[(s.key, s.image) for b in loader(Samples(records, CROPPED), batches(records, 5, seed=3), workers=w, seed=1) for s in b] for records, w in ((near, 0), (far, 0), (far, 2))]
+        for run in runs[1:]: assert all(a == c and b.equal(d) for (a, b), (c, d) in zip(runs[0], run, strict=True))
+        how.fails = 2
+        assert far[3].image() == near[3].image() and not how.fails, "a busy server is asked again"
+        how.cut = 700
+        assert len(read(f"{web}/a-1.tar")) == 8 and not how.cut, "a shard that breaks off is read again"
+        write_table(list(far), tmp_path/"t.parquet")
+        assert read(tmp_path/"t.parquet") == list(far), "a table may name far shards"
+        for wrong, message in (("b-{0..1}.tar", "missing shard"), ("c.tar", "damaged shard"), ("t.parquet", "tables on another machine")):
+            with pytest.raises(UserError, match=message): index(f"{web}/{wrong}", folder=tmp_path/"cache")
+    data._far(os.getpid())[0].get_adapter("http://").max_retries.total = 0
+    with pytest.raises(UserError, match="unreachable"): list(loader(Samples([near[0]._replace(image=TarPart("http://127.0.0.1:9/a.tar", 0, 5))], SMALL, skips=Skips(1)), [[0]]))
+    data._far.cache_clear()
+
+
+def test_object_stores_through_fsspec(tmp_path):
+    "s3: goes to whatever fsspec has for it; here a store in memory"
+    import fsspec
+    class Store(fsspec.AbstractFileSystem):
+        protocol, files = "s3", {"bucket/a.tar": shard(tmp_path/"a.tar").read_bytes()}
+        def info(self, path, **_):
+            if path not in self.files: raise FileNotFoundError(path)
+            return dict(name=path, size=len(self.files[path]), type="file", ETag="1")
+        def _open(self, path, mode="rb", **_): return io.BytesIO(self.files[path])
+    fsspec.register_implementation("s3", Store, clobber=True)
+    found = index("s3://bucket/a.tar", folder=tmp_path/"cache")
+    assert [r._replace(image=r.image()) for r in found] == [r._replace(image=r.image()) for r in read(tmp_path/"a.tar")]
+    assert len(train_on("s3://bucket/a.tar", tmp_path, batch=4)) == 2
+    with pytest.raises(UserError, match="missing shard"): index("s3://bucket/b.tar", folder=tmp_path/"cache")
+    sys.modules["fsspec.registry"]._registry.pop("s3")
+
+
+# the index
+
+def test_index_is_what_read_gives(tmp_path):
+    for i in range(3): shard(tmp_path/f"a-{i}.tar", extra=lambda i: {"txt": b"x"} if i % 2 else {"json": json.dumps({"caption": f"A red mug {i} by a boat."}).encode()})
+    write_table(read(tmp_path/"a-*.tar"), tmp_path/"t.parquet")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"image": {"bytes": encoded(i), "path": None}, "text": f"Mug {i}."} for i in range(3)]), tmp_path/"bytes.parquet")
+    for source in (tmp_path/"a-*.tar", tmp_path/"t.parquet", tmp_path/"bytes.parquet"):
+        wanted = data.with_phrases(read(source))
+        for workers in (0, 2):
+            found = index(source, folder=tmp_path/f"cache{workers}", workers=workers)
+            assert list(found) == wanted and list(found.phrases) == [r.phrases for r in wanted] and found.phrase_count == sum(len(r.phrases) for r in wanted)
+            assert found.column("draw").tolist() == [draw(r.key) for r in wanted]
+    assert [p.read_bytes() for p in sorted((tmp_path/"cache0").glob("*.arrow"))] == [p.read_bytes() for p in sorted((tmp_path/"cache2").glob("*.arrow"))]
+    import copy
+    part = copy.copy(found[1:3])
+    assert list(part) == wanted[1:3] and isinstance(part, Index) and found[-1] == wanted[-1]
+
+
+def test_index_is_made_anew_when_the_source_changes(tmp_path):
+    make = lambda: index(tmp_path/"a.tar", folder=tmp_path/"cache")
+    shard(tmp_path/"a.tar", 4); assert len(make()) == len(make()) == 4 and len(list((tmp_path/"cache").glob("*.arrow"))) == 1
+    shard(tmp_path/"a.tar", 5); assert len(make()) == 5
+    (tmp_path/"a.tar").write_bytes(b"no tar")
+    with pytest.raises(UserError, match="damaged shard"): make()
+    assert not list((tmp_path/"cache").glob("*.part"))
+    (tmp_path/"file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"): index(shard(tmp_path/"b.tar"), folder=tmp_path/"file")
+
+
+def test_index_keeps_the_count_of_what_was_left_out(tmp_path):
+    for i in range(12): shard(tmp_path/f"a-{i:02d}.tar")
+    (tmp_path/"a-05.tar").unlink()
+    source, skips = tmp_path/"a-{00..11}.tar", [Skips(), Skips(), Skips()]
+    for n, s in enumerate(skips): index(source, s, folder=tmp_path/"cache", workers=n)
+    assert skips[0].rows == skips[1].rows == skips[2].rows == {"a-05.tar": ("missing shard", str(tmp_path/"a-05.tar"))} and skips[1].seen == 88
+    with pytest.raises(UserError, match="left out"): index(source, Skips(0), folder=tmp_path/"cache")
+
+
+def test_shards_of_one_name_in_two_folders(tmp_path):
+    for name in ("cc3m", "cc12m"): (tmp_path/name).mkdir(); shard(tmp_path/name/"00000.tar", 2)
+    found = index([tmp_path/"cc3m"/"00000.tar", tmp_path/"cc12m"/"00000.tar"], folder=tmp_path/"cache")
+    assert [r.key for r in found] == ["cc3m/00000/00000", "cc3m/00000/00001", "cc12m/00000/00000", "cc12m/00000/00001"]
+
+
+def test_a_process_waits_for_another_one_s_index(tmp_path):
+    shard(tmp_path/"a.tar")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(index, tmp_path/"a.tar", wait=True, folder=tmp_path/"cache")
+        assert not waiting.done()
+        assert list(index(tmp_path/"a.tar", folder=tmp_path/"cache")) == list(waiting.result(60))
+
+
+def test_workers_share_the_index(tmp_path):
+    "A forked process that reads every record takes a fraction of what the records would cost as objects"
+    n, caption = 20_000, "A man in a red shirt is standing beside a wooden table, holding a cup of coffee in his left hand."
+    (tmp_path/"t.jsonl").write_text("\n".join(json.dumps(dict(key=str(i), shard="a.tar", offset=i, size=9, caption=f"{caption} {i}", phrases=[["A man", 0, 5], ["a red shirt", 9, 20]])) for i in range(n)))
+    records = index(tmp_path/"t.jsonl", folder=tmp_path/"cache")
+    def private():
+        with open("/proc/self/smaps_rollup") as f: return sum(int(line.split()[1]) for line in f if line.startswith("Private"))
+    if (child := os.fork()) == 0:
+        before = private()
+        for i in range(n): records[i]
+        os._exit(min((private() - before)//200, 255))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) < 50, "more than 10 MB for 20,000 records, which take 20 as objects"
+
+
+# what training leaves out
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_start_stops_a_large_run(tmp_path, workers, monkeypatch):
+    "A tenth of the pictures tried, not of all there are"
+    monkeypatch.setattr(data, "PATIENCE", 40)
+    rows = [r._replace(image=b"no") if i % 4 == 0 else r for i, r in enumerate(records(400))]
+    samples = Samples(rows, SMALL, skips=Skips(.2, tmp_path/"skipped.jsonl"))
+    with pytest.raises(UserError, match="pictures could not be opened"):
+        for _ in loader(samples, batches(rows, 8), workers=workers): pass
+    assert samples.skips.tried < 100 and len((tmp_path/"skipped.jsonl").read_text().splitlines()) == len(samples.skips.rows) > 5
+    again = Skips(.2, tmp_path/"skipped.jsonl")
+    assert again.rows == samples.skips.rows, "a resumed run goes on counting"
+    again.add(next(iter(again.rows)), "broken picture")
+    assert len((tmp_path/"skipped.jsonl").read_text().splitlines()) == len(again.rows)
+
+
+def test_a_batch_that_loses_most_of_its_pictures_stops(tmp_path):
+    rows = [r._replace(image="/gone.png") if i < 40 else r for i, r in enumerate(records(4000))]
+    with pytest.raises(UserError, match="for one batch of 40: .*missing file"): list(loader(Samples(rows, SMALL), [list(range(40))]))
+
+
+def test_substitutes_scatter():
+    rows = [r._replace(image=b"no") if i < 50 else r for i, r in enumerate(records(1000))]
+    seen = [s.key for i in range(50) for s in Samples(rows, SMALL, skips=Skips(.5)).__getitems__([i])]
+    assert len(set(seen)) > 40
 
 
 # orders
