@@ -848,22 +848,22 @@ def _example_choices(folder, pairs):
     other = lambda a, b: next(c for c in EXAMPLE_COLOURS if c not in (a, b))
     _write(aro/"visual_genome_relation.json", [item(a, b, _say(b, a), relation_name="next to" if n < 3 else "to the left of") for n, (a, b) in enumerate(pairs)] + [item(a, b, _say(other(a, b), b), relation_name="wearing") for a, b in pairs[:2]])
     _write(aro/"visual_genome_attribution.json", [item(a, b, _say(b, a), attributes=[a, b]) for a, b in [pairs[0]]*25 + [pairs[1]]*3])
-    for file, home in (("coco_karpathy_test.json", "val2014"), ("flickr30k_test.json", "flickr30k-images")):
-        _write(aro/file, [dict(image=f"{home}/{a}_{b}.jpg", caption=[_say(a, b).capitalize() + ".", "Squares."]) for a, b in pairs[:4]])
-        for a, b in pairs: _put(aro/home/f"{a}_{b}.jpg", a, b)
+    for file, place in (("coco_karpathy_test.json", "val2014"), ("flickr30k_test.json", "flickr30k-images")):
+        _write(aro/file, [dict(image=f"{place}/{a}_{b}.jpg", caption=[_say(a, b).capitalize() + ".", "Squares."]) for a, b in pairs[:4]])
+        for a, b in pairs: _put(aro/place/f"{a}_{b}.jpg", a, b)
 
     up = folder/"whatsup"
-    for file, home, low in (("controlled_images_dataset.json", "controlled_images", ("on", "under")), ("controlled_clevr_dataset.json", "controlled_clevr", ("in-front", "behind"))):
+    for file, place, low in (("controlled_images_dataset.json", "controlled_images", ("on", "under")), ("controlled_clevr_dataset.json", "controlled_clevr", ("in-front", "behind"))):
         rows = []
         for a, b in squares[:2]:
             texts = [_say(a, b, w) for w in ("left of", "right of", low[0].replace("-", " ") + (" of" if "-" in low[0] else ""), low[1])]
             for n, position in enumerate(("left_of", "right_of", low[0] + ("_of" if "-" in low[0] else ""), low[1])):
-                _put(up/home/f"{a}_{position}_{b}.jpeg", *((a, b) if n in (0, 2) else (b, a)), upright=n > 1)
-                rows.append(dict(image_path=f"data/{home}/{a}_{position}_{b}.jpeg", caption_options=[texts[n], *(t for t in texts if t != texts[n])]))
+                _put(up/place/f"{a}_{position}_{b}.jpeg", *((a, b) if n in (0, 2) else (b, a)), upright=n > 1)
+                rows.append(dict(image_path=f"data/{place}/{a}_{position}_{b}.jpeg", caption_options=[texts[n], *(t for t in texts if t != texts[n])]))
         _write(up/file, rows)
-    for kind, home, width in (("coco", "val2017", 12), ("vg", "vg_images", 0)):
+    for kind, place, width in (("coco", "val2017", 12), ("vg", "vg_images", 0)):
         for many in ("one", "two"): _write(up/f"{kind}_qa_{many}_obj.json", [[n, _say(a, b), _say(b, a)] for n, (a, b) in enumerate(squares)])
-        for n, (a, b) in enumerate(squares): _put(up/home/f"{str(n).zfill(width)}.jpg", a, b)
+        for n, (a, b) in enumerate(squares): _put(up/place/f"{str(n).zfill(width)}.jpg", a, b)
 
     for n, task in enumerate(VALSE):                        # the last item is not valid
         source = ("visual7w", "SWiG", "VisDial_v1.0", "coco_2017", "FOIL dataset")[n % 5]
@@ -874,15 +874,15 @@ def _example_choices(folder, pairs):
     files = ["Relation/hake_action", "Relation/swig_action", "Relation/vg/action", "Relation/vg/spatial", *(f"Attribute/{s}/{k}" for s in ("vaw", "vg") for k in ASPECTS["Attribute"]),
              *(f"Object/{'Location' if '_location' in o else 'Size'}/{o}_{a}" for o in objects for a in (ASPECTS["Object"][:3] if "_location" in o else ASPECTS["Object"][3:]))]
     for n, file in enumerate(files): _write(folder/"vl_checklist"/"data"/f"{file}.json", [[f"{a}_{b}.jpg", dict(POS=[_say(a, b)], NEG=[_say(b, a) if "Relation" in file else _say(other(a, b), b)])] for a, b in pairs[n % 3:n % 3 + 2]])
-    for home in ("hake", "swig", "vg"):
-        for a, b in pairs[:4]: _put(folder/"vl_checklist"/home/f"{a}_{b}.jpg", a, b)
+    for place in ("hake", "swig", "vg"):
+        for a, b in pairs[:4]: _put(folder/"vl_checklist"/place/f"{a}_{b}.jpg", a, b)
 
 # %% ../nbs/12b_suites.ipynb #5f4208fa
 def _example_searches(folder, pairs):
     "The five retrieval sets"
-    for name, file, home, where in (("mscoco", "dataset_coco.json", "val2014", dict(filepath="val2014")), ("flickr30k", "dataset_flickr30k.json", "flickr30k-images", {})):
+    for name, file, place, where in (("mscoco", "dataset_coco.json", "val2014", dict(filepath="val2014")), ("flickr30k", "dataset_flickr30k.json", "flickr30k-images", {})):
         _write(folder/name/file, dict(dataset=name, images=[dict(filename=f"{a}_{b}.jpg", split="test" if n < 11 else "train", sentences=[dict(raw=_say(a, b)), dict(raw=_say(b, a, "right of"))], **where) for n, (a, b) in enumerate(pairs)]))
-        for a, b in pairs[:11]: _put(folder/name/home/f"{a}_{b}.jpg", a, b)
+        for a, b in pairs[:11]: _put(folder/name/place/f"{a}_{b}.jpg", a, b)
     members = [(f"s{n:07}.{kind}", data) for n, (a, b) in enumerate(pairs) for kind, data in (("webp" if n % 2 else "png", _png(two_squares(a, b))), ("txt", f"{_say(a, b)}\n{_say(b, a, 'right of')}\n".encode()))]
     for n in range(2): _write_tar(folder/"flickr8k"/"test"/f"{n}.tar", members[12*n:12*n + 12])
     (folder/"flickr8k"/"test"/"nshards.txt").write_text("2\n"); (folder/"flickr8k"/"dataset_type.txt").write_text("retrieval\n")
