@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'CHANGE', 'AMOUNT', 'map_values', 'head_attention', 'field_of', 'grid_of', 'View', 'open_or_say', 'look',
-           'embed_phrases', 'attention_map', 'phrase_scores', 'sample_map', 'resample_map', 'Page', 'overlay',
+           'embed_phrases', 'attention_map', 'phrase_scores', 'sample_map', 'resample_map', 'MapPage', 'overlay',
            'difference_figure', 'compare_figure', 'Probe', 'coverage', 'order', 'own_patches', 'measure_map',
            'binding_scenes', 'scene_probes', 'probe_maps', 'localisation', 'localisation_table', 'moved_attention',
            'changes_figure', 'coco_mask', 'coco_probes']
@@ -37,6 +37,7 @@ from .data import BadPicture, open_picture
 from .evaluation import embed_texts, evaluating
 from .pooling import concept_similarity
 from .scenes import COLOURS, HELD_OUT, NOUNS, Dice, Scene, make_scene, name_thing, object_mask
+from .tables import Page
 from .towers import Towers, encode_images
 
 # %% ../nbs/14_attention.ipynb #388322b3
@@ -217,15 +218,11 @@ _TYPE = {"font.family": "sans-serif", "font.sans-serif": ["Source Sans 3", "Inte
          "mathtext.fontset": "dejavusans", "pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "c2lip", "text.color": _INK, "axes.labelcolor": _QUIET}
 
 
-class Page(Figure):
-    "A figure that a notebook shows without pyplot, and so without its global state"
+class MapPage(Page):
+    "A page in the type of this room: fonts as fonts in a PDF, the same SVG each time"
+    shown_dpi = 144
     def savefig(self, *args, **kw):
-        with rc_context(_TYPE): super().savefig(*args, **kw)     # fonts as fonts in a PDF, the same SVG each time
-
-    def _repr_png_(self):
-        with io.BytesIO() as f:
-            self.savefig(f, format="png", dpi=144)
-            return f.getvalue()
+        with rc_context(_TYPE): super().savefig(*args, **kw)
 
 
 def overlay(
@@ -308,7 +305,7 @@ def difference_figure(
     height = head + sum(heights) + len(phrases)*(title + under) + foot
     xs = [left, left + side + gap, left + 2*(side + gap), left + 3*side + 2*gap + wide]
     with rc_context(_TYPE):
-        fig = Page((width, height))
+        fig = MapPage((width, height))
         place = lambda x, y, w, h: (x/width, 1 - (y + h)/height, w/width, h/height)
         say = lambda x, y, text, **look: fig.text(x/width, 1 - y/height, text, **{"va": "baseline", "parse_math": "$v" in text, **look})
         for x, text in zip(xs, ("picture", *names, "difference")): say(x, head - .1, text, fontsize=8.5, color=_QUIET)
@@ -559,7 +556,7 @@ def changes_figure(
     groups = [(name, rows) for name, rows in ((f"most changed of {len(table)} phrases", most), ("least changed", least)) if len(rows)]
     height = foot + sum(head + math.ceil(len(rows)/columns)*(side + title) for _, rows in groups)
     with rc_context(_TYPE):
-        fig, y = Page((width, height)), 0.
+        fig, y = MapPage((width, height)), 0.
         for name, rows in groups:
             fig.text(left/width, 1 - (y + head - .12)/height, name, fontsize=10, va="baseline"); y += head
             for k, (i, row) in enumerate(rows.iterrows()):

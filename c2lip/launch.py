@@ -301,7 +301,7 @@ def failure(
 # %% ../nbs/00a_launch.ipynb #b0ddba5b
 def _tidy(record):
     "Drop papermill's lines about itself, and the second line end of prints"
-    record.msg = str(record.msg).removesuffix("\n")
+    record.msg = str(record.msg).strip("\r\n")     # a bar begins each refresh with a carriage return
     return not re.match(r"(Executing|Ending) Cell |(Input|Output) Notebook: |Executing notebook with kernel", record.msg)
 
 

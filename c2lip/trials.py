@@ -112,12 +112,11 @@ def plot_trials(
     trials: pd.DataFrame,         # rows with model, seed, suite, name, value, se
     rows: list[tuple],            # (suite, name) of each panel; those not measured are left out
     quiet: tuple = ("base",),     # models drawn in grey
-):                                # a matplotlib figure
+) -> tables.Page:
     "Every seed, the mean and its 95 % interval"
-    from matplotlib.figure import Figure
     summary, order = summarise(trials), list(dict.fromkeys(trials.model))
     rows = [r for r in rows if ((trials.suite == r[0]) & (trials.name == r[1])).any()]
-    fig = Figure(figsize=(max(4., (.55 + .19*len(order))*len(rows)), 3.1), layout="constrained")
+    fig = tables.Page(figsize=(max(4., (.55 + .19*len(order))*len(rows)), 3.1), layout="constrained")
     for ax, (suite, name) in zip(fig.subplots(1, len(rows), squeeze=False)[0], rows):
         for i, model in enumerate(order):
             here = lambda t: t[(t.suite == suite) & (t.name == name) & (t.model == model)]

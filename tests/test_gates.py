@@ -148,10 +148,10 @@ def test_every_requirement_is_pinned():
 
 
 def test_every_import_is_required():
-    "What the library imports stands in settings.ini (requirements; nbdev, which only c2lip.notebooks needs, is for development)"
+    "What the library imports stands in settings.ini (requirements; nbdev, which only c2lip.notebooks needs, is for development, and Ray is an extra)"
     from importlib.metadata import packages_distributions
     plain = lambda s: re.split(r"[<>=!~\[;]", s)[0].lower().replace("_", "-")
-    required = {plain(r) for r in settings()["requirements"].split()} | {"nbdev"}
+    required = {plain(r) for r in settings()["requirements"].split()} | {"nbdev", "ray"}
     homes, missing = packages_distributions(), set()
     for f in sorted((ROOT/"c2lip").rglob("*.py")):
         for node in ast.walk(ast.parse(f.read_text(encoding="utf8"))):
