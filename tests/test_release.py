@@ -135,13 +135,13 @@ def test_average_of_folders(tmp_path):
 
 
 def test_the_card(tmp_path):
-    record = {"settings": {"method": "c2lip", "data": "/home/somebody/secret/photos", "run_dir": "/home/somebody/run", "model": "/home/somebody/x/y", "note": "a | b"}, "steps": 3, "versions": {"torch": "2"}}
+    record = {"settings": {"method": "c2lip", "data": "/data/somebody/secret/photos", "run_dir": "/data/somebody/run", "model": "/data/somebody/x/y", "note": "a | b"}, "steps": 3, "versions": {"torch": "2"}}
     folder = release.save(towers.load("base"), tmp_path/"run-7"/"model", record)
     text = (folder/"README.md").read_text(encoding="utf8")
     import yaml
     head = yaml.safe_load(text.split("---")[1])
     assert head["license"] == "unknown" and head["library_name"] == "open_clip" and "base_model" not in head and "c2lip" in head["tags"]
-    assert "# run-7" in text and "/home/somebody" not in text and "photos" in text and "…/x/y" in text and r"a \| b" in text and "Nothing was measured" in text
+    assert "# run-7" in text and "/data/somebody" not in text and "photos" in text and "…/x/y" in text and r"a \| b" in text and "Nothing was measured" in text
     assert release.digest(folder) in text and release.digest(towers.base_folder()) in text
     named = towers.load("base"); named.name = "ViT-B-16-SigLIP:webli"
     assert yaml.safe_load((release.save(named, tmp_path/"b")/"README.md").read_text().split("---")[1])["base_model"] == "timm/ViT-B-16-SigLIP"
