@@ -356,13 +356,14 @@ def write_shards(
     grain, paths = np.random.default_rng(0), []
     for n, (key, paint, caption) in enumerate(scenes.train_records(pictures)):
         if n % per_shard == 0:
-            if paths: shard.close()
-            paths.append(str(Path(folder)/f"{n//per_shard:05d}.tar")); shard = webdataset.TarWriter(paths[-1])
+            if paths: shard.close(); tar.close()
+            paths.append(str(Path(folder)/f"{n//per_shard:05d}.tar"))
+            tar = open(paths[-1], "wb"); shard = webdataset.TarWriter(tar)      # where shards are read, webdataset may not open files by name
         pixels = np.asarray(paint(size=side), dtype=np.float32) + grain.normal(0, 8, (side, side, 1))
         file = io.BytesIO()
         scenes.Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
         shard.write({"__key__": key, "jpg": file.getvalue(), "txt": caption})
-    shard.close()
+    shard.close(); tar.close()
     return paths
 
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(OFFLINE))
 os.environ["C2LIP_REFUSED"] = tempfile.mkstemp(prefix="c2lip-refused-")[1]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(OFFLINE), os.environ.get("PYTHONPATH")]))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MPLBACKEND": "agg", "TOKENIZERS_PARALLELISM": "false"}
+os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MPLBACKEND": "agg", "TOKENIZERS_PARALLELISM": "false"}
 import sitecustomize  # noqa: E402  (this process too)
 
 assert Path(sitecustomize.__file__).parent == OFFLINE or not hasattr(sitecustomize, "_guard")
