@@ -147,3 +147,25 @@ def test_unknown_method_and_option():
     towers = load("base")
     with pytest.raises(UserError, match="did you mean clic"): build("click", towers, {})
     with pytest.raises(UserError, match="has no option 'regimes'.*regime"): build("concrete_jungle", towers, {}, {"regimes": "low"})
+
+
+@pytest.mark.parametrize("name", ["macco", "clic"])
+def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
+    "Weights that only training has, and steps that take turns, are where they were"
+    from c2lip.data import Samples
+    class Stop(Exception): pass
+    cfg = {"epochs": 2., "batch_size": 8, "lr": 1e-3, "warmup": 1, "save_every": 1, "log_every": 10}
+    def fitted(folder, stop=None, resume=False):
+        folder.mkdir(exist_ok=True); torch.manual_seed(0)
+        towers = load("base"); method = build(name, towers, {}); view = method.view
+        def watched(samples, step):
+            if step == stop: raise Stop
+            return view(samples, step)
+        method.view = watched
+        training.fit(towers, method, Samples(scenes.train_records(24), towers.preprocess, cache=True), training.Config.of({**cfg, "resume": resume}), folder)
+        return {**towers.model.state_dict(), **{f"objective.{k}": v for k, v in method.objective.state_dict().items()}}
+    whole = fitted(tmp_path/"whole")
+    with pytest.raises(Stop): fitted(tmp_path/"cut", stop=4)
+    torch.rand(3)
+    again = fitted(tmp_path/"cut", resume=True)
+    assert all(torch.equal(v, again[k]) for k, v in whole.items())
