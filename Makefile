@@ -38,7 +38,7 @@ app: $(STAMP)     ## open the attention explorer as a page of its own
 	@$(BIN)/voila nbs/explore.ipynb
 
 notebooks: $(STAMP) ## before a commit: export the library, clean the notebooks, write README.md
-	@$(BIN)/python -c 'from c2lip.notebooks import tidy; tidy()'
+	@$(BIN)/python -c 'from c2lip.workshop.readme import tidy; tidy()'
 
 clean:            ## remove .venv and what tools leave behind; runs/ stays
 	rm -rf $(VENV) c2lip.egg-info .pytest_cache _proc _docs

@@ -1,4 +1,5 @@
 """Maps, their figure and localisation: mechanics on hand-made tokens, nothing that depends on a model's quality."""
+
 import io
 import json
 import math
@@ -11,91 +12,117 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from c2lip import attention, scenes, towers
+from c2lip.attention.coco import coco_mask, coco_probes
+from c2lip.attention.figures import compare_figure, difference_figure
+from c2lip.attention.localisation import (
+    Probe,
+    auroc,
+    binding_scenes,
+    coverage,
+    localisation,
+    localisation_table,
+    measure_map,
+    scene_probes,
+)
+from c2lip.attention.maps import attention_map, embed_phrases, encode_view, head_attention, phrase_scores, resample_map
 from c2lip.core import UserError
+from c2lip.towers import Towers, load
+from c2lip.world import Thing, draw_scene, make_scene, object_mask
 
-WHOLE = (0., 0., 1., 1.)
+WHOLE = (0.0, 0.0, 1.0, 1.0)
 
 
 @pytest.fixture(scope="module")
-def base(): return towers.load("base")
+def base():
+    return load("base")
 
 
 @pytest.fixture(scope="module")
 def tiny_clip():
     "A CLIP with a class token, a grid unlike the base's and a middle crop, with the base's tokenizer"
     torch.manual_seed(0)
-    config = dict(embed_dim=64, vision_cfg=dict(image_size=64, patch_size=16, width=64, layers=2, head_width=32),
-                  text_cfg=dict(context_length=48, vocab_size=512, width=64, heads=2, layers=1))
-    base = towers.load("base")
+    config = dict(
+        embed_dim=64,
+        vision_cfg=dict(image_size=64, patch_size=16, width=64, layers=2, head_width=32),
+        text_cfg=dict(context_length=48, vocab_size=512, width=64, heads=2, layers=1),
+    )
+    base = load("base")
     model = open_clip.model.CLIP(**{k: v for k, v in config.items()}).eval()
-    cfg = dict(size=64, mean=(.5, .5, .5), std=(.5, .5, .5), interpolation="bicubic", resize_mode="shortest")
-    return towers.Towers(model, base.tokenizer, config, cfg, "tiny")
+    cfg = dict(size=64, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), interpolation="bicubic", resize_mode="shortest")
+    return Towers(model, base.tokenizer, config, cfg, "tiny")
 
 
 def test_cosines_are_those_of_the_tokens(base):
-    view = attention.look(base, scenes.draw(scenes.make_scene("test", 1)))
-    maps = attention.attention_map(base, view, ["a red mug"])
-    c = attention.embed_phrases(base, ["a red mug"])[0]
+    view = encode_view(base, draw_scene(make_scene("test", 1)))
+    maps = attention_map(base, view, ["a red mug"])
+    c = embed_phrases(base, ["a red mug"])[0]
     slow = torch.stack([torch.dot(c, t) for t in view.tokens]).reshape(view.grid)
     assert torch.allclose(maps[0], slow, atol=1e-6)
-    v, read = attention.phrase_scores(base, view, ["a red mug"], xac_scale=3.)
-    a = (3*view.tokens @ c).softmax(0)
-    assert math.isclose(read[0], F.normalize(a @ view.tokens, dim=0) @ c, abs_tol=1e-5) and math.isclose(v[0], view.image @ c, abs_tol=1e-6)
+    v, read = phrase_scores(base, view, ["a red mug"], xac_scale=3.0)
+    a = (3 * view.tokens @ c).softmax(0)
+    assert math.isclose(read[0], F.normalize(a @ view.tokens, dim=0) @ c, abs_tol=1e-5) and math.isclose(
+        v[0], view.image @ c, abs_tol=1e-6
+    )
 
 
 def test_rows_run_downwards(base):
     "The first token is the top left patch: a change there moves the first row's first value the most"
     plain = Image.new("RGB", (96, 96), "grey")
-    spot = plain.copy(); spot.paste((255, 0, 0), (80, 0, 96, 16))
-    a, b = (attention.look(base, p).tokens for p in (plain, spot))
-    assert divmod(int((a - b).norm(dim=-1).argmax()), 6)[0] < 3 and divmod(int((a - b).norm(dim=-1).argmax()), 6)[1] >= 3
+    spot = plain.copy()
+    spot.paste((255, 0, 0), (80, 0, 96, 16))
+    a, b = (encode_view(base, p).tokens for p in (plain, spot))
+    assert (
+        divmod(int((a - b).norm(dim=-1).argmax()), 6)[0] < 3 and divmod(int((a - b).norm(dim=-1).argmax()), 6)[1] >= 3
+    )
 
 
 def test_head_attention_of_both_towers(base, tiny_clip):
     pool = base.model.visual.trunk.attn_pool
     x = torch.randn(2, 3, 96, 96)
     with torch.no_grad():
-        weights = attention.head_attention(base.model, x)
+        weights = head_attention(base.model, x)
         assert weights.shape == (2, 36) and torch.allclose(weights.sum(1), torch.ones(2), atol=1e-5)
-        clip = attention.head_attention(tiny_clip.model, x[..., :64, :64])
+        clip = head_attention(tiny_clip.model, x[..., :64, :64])
         assert clip.shape == (2, 16) and bool((clip.sum(1) < 1).all()) and bool((clip > 0).all())
         seen = {}
         last = tiny_clip.model.visual.transformer.resblocks[-1]
         hook = last.attn.register_forward_hook(lambda m, args, kw, out: seen.update(x=args[0]), with_kwargs=True)
-        tiny_clip.model.visual(x[..., :64, :64]); hook.remove()
-        assert torch.allclose(last.attn(seen["x"], seen["x"], seen["x"], need_weights=True)[1][:, 0, 1:], clip, atol=1e-6)
+        tiny_clip.model.visual(x[..., :64, :64])
+        hook.remove()
+        assert torch.allclose(
+            last.attn(seen["x"], seen["x"], seen["x"], need_weights=True)[1][:, 0, 1:], clip, atol=1e-6
+        )
     assert pool.fused_attn in (True, False)
 
 
 def test_models_of_other_grids(base, tiny_clip):
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 120, 3), np.uint8))
-    view = attention.look(tiny_clip, wide)
-    assert view.grid == (4, 4) and view.field == (.25, 0, .75, 1)
-    figure = attention.compare_figure(tiny_clip, base, wide, ["a red mug"], kind="softmax")
+    view = encode_view(tiny_clip, wide)
+    assert view.grid == (4, 4) and view.field == (0.25, 0, 0.75, 1)
+    figure = compare_figure(tiny_clip, base, wide, ["a red mug"], kind="softmax")
     assert any("resampled" in t.get_text() for t in figure.texts)
-    constant = attention.resample_map(torch.full((1, 6, 6), 1/36), WHOLE, (4, 4), view.field, share=True)
-    assert torch.allclose(constant.sum(), torch.tensor(.5))     # the middle half of the picture holds half of the attention
+    constant = resample_map(torch.full((1, 6, 6), 1 / 36), WHOLE, (4, 4), view.field, share=True)
+    assert torch.allclose(constant.sum(), torch.tensor(0.5))  # the middle half of the image holds half of the attention
 
 
 @pytest.mark.parametrize("size, grid", [(96, 6), (64, 4), (100, 7)])
 def test_coverage_keeps_area(size, grid):
-    mask = scenes.object_mask(scenes.Thing("cat", "red", x=.4, y=.6, side=.42), size)
-    cover = attention.coverage(mask, (grid, grid), WHOLE, 64)
-    assert abs(float(cover.mean()) - mask.mean()) < .01 and 0 <= float(cover.min()) and float(cover.max()) <= 1
-    half = attention.coverage(mask, (grid, grid), (0., 0., .5, 1.), 64)
-    assert abs(float(half.mean()) - mask[:, :size//2].mean()) < .01
+    mask = object_mask(Thing("cat", "red", x=0.4, y=0.6, side=0.42), size)
+    cover = coverage(mask, (grid, grid), WHOLE, 64)
+    assert abs(float(cover.mean()) - mask.mean()) < 0.01 and float(cover.min()) >= 0 and float(cover.max()) <= 1
+    half = coverage(mask, (grid, grid), (0.0, 0.0, 0.5, 1.0), 64)
+    assert abs(float(half.mean()) - mask[:, : size // 2].mean()) < 0.01
 
 
 def test_order_is_the_pixelwise_rank_statistic():
     rng = np.random.default_rng(0)
-    mask = scenes.object_mask(scenes.Thing("key", "red", x=.4, y=.6, side=.42), 96)
-    values = torch.tensor(rng.integers(0, 5, (6, 6))/7.).float()
-    cover = attention.coverage(mask, (6, 6), WHOLE)
+    mask = object_mask(Thing("key", "red", x=0.4, y=0.6, side=0.42), 96)
+    values = torch.tensor(rng.integers(0, 5, (6, 6)) / 7.0).float()
+    cover = coverage(mask, (6, 6), WHOLE)
     pixels = np.kron(values.numpy(), np.ones((16, 16)))
     inside, outside = pixels[mask], pixels[~mask]
-    slow = np.mean([(x > outside).mean() + .5*(x == outside).mean() for x in inside])
-    assert math.isclose(attention.order(values.flatten(), cover.flatten(), 1 - cover.flatten()), slow, rel_tol=1e-5)
+    slow = np.mean([(x > outside).mean() + 0.5 * (x == outside).mean() for x in inside])
+    assert math.isclose(auroc(values.flatten(), cover.flatten(), 1 - cover.flatten()), slow, rel_tol=1e-5)
 
 
 def oracle_rows(aim):
@@ -103,65 +130,87 @@ def oracle_rows(aim):
     probes = scene_probes()
     rows = []
     for number, p in enumerate(probes):
-        covers = {k: attention.coverage(m, (6, 6), WHOLE).flatten() for k, m in p.rivals.items()}
-        rows.append(dict(picture=number//4, phrase=p.phrase, group=p.group) | attention.measure_map(
-            attention.coverage(aim(p), (6, 6), WHOLE).flatten(), attention.coverage(p.mask, (6, 6), WHOLE).flatten(), covers, 10.))
+        covers = {k: coverage(m, (6, 6), WHOLE).flatten() for k, m in p.rivals.items()}
+        rows.append(
+            dict(image=number // 4, phrase=p.phrase, group=p.group)
+            | measure_map(
+                coverage(aim(p), (6, 6), WHOLE).flatten(), coverage(p.mask, (6, 6), WHOLE).flatten(), covers, 10.0
+            )
+        )
     return pd.DataFrame(rows)
 
 
 def scene_probes():
-    return attention.scene_probes(attention.binding_scenes(6, "validation") + attention.binding_scenes(6, "validation", True), scenes.draw)
+    return scene_probes(binding_scenes(6, "validation") + binding_scenes(6, "validation", True), draw_scene)
 
 
 def test_perfect_and_mistaken_maps():
     right, wrong = oracle_rows(lambda p: p.mask), oracle_rows(lambda p: p.rivals["colour"])
-    table = attention.localisation_table(wrong, right).set_index(["suite", "name"])
+    table = localisation_table(wrong, right).set_index(["suite", "name"])
     for suite in ("localisation", "heldout/localisation"):
         for name in ("order", "pointing", "pointing over same colour"):
             assert table.loc[(suite, name)].after > 90, (suite, name)
-        assert table.loc[(suite, "order over same colour")].before < 15 and table.loc[(suite, "order over same colour")].low > 50
+        assert (
+            table.loc[(suite, "order over same colour")].before < 15
+            and table.loc[(suite, "order over same colour")].low > 50
+        )
         assert table.loc[(suite, "pointing over same colour")].before == 0
-        assert 20 < table.loc[(suite, "order over same noun")].before < 80       # neither of the two is looked at
+        assert 20 < table.loc[(suite, "order over same noun")].before < 80  # neither of the two is looked at
         mass = table.loc[(suite, "mass inside")]
-        assert mass.after > 5*mass.chance and mass.before < mass.chance
+        assert mass.after > 5 * mass.chance and mass.before < mass.chance
 
 
 def test_a_random_map_is_at_chance():
     generator = np.random.default_rng(1)
-    rows = pd.concat([oracle_rows(lambda p: generator.random((6, 6)) > .5).assign(picture=lambda t: t.picture + 100*k) for k in range(6)], ignore_index=True)
-    table = attention.localisation_table(rows)
+    rows = pd.concat(
+        [
+            oracle_rows(lambda p: generator.random((6, 6)) > 0.5).assign(image=lambda t: t.image + 100 * k)
+            for k in range(6)
+        ],
+        ignore_index=True,
+    )
+    table = localisation_table(rows)
     for r in table.itertuples():
-        if r.name in ("order", "mass inside", "mass over same colour", "order over same noun"): assert r.low - 2 < r.chance < r.high + 2, r
+        if r.name in ("order", "mass inside", "mass over same colour", "order over same noun"):
+            assert r.low - 2 < r.chance < r.high + 2, r
 
 
 def test_interval_needs_no_single_group_and_counts_what_is_missing():
     rows = oracle_rows(lambda p: p.mask)
     rows.loc[:3, "order colour"] = math.nan
-    table = attention.localisation_table(rows)
+    table = localisation_table(rows)
     n = table.set_index(["suite", "name"]).n
     assert n["localisation", "order"] == 24 and n["localisation", "order over same colour"] == 20
 
 
 def test_bad_input(base):
-    draw = scenes.draw(scenes.make_scene("test", 1))
-    for call, word in ((lambda: attention.attention_map(base, draw, ["  "]), "empty"), (lambda: attention.attention_map(base, draw, ["red "*100]), "longer"),
-                       (lambda: attention.look(base, b"\x89PNG broken"), "broken picture"), (lambda: attention.look(base, "/nowhere/x.png"), "missing"),
-                       (lambda: attention.attention_map(base, draw, ["a mug"], "hed"), "head"), (lambda: attention.localisation(base, []), "no probes"),
-                       (lambda: attention.localisation(base, [attention.Probe(draw, "a mug", np.zeros((4, 4), bool))]), "empty"),
-                       (lambda: attention.coco_mask([[1, 2, 3]], 5, 5), "three points")):
-        with pytest.raises(UserError, match=word) as e: call()
+    draw = draw_scene(make_scene("test", 1))
+    for call, word in (
+        (lambda: attention_map(base, draw, ["  "]), "empty"),
+        (lambda: attention_map(base, draw, ["red " * 100]), "longer"),
+        (lambda: encode_view(base, b"\x89PNG broken"), "broken image"),
+        (lambda: encode_view(base, "/nowhere/x.png"), "missing"),
+        (lambda: attention_map(base, draw, ["a mug"], "hed"), "head"),
+        (lambda: localisation(base, []), "no probes"),
+        (lambda: localisation(base, [Probe(draw, "a mug", np.zeros((4, 4), bool))]), "empty"),
+        (lambda: coco_mask([[1, 2, 3]], 5, 5), "three points"),
+    ):
+        with pytest.raises(UserError, match=word) as e:
+            call()
         assert "\n" not in str(e.value)
 
 
 def test_figure_is_vector_and_reproducible(base):
-    draw = scenes.draw(scenes.make_scene("test", 1))
-    maps = attention.attention_map(base, draw, ["a $10 mug", "a_b^c {mug}"])
+    draw = draw_scene(make_scene("test", 1))
+    maps = attention_map(base, draw, ["a $10 mug", "a_b^c {mug}"])
     pages = []
     for _ in range(2):
-        figure = attention.difference_figure(draw, ["a $10 mug", "a_b^c {mug}"], maps, maps*2)
-        with io.BytesIO() as f: figure.savefig(f, format="svg", metadata={"Date": None}); pages.append(f.getvalue())
+        figure = difference_figure(draw, ["a $10 mug", "a_b^c {mug}"], maps, maps * 2)
+        with io.BytesIO() as f:
+            figure.savefig(f, format="svg", metadata={"Date": None})
+            pages.append(f.getvalue())
     assert pages[0].startswith(b"<?xml") and len(pages[0]) > 10_000 and pages[0] == pages[1]
-    same = attention.difference_figure(draw, ["a mug"], maps[:1], maps[:1])
+    same = difference_figure(draw, ["a mug"], maps[:1], maps[:1])
     assert len(same.axes) == 6
 
 
@@ -171,53 +220,92 @@ COMPRESSED = {0: "=44MM0100060J0O0:0J1", 1: "141M11001O01N00O01201OM032N0ON4", 2
 
 def test_compressed_run_lengths():
     for seed, text in COMPRESSED.items():
-        mask = np.random.default_rng(seed).random((7, 9)) < (.2, .5, .9)[seed]
-        for counts in (text, text.encode()): assert np.array_equal(attention.coco_mask(dict(segmentation=dict(counts=counts, size=[7, 9])), 9, 7), mask)
+        mask = np.random.default_rng(seed).random((7, 9)) < (0.2, 0.5, 0.9)[seed]
+        for counts in (text, text.encode()):
+            assert np.array_equal(coco_mask(dict(segmentation=dict(counts=counts, size=[7, 9])), 9, 7), mask)
 
 
 def test_a_polygon_has_its_area():
-    star = [[320 + r*math.cos(a), 240 + r*math.sin(a)] for r, a in zip([100, 40]*6, np.linspace(0, 2*math.pi, 12, endpoint=False))]
-    area = abs(sum(x*v - u*y for (x, y), (u, v) in zip(star, star[1:] + star[:1])))/2
-    mask = attention.coco_mask([np.ravel(star).tolist()], 640, 480)
-    assert mask.shape == (480, 640) and abs(mask.sum()/area - 1) < .01
-    assert attention.coco_mask([[-50, -50, 2000, -50, 2000, 2000, -50, 2000]], 20, 10).all()      # beyond the picture
-    assert attention.coco_mask([[0, 0, 4, 0, 4, 4, 0, 4], [6, 6, 8, 6, 8, 8, 6, 8]], 10, 10).sum() == 20      # parts
+    star = [
+        [320 + r * math.cos(a), 240 + r * math.sin(a)]
+        for r, a in zip([100, 40] * 6, np.linspace(0, 2 * math.pi, 12, endpoint=False))
+    ]
+    area = abs(sum(x * v - u * y for (x, y), (u, v) in zip(star, star[1:] + star[:1]))) / 2
+    mask = coco_mask([np.ravel(star).tolist()], 640, 480)
+    assert mask.shape == (480, 640) and abs(mask.sum() / area - 1) < 0.01
+    assert coco_mask([[-50, -50, 2000, -50, 2000, 2000, -50, 2000]], 20, 10).all()  # beyond the image
+    assert coco_mask([[0, 0, 4, 0, 4, 4, 0, 4], [6, 6, 8, 6, 8, 8, 6, 8]], 10, 10).sum() == 20  # parts
 
 
 @pytest.fixture
 def coco(tmp_path):
-    "A small file in COCO's format and its two pictures"
-    for name in ("a", "b"): Image.new("RGB", (60, 40), "grey").save(tmp_path/f"{name}.jpg")
-    return dict(images=[dict(id=7, file_name="a.jpg", width=60, height=40), dict(id=8, file_name="b.jpg", width=60, height=40)],
-                categories=[dict(id=1, name="dog"), dict(id=2, name="cat")],
-                annotations=[dict(id=1, image_id=8, category_id=1, bbox=[0, 0, 10, 10]), dict(id=2, image_id=8, category_id=1, segmentation=[[20, 0, 30, 0, 30, 20, 20, 20]], bbox=[20, 0, 10, 20]),
-                             dict(id=3, image_id=7, category_id=2, bbox=[0, 20, 60, 20], phrase="the cat below"), dict(id=4, image_id=7, category_id=2, bbox=[0, 0, 60, 10], phrase="the cat above")])
+    "A small file in COCO's format and its two images"
+    for name in ("a", "b"):
+        Image.new("RGB", (60, 40), "grey").save(tmp_path / f"{name}.jpg")
+    return dict(
+        images=[dict(id=7, file_name="a.jpg", width=60, height=40), dict(id=8, file_name="b.jpg", width=60, height=40)],
+        categories=[dict(id=1, name="dog"), dict(id=2, name="cat")],
+        annotations=[
+            dict(id=1, image_id=8, category_id=1, bbox=[0, 0, 10, 10]),
+            dict(id=2, image_id=8, category_id=1, segmentation=[[20, 0, 30, 0, 30, 20, 20, 20]], bbox=[20, 0, 10, 20]),
+            dict(id=3, image_id=7, category_id=2, bbox=[0, 20, 60, 20], phrase="the cat below"),
+            dict(id=4, image_id=7, category_id=2, bbox=[0, 0, 60, 10], phrase="the cat above"),
+        ],
+    )
 
 
 def test_probes_of_a_coco_file(coco, tmp_path, base):
-    (tmp_path/"x.json").write_text(json.dumps(coco))
-    probes = attention.coco_probes(tmp_path/"x.json", tmp_path, "mine")
-    assert [p.phrase for p in probes] == ["the cat below", "the cat above", "dog"] and {p.group for p in probes} == {"mine"}
-    assert probes[2].mask.sum() == 300 and probes[0].mask.sum() == 1200 and np.array_equal(probes[0].rivals["noun"], probes[1].mask) and not probes[2].rivals
-    table = attention.localisation_table(attention.localisation(base, probes)).set_index("name")
-    assert set(table.suite) == {"mine/localisation"} and table.n["order"] == 3 and table.n["order over same noun"] == 2 and abs(table.chance["mass inside"] - 100*(1200 + 600 + 300)/2400/3) < 3
-    coarse = attention.coco_probes(coco, tmp_path, points=30)
-    assert coarse[0].mask.shape == (20, 30) and coarse[0].mask.mean() == .5
+    (tmp_path / "x.json").write_text(json.dumps(coco))
+    probes = coco_probes(tmp_path / "x.json", tmp_path, "mine")
+    assert [p.phrase for p in probes] == ["the cat below", "the cat above", "dog"] and {p.group for p in probes} == {
+        "mine"
+    }
+    assert (
+        probes[2].mask.sum() == 300
+        and probes[0].mask.sum() == 1200
+        and np.array_equal(probes[0].rivals["noun"], probes[1].mask)
+        and not probes[2].rivals
+    )
+    table = localisation_table(localisation(base, probes)).set_index("name")
+    assert (
+        set(table.suite) == {"mine/localisation"}
+        and table.n["order"] == 3
+        and table.n["order over same noun"] == 2
+        and abs(table.chance["mass inside"] - 100 * (1200 + 600 + 300) / 2400 / 3) < 3
+    )
+    coarse = coco_probes(coco, tmp_path, points=30)
+    assert coarse[0].mask.shape == (20, 30) and coarse[0].mask.mean() == 0.5
 
 
-@pytest.mark.parametrize("change, word", [
-    (lambda c: c.pop("categories"), "lacks categories"), (lambda c: c["annotations"][0].update(image_id=99), "annotation 1 belongs to the picture 99"),
-    (lambda c: c["annotations"][1].update(category_id=5), "annotation 2 is of the category 5"), (lambda c: c["annotations"][1].update(segmentation=[[1, 2, 3]]), "annotation 2: a polygon needs"),
-    (lambda c: c["annotations"][2].pop("bbox"), "annotation 3: the annotation has neither"), (lambda c: c["annotations"][2].update(bbox=[0, 0, math.nan, 2]), "not finite"),
-    (lambda c: c["annotations"][2].update(segmentation=dict(counts=[2400], size=[60, 40])), "picture has .40, 60."), (lambda c: c["images"][0].update(file_name="gone.jpg"), "gone.jpg is missing"),
-    (lambda c: c["annotations"][1].update(segmentation="circle"), "list of polygons"), (lambda c: c["annotations"][1].update(segmentation=dict(counts="~~", size=[40, 60])), "cannot be read")])
+@pytest.mark.parametrize(
+    "change, word",
+    [
+        (lambda c: c.pop("categories"), "lacks categories"),
+        (lambda c: c["annotations"][0].update(image_id=99), "annotation 1 belongs to the image 99"),
+        (lambda c: c["annotations"][1].update(category_id=5), "annotation 2 is of the category 5"),
+        (lambda c: c["annotations"][1].update(segmentation=[[1, 2, 3]]), "annotation 2: a polygon needs"),
+        (lambda c: c["annotations"][2].pop("bbox"), "annotation 3: the annotation has neither"),
+        (lambda c: c["annotations"][2].update(bbox=[0, 0, math.nan, 2]), "not finite"),
+        (lambda c: c["annotations"][2].update(segmentation=dict(counts=[2400], size=[60, 40])), "image has .40, 60."),
+        (lambda c: c["images"][0].update(file_name="gone.jpg"), "gone.jpg is missing"),
+        (lambda c: c["annotations"][1].update(segmentation="circle"), "list of polygons"),
+        (lambda c: c["annotations"][1].update(segmentation=dict(counts="~~", size=[40, 60])), "cannot be read"),
+    ],
+)
 def test_wrong_coco_files(coco, tmp_path, change, word):
     change(coco)
-    with pytest.raises(UserError, match=word) as e: attention.coco_probes(coco, tmp_path)
+    with pytest.raises(UserError, match=word) as e:
+        coco_probes(coco, tmp_path)
     assert "\n" not in str(e.value)
 
 
 def test_a_file_that_is_no_coco_file(tmp_path):
-    (tmp_path/"x.json").write_text("[1, 2"); (tmp_path/"y.json").write_text("[1, 2]")
-    for name, word in (("x.json", "cannot be read"), ("y.json", "lacks images, annotations, categories"), ("z.json", "No such file")):
-        with pytest.raises(UserError, match=word): attention.coco_probes(tmp_path/name, tmp_path)
+    (tmp_path / "x.json").write_text("[1, 2")
+    (tmp_path / "y.json").write_text("[1, 2]")
+    for name, word in (
+        ("x.json", "cannot be read"),
+        ("y.json", "lacks images, annotations, categories"),
+        ("z.json", "No such file"),
+    ):
+        with pytest.raises(UserError, match=word):
+            coco_probes(tmp_path / name, tmp_path)

@@ -1,4 +1,5 @@
 """Several processes and several machines: they train what one does, and the end of one is the end of all, with its reason."""
+
 import json
 import os
 import re
@@ -10,24 +11,41 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from c2lip import scenes, training
 from c2lip.core import UserError, read_json
+from c2lip.release.run import launch_ranks, main, train
+from c2lip.release.run.log import read_log
+from c2lip.release.run.settings import check
 from c2lip.towers import load
+from c2lip.workshop.parameters import read_parameters
+from c2lip.world_captions import train_records
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = dict(method="c2lip", epochs=1, hold_back=0, batch_size=8, warmup=2, log_every=1, lr=1e-4, duplicates="merge", batches="random", device="cpu", threads=1)
+SMALL = dict(
+    method="c2lip",
+    epochs=1,
+    hold_back=0,
+    batch_size=8,
+    warmup=2,
+    log_every=1,
+    lr=1e-4,
+    duplicates="merge",
+    batches="random",
+    device="cpu",
+    threads=1,
+)
 LONG = {**SMALL, "epochs": 1000, "save_every": 10**6}
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    "32 pictures of one's own with a table"
+    "32 images of one's own with a table"
     folder = tmp_path_factory.mktemp("own")
     rows = []
-    for i, (_, image, caption) in enumerate(scenes.train_records(32)): image().save(folder/f"{i}.png"); rows.append(json.dumps(dict(image=f"{i}.png", caption=caption)))
-    (folder/"captions.jsonl").write_text("\n".join(rows))
+    for i, (_, image, caption) in enumerate(train_records(32)):
+        image().save(folder / f"{i}.png")
+        rows.append(json.dumps(dict(image=f"{i}.png", caption=caption)))
+    (folder / "captions.jsonl").write_text("\n".join(rows))
     return folder
 
 
@@ -35,9 +53,15 @@ def ranks(folder):
     "Process ids of the ranks that train in `folder`, by rank"
     found = {}
     for p in Path("/proc").glob("[0-9]*"):
-        try: command, env = (p/"cmdline").read_bytes(), dict(x.split(b"=", 1) for x in (p/"environ").read_bytes().split(b"\0") if b"=" in x)
-        except OSError: continue
-        if str(folder).encode() in command and b"RANK" in env and b"torch.distributed.run" not in command: found[int(env[b"RANK"])] = int(p.name)
+        try:
+            command, env = (
+                (p / "cmdline").read_bytes(),
+                dict(x.split(b"=", 1) for x in (p / "environ").read_bytes().split(b"\0") if b"=" in x),
+            )
+        except OSError:
+            continue
+        if str(folder).encode() in command and b"RANK" in env and b"torch.distributed.run" not in command:
+            found[int(env[b"RANK"])] = int(p.name)
     return found
 
 
@@ -45,21 +69,32 @@ def wait_for(what, seconds=120):
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "nothing happened"
-        time.sleep(.1)
+        time.sleep(0.1)
 
 
-def steps(folder): return (folder/"metrics.jsonl").exists() and '"step": 6,' in (folder/"metrics.jsonl").read_text()
+def steps(folder):
+    return (folder / "metrics.jsonl").exists() and '"step": 6,' in (folder / "metrics.jsonl").read_text()
 
 
 def test_a_killed_rank_ends_the_run_and_is_named(own, tmp_path, capfd):
-    "In a run that has met a broken picture, whose count is that of all ranks"
-    (tmp_path/"broken.png").write_bytes(b"no")
-    (tmp_path/"t.jsonl").write_text("\n".join(json.dumps(row | {"image": str(own/row["image"]) if i != 9 else "broken.png"}) for i, row in enumerate(map(json.loads, (own/"captions.jsonl").read_text().splitlines()))))
+    "In a run that has met a broken image, whose count is that of all ranks"
+    (tmp_path / "broken.png").write_bytes(b"no")
+    (tmp_path / "t.jsonl").write_text(
+        "\n".join(
+            json.dumps(row | {"image": str(own / row["image"]) if i != 9 else "broken.png"})
+            for i, row in enumerate(map(json.loads, (own / "captions.jsonl").read_text().splitlines()))
+        )
+    )
     said = []
+
     def run():
-        try: training.launch_ranks({**LONG, "data": str(tmp_path/"t.jsonl"), "gpus": 2}, tmp_path)
-        except UserError as e: said.append(str(e))
-    job = threading.Thread(target=run); job.start()
+        try:
+            launch_ranks({**LONG, "data": str(tmp_path / "t.jsonl"), "gpus": 2}, tmp_path)
+        except UserError as e:
+            said.append(str(e))
+
+    job = threading.Thread(target=run)
+    job.start()
     wait_for(lambda: steps(tmp_path))
     os.kill(ranks(tmp_path)[1], signal.SIGKILL)
     start = time.monotonic()
@@ -67,8 +102,8 @@ def test_a_killed_rank_ends_the_run_and_is_named(own, tmp_path, capfd):
     print(f"ended after {time.monotonic() - start:.1f} s")
     assert not job.is_alive() and "rank 1 was killed by signal 9" in said[0]
     wait_for(lambda: not ranks(tmp_path), 10)
-    listed = sum(len((tmp_path/name).read_text().splitlines()) for name in ("skipped.jsonl", "skipped-1.jsonl"))
-    assert listed in (1, 2) and training.read_log(tmp_path)[-1]["skipped"] == listed, "by the rank that met it, or by both"
+    listed = sum(len((tmp_path / name).read_text().splitlines()) for name in ("skipped.jsonl", "skipped-1.jsonl"))
+    assert listed in (1, 2) and read_log(tmp_path)[-1]["skipped"] == listed, "by the rank that met it, or by both"
 
 
 def test_a_rank_that_raises_ends_the_run_with_its_own_traceback(own, tmp_path, capfd, monkeypatch):
@@ -83,10 +118,15 @@ def broken(*args, **kw):
 training.train_step = broken
 training.main()
 """
-    (tmp_path/"rank.py").write_text(code)
+    (tmp_path / "rank.py").write_text(code)
     popen = subprocess.Popen
-    monkeypatch.setattr(training.subprocess, "Popen", lambda command, **kw: popen(command[:-4] + [str(tmp_path/"rank.py")] + command[-2:], **kw))   # for -m c2lip.training
-    with pytest.raises(UserError, match="rank 1: RuntimeError: a GPU fell off the bus"): training.launch_ranks({**LONG, "data": str(own), "gpus": 2}, tmp_path)
+    monkeypatch.setattr(
+        subprocess,
+        "Popen",
+        lambda command, **kw: popen(command[:-4] + [str(tmp_path / "rank.py")] + command[-2:], **kw),
+    )  # for -m c2lip.release.run
+    with pytest.raises(UserError, match="rank 1: RuntimeError: a GPU fell off the bus"):
+        launch_ranks({**LONG, "data": str(own), "gpus": 2}, tmp_path)
     end, out = time.time(), capfd.readouterr().out
     assert "[rank 1] Traceback (most recent call last):" in out and 'rank.py", line 6, in broken' in out
     assert end - float(re.search(r"raised at ([\d.]+)", out)[1]) < 60
@@ -94,20 +134,33 @@ training.main()
 
 def test_hand_started_runs_take_recipes(tmp_path, capsys):
     "Settings are checked as papermill's are, and what a recipe leaves out has the notebook's defaults"
-    (tmp_path/"r.yaml").write_text("pictures: 32\nbatch_size: 8\nepochs: 1\nthreads: 1\nwarmup: 1\n")
-    start = lambda name, *words: training.main([str(tmp_path/name), str(tmp_path/"run"), *words])
+    (tmp_path / "r.yaml").write_text("images: 32\nbatch_size: 8\nepochs: 1\nthreads: 1\nwarmup: 1\n")
+    start = lambda name, *words: main([str(tmp_path / name), str(tmp_path / "run"), *words])
     start("r.yaml", "lambda_xac=0", "lr=0.0001", "device=cpu")
-    record = read_json(tmp_path/"run"/"params.json")
-    assert record["lambda_xac"] == 0 and record["batches"] == "shared" and record["batch_size"] == 8 and "run_dir" not in record
-    assert (tmp_path/"run"/"model"/"open_clip_model.safetensors").exists()
-    for words, message in ((["lamda_xac=1"], "nearest: lambda_xac"), (["epochs=-1"], "epochs must be"), (["resume"], "usage")):
-        with pytest.raises((ValueError, SystemExit), match=message): start("r.yaml", *words)
-    with pytest.raises(ValueError, match="none.yaml cannot be read"): start("none.yaml")
+    record = read_json(tmp_path / "run" / "params.json")
+    assert (
+        record["lambda_xac"] == 0
+        and record["batches"] == "shared"
+        and record["batch_size"] == 8
+        and "run_dir" not in record
+    )
+    assert (tmp_path / "run" / "model" / "open_clip_model.safetensors").exists()
+    for words, message in (
+        (["lamda_xac=1"], "nearest: lambda_xac"),
+        (["epochs=-1"], "epochs must be"),
+        (["resume"], "usage"),
+    ):
+        with pytest.raises((ValueError, SystemExit), match=message):
+            start("r.yaml", *words)
+    with pytest.raises(ValueError, match="none.yaml cannot be read"):
+        start("none.yaml")
 
 
 # two machines: network namespaces with a cable between them
 
-def ip(*words): return subprocess.run(["ip", *words], capture_output=True, text=True)
+
+def ip(*words):
+    return subprocess.run(["ip", *words], capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -115,55 +168,101 @@ def machines():
     "Names of two network namespaces, at 10.77.0.1 and 10.77.0.2"
     names = [f"c2lip{os.getpid()}{x}" for x in "ab"]
     try:
-        if any(ip("netns", "add", n).returncode for n in names): pytest.skip("network namespaces need root and the ip command")
-        made = [ip("link", "add", "left", "netns", names[0], "type", "veth", "peer", "name", "right", "netns", names[1])]
+        if any(ip("netns", "add", n).returncode for n in names):
+            pytest.skip("network namespaces need root and the ip command")
+        made = [
+            ip("link", "add", "left", "netns", names[0], "type", "veth", "peer", "name", "right", "netns", names[1])
+        ]
         for n, device, i in ((names[0], "left", 1), (names[1], "right", 2)):
-            made += [ip("-n", n, *words.split()) for words in (f"addr add 10.77.0.{i}/24 dev {device}", f"link set {device} up", "link set lo up")]
-        if any(m.returncode for m in made): pytest.skip(f"no cable between network namespaces: {[m.stderr for m in made if m.returncode][0]}")
+            made += [
+                ip("-n", n, *words.split())
+                for words in (f"addr add 10.77.0.{i}/24 dev {device}", f"link set {device} up", "link set lo up")
+            ]
+        if any(m.returncode for m in made):
+            pytest.skip(f"no cable between network namespaces: {[m.stderr for m in made if m.returncode][0]}")
         yield names
-    except FileNotFoundError: pytest.skip("the ip command is not here")
+    except FileNotFoundError:
+        pytest.skip("the ip command is not here")
     finally:
         for n in names:
-            try: ip("netns", "del", n)
-            except FileNotFoundError: pass
+            try:
+                ip("netns", "del", n)
+            except FileNotFoundError:
+                pass
 
 
 def start(machines, port, *words):
     "One torchrun on each machine, as cluster.sbatch starts them"
-    env = {k: v for k, v in os.environ.items() if k != "C2LIP_REFUSED"} | {"PYTHONPATH": str(ROOT)}   # without the guard: the other machine is none of this one's addresses
-    return [subprocess.Popen(["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={device}", sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
-                              "--node-rank", str(i), "--master-addr", "10.77.0.1", "--master-port", str(port), "-m", "c2lip.training", *map(str, words)],
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env, start_new_session=True) for i, (name, device) in enumerate(zip(machines, ("left", "right")))]
+    env = {k: v for k, v in os.environ.items() if k != "C2LIP_REFUSED"} | {
+        "PYTHONPATH": str(ROOT)
+    }  # without the guard: the other machine is none of this one's addresses
+    return [
+        subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                "env",
+                f"GLOO_SOCKET_IFNAME={device}",
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                "2",
+                "--nproc-per-node",
+                "1",
+                "--node-rank",
+                str(i),
+                "--master-addr",
+                "10.77.0.1",
+                "--master-port",
+                str(port),
+                "-m",
+                "c2lip.release.run",
+                *map(str, words),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env=env,
+            start_new_session=True,
+        )
+        for i, (name, device) in enumerate(zip(machines, ("left", "right")))
+    ]
 
 
 def test_two_machines_train_what_one_process_does(own, machines, tmp_path):
-    (tmp_path/"r.yaml").write_text("".join(f"{k}: {v}\n" for k, v in SMALL.items()))
-    jobs = start(machines, 29511, tmp_path/"r.yaml", tmp_path/"two", f"data={own}")
+    (tmp_path / "r.yaml").write_text("".join(f"{k}: {v}\n" for k, v in SMALL.items()))
+    jobs = start(machines, 29511, tmp_path / "r.yaml", tmp_path / "two", f"data={own}")
     out = [j.communicate(timeout=240)[0] for j in jobs]
     assert [j.returncode for j in jobs] == [0, 0], "\n".join(out)
-    from c2lip import launch
-    settings = launch.check(launch.read_parameters(ROOT/"nbs"/"train.ipynb"), {**SMALL, "data": str(own)})
-    (tmp_path/"one").mkdir(); one = training.train(settings, tmp_path/"one").model.state_dict()
-    rows = [[r["total"] for r in training.read_log(tmp_path/name)] for name in ("one", "two")]
+    settings = check(read_parameters(ROOT / "nbs" / "train.ipynb"), {**SMALL, "data": str(own)})
+    (tmp_path / "one").mkdir()
+    one = train(settings, tmp_path / "one").model.state_dict()
+    rows = [[r["total"] for r in read_log(tmp_path / name)] for name in ("one", "two")]
     assert len(rows[0]) == 4 and rows[0] == pytest.approx(rows[1], rel=1e-4)
-    two, before = load(str(tmp_path/"two"/"model")).model.state_dict(), load().model.state_dict()
-    far = max(((one[k] - two[k]).norm()/((one[k] - before[k]).norm() + 1e-6)).item() for k in one)
-    print(f"losses differ by {max(abs(a/b - 1) for a, b in zip(*rows)):.1e}, weights by {far:.1e} of what they moved")
-    assert far < .05
+    two, before = load(str(tmp_path / "two" / "model")).model.state_dict(), load().model.state_dict()
+    far = max(((one[k] - two[k]).norm() / ((one[k] - before[k]).norm() + 1e-6)).item() for k in one)
+    print(f"losses differ by {max(abs(a / b - 1) for a, b in zip(*rows)):.1e}, weights by {far:.1e} of what they moved")
+    assert far < 0.05
 
 
 @pytest.mark.skipif(not os.environ.get("C2LIP_SLOW"), reason="asked for with C2LIP_SLOW=1: 25 s of two cores")
 def test_the_end_of_a_machine_is_the_end_of_the_run(own, machines, tmp_path):
     "All of one machine's processes killed at once; the other ends by itself"
-    (tmp_path/"r.yaml").write_text("".join(f"{k}: {v}\n" for k, v in LONG.items()))
-    jobs = start(machines, 29512, tmp_path/"r.yaml", tmp_path/"two", f"data={own}")
+    (tmp_path / "r.yaml").write_text("".join(f"{k}: {v}\n" for k, v in LONG.items()))
+    jobs = start(machines, 29512, tmp_path / "r.yaml", tmp_path / "two", f"data={own}")
     try:
-        wait_for(lambda: steps(tmp_path/"two"), 240)
-        os.kill(ranks(tmp_path/"two")[1], signal.SIGKILL); os.killpg(jobs[1].pid, signal.SIGKILL)
+        wait_for(lambda: steps(tmp_path / "two"), 240)
+        os.kill(ranks(tmp_path / "two")[1], signal.SIGKILL)
+        os.killpg(jobs[1].pid, signal.SIGKILL)
         begun = time.monotonic()
         out = jobs[0].communicate(timeout=60)[0]
         print(f"ended after {time.monotonic() - begun:.1f} s")
-        assert jobs[0].returncode and "[rank 0]" in out and not ranks(tmp_path/"two")
+        assert jobs[0].returncode and "[rank 0]" in out and not ranks(tmp_path / "two")
     finally:
         for j in jobs:
-            if j.poll() is None: os.killpg(j.pid, signal.SIGKILL)
+            if j.poll() is None:
+                os.killpg(j.pid, signal.SIGKILL)

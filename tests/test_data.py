@@ -1,4 +1,5 @@
 """Readers, counts, orders and the loader: hostile files, twins of fast paths, and what only a maintainer needs."""
+
 import gzip
 import http.server
 import io
@@ -23,29 +24,51 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-import c2lip.data as data
-from c2lip.core import Phrase, Sample, UserError
-from c2lip.data import (BadPicture, Index, Record, Samples, Skips, TarPart, batches, canonical, canonical_caption, epoch_order, hard_distractors,
-                        draw, index, loader, open_picture, place, read, shard_urls, write_table)
+from c2lip.concepts import canonical, canonical_caption
+from c2lip.core import Phrase, UserError
+from c2lip.data.batches import batches, epoch_order, hard_distractors
+from c2lip.data.images import BadImage, open_image
+from c2lip.data.index import Index, holdout_fraction, index
+from c2lip.data.loading import Samples, loader
+from c2lip.data.records import Record, Skips, find_phrases, with_phrases
+from c2lip.data.remote import TarPart, _far
+from c2lip.data.shards import read_shards
+from c2lip.data.sources import read
+from c2lip.data.tables import write_table
 
-SMALL = transforms.Compose([transforms.Resize(16), transforms.CenterCrop(16), transforms.ToTensor(), transforms.Normalize((.5,)*3, (.5,)*3)])
-CROPPED = transforms.Compose([transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+SMALL = transforms.Compose(
+    [
+        transforms.Resize(16),
+        transforms.CenterCrop(16),
+        transforms.ToTensor(),
+        transforms.Normalize((0.5,) * 3, (0.5,) * 3),
+    ]
+)
+CROPPED = transforms.Compose(
+    [transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+)
 
 
-def picture(i=0, size=(24, 20)):
+def image(i=0, size=(24, 20)):
     return Image.fromarray(np.random.default_rng(i).integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
 
 
 def encoded(i=0, kind="png", **more):
     file = io.BytesIO()
-    picture(i).save(file, kind, **more)
+    image(i).save(file, kind, **more)
     return file.getvalue()
 
 
 def shard(path, n=8, extra=lambda i: {}, **facts):
     with tarfile.open(path, "w") as tar:
         for i in range(n):
-            members = {"png": encoded(i), "json": json.dumps({"caption": f"A red mug beside a blue boat number {i}.", "phrases": ["a red mug"], **facts}).encode(), **extra(i)}
+            members = {
+                "png": encoded(i),
+                "json": json.dumps(
+                    {"caption": f"A red mug beside a blue boat number {i}.", "phrases": ["a red mug"], **facts}
+                ).encode(),
+                **extra(i),
+            }
             for kind, content in members.items():
                 info = tarfile.TarInfo(f"{i:05d}.{kind}")
                 info.size = len(content)
@@ -54,23 +77,38 @@ def shard(path, n=8, extra=lambda i: {}, **facts):
 
 
 def records(n=12):
-    return [Record(f"r{i}", picture(i), f"Picture {i}.", []) for i in range(n)]
+    return [Record(f"r{i}", image(i), f"Image {i}.", []) for i in range(n)]
 
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
     "A file server with range requests; `fails` answers in a row are 503, `cut` bytes are missing at the end of whole reads"
+
     protocol_version, fails, cut = "HTTP/1.1", 0, 0
-    def log_message(self, *_): pass
+
+    def log_message(self, *_):
+        pass
+
     def do_GET(self):
         path = Path(self.translate_path(self.path))
-        if not path.is_file(): return self.send_error(404)
+        if not path.is_file():
+            return self.send_error(404)
         if type(self).fails:
-            type(self).fails -= 1; self.send_response(503); self.send_header("Content-Length", "0"); self.end_headers(); return
+            type(self).fails -= 1
+            self.send_response(503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         first, last = self.headers["Range"][6:].split("-")
         content = path.read_bytes()
-        part = content[int(first):int(last or len(content) - 1) + 1]
-        self.send_response(206); self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"); self.send_header("Content-Length", len(part)); self.end_headers()
-        if not last and type(self).cut: part = part[:-type(self).cut]; type(self).cut = 0; self.close_connection = True
+        part = content[int(first) : int(last or len(content) - 1) + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}")
+        self.send_header("Content-Length", len(part))
+        self.end_headers()
+        if not last and type(self).cut:
+            part = part[: -type(self).cut]
+            type(self).cut = 0
+            self.close_connection = True
         self.wfile.write(part)
 
 
@@ -81,43 +119,63 @@ def served(folder):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=folder))
     server.handle_error = lambda *_: None  # a reader may hang up
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    try: yield f"http://127.0.0.1:{server.server_port}", kind
-    finally: server.shutdown(); server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", kind
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def train_on(source, tmp_path, **kw):
     "Keys that training would see in one epoch, batch by batch"
     skips = Skips(1)
-    samples = Samples(index(source, skips, folder=tmp_path/"cache"), kw.pop("transform", SMALL), skips=skips)
+    samples = Samples(index(source, skips, folder=tmp_path / "cache"), kw.pop("transform", SMALL), skips=skips)
     return [[s.key for s in b] for b in loader(samples, batches(samples.phrases, kw.pop("batch", 1), **kw))]
 
 
-# pictures
+# images
+
 
 def test_bombs_are_refused_by_their_header():
     good = encoded()
-    header = good[12:16] + (60_000).to_bytes(4, "big")*2 + good[24:29]
+    header = good[12:16] + (60_000).to_bytes(4, "big") * 2 + good[24:29]
     bomb = good[:12] + header + zlib.crc32(header).to_bytes(4, "big") + good[33:]
-    for image, cause in ((bomb, "picture too large"), (good[:60], "broken picture"), (b"", "broken picture"), (b"%!PS-Adobe", "broken picture"),
-                         ("/nowhere.png", "missing file"), (Image.new("L", (4000, 3)), "picture too narrow")):
-        with pytest.raises(BadPicture) as e: open_picture(image)
+    for image, cause in (
+        (bomb, "image too large"),
+        (good[:60], "broken image"),
+        (b"", "broken image"),
+        (b"%!PS-Adobe", "broken image"),
+        ("/nowhere.png", "missing file"),
+        (Image.new("L", (4000, 3)), "image too narrow"),
+    ):
+        with pytest.raises(BadImage) as e:
+            open_image(image)
         assert e.value.cause == cause
-    with pytest.raises(BadPicture): open_picture(encoded(), max_pixels=100)
+    with pytest.raises(BadImage):
+        open_image(encoded(), max_pixels=100)
 
 
 def test_formats_modes_and_orientation():
-    for kind in ("png", "jpeg", "webp", "bmp", "gif"): assert open_picture(encoded(1, kind)).mode == "RGB"
-    with pytest.raises(BadPicture): open_picture(encoded(1, "tiff"))  # not among the formats
+    for kind in ("png", "jpeg", "webp", "bmp", "gif"):
+        assert open_image(encoded(1, kind)).mode == "RGB"
+    with pytest.raises(BadImage):
+        open_image(encoded(1, "tiff"))  # not among the formats
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90°
-    assert open_picture(encoded(1, "jpeg", exif=exif)).size == (20, 24)
-    assert open_picture(Image.new("RGBA", (5, 5))).mode == open_picture(Image.new("P", (5, 5))).mode == "RGB"
+    assert open_image(encoded(1, "jpeg", exif=exif)).size == (20, 24)
+    assert open_image(Image.new("RGBA", (5, 5))).mode == open_image(Image.new("P", (5, 5))).mode == "RGB"
 
 
 # samples
 
+
 def test_cache_changes_no_pixel():
-    for transform in (SMALL, None, transforms.ToTensor(), transforms.Compose([transforms.Resize((8, 8)), transforms.CenterCrop(6)])):
+    for transform in (
+        SMALL,
+        None,
+        transforms.ToTensor(),
+        transforms.Compose([transforms.Resize((8, 8)), transforms.CenterCrop(6)]),
+    ):
         plain, kept = Samples(records(), transform), Samples(records(), transform, cache=True)
         for a, b in zip(plain, kept):
             assert np.array_equal(np.asarray(a.image), np.asarray(b.image)) and (a.key, a.caption) == (b.key, b.caption)
@@ -125,325 +183,584 @@ def test_cache_changes_no_pixel():
 
 def test_cache_in_workers_and_with_chance():
     order = batches(records(), 4, seed=2)
-    sets = [Samples(records(), CROPPED), Samples(records(), CROPPED, cache=True), Samples(records(), CROPPED, cache=True, workers=2)]
+    sets = [
+        Samples(records(), CROPPED),
+        Samples(records(), CROPPED, cache=True),
+        Samples(records(), CROPPED, cache=True, workers=2),
+    ]
     runs = [[[s.image for s in b] for b in loader(s, order, workers=w, seed=5)] for s in sets for w in (0, 2)]
     for run in runs[1:]:
-        for a, b in zip(runs[0], run, strict=True): assert all(x.equal(y) for x, y in zip(a, b, strict=True))
+        for a, b in zip(runs[0], run, strict=True):
+            assert all(x.equal(y) for x, y in zip(a, b, strict=True))
     other = [[s.image for s in b] for b in loader(sets[0], order, seed=6)]
     assert not all(x.equal(y) for x, y in zip(runs[0][0], other[0]))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_bad_pictures_are_replaced_and_counted(workers):
+def test_bad_images_are_replaced_and_counted(workers):
     rows = records(20)
     rows[3], rows[4] = rows[3]._replace(image=b"no"), rows[4]._replace(image="/nowhere.png")
     samples = Samples(rows, SMALL)
     got = [[s.key for s in b] for b in loader(samples, [[2, 3, 5], [4, 3, 0], [19, 1, 2]], workers=workers)]
-    assert all(len(set(b)) == 3 and not {"r3", "r4"} & set(b) for b in got) and got[2] == ["r19", "r1", "r2"] and got[0][::2] == ["r2", "r5"]
-    assert got == [[s.key for s in b] for b in loader(Samples(rows, SMALL), [[2, 3, 5], [4, 3, 0], [19, 1, 2]])], "the same for any number of workers"
-    assert samples.skips.counts == {"broken picture": 1, "missing file": 1} and (samples.skips.tried, samples.skips.failed) == (9, 3)
+    assert (
+        all(len(set(b)) == 3 and not {"r3", "r4"} & set(b) for b in got)
+        and got[2] == ["r19", "r1", "r2"]
+        and got[0][::2] == ["r2", "r5"]
+    )
+    assert got == [[s.key for s in b] for b in loader(Samples(rows, SMALL), [[2, 3, 5], [4, 3, 0], [19, 1, 2]])], (
+        "the same for any number of workers"
+    )
+    assert samples.skips.counts == {"broken image": 1, "missing file": 1} and (
+        samples.skips.tried,
+        samples.skips.failed,
+    ) == (9, 3)
     assert len(Samples(rows, SMALL, cache=True)) == 18
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_too_many_bad_pictures_stop_the_run(workers):
+def test_too_many_bad_images_stop_the_run(workers):
     rows = records(20)
-    for i in range(0, 20, 2): rows[i] = rows[i]._replace(image=b"no")
-    with pytest.raises(UserError, match="broken picture"):
-        for _ in loader(Samples(rows, SMALL), batches(rows, 5), workers=workers): pass
-    with pytest.raises(UserError, match="broken picture"): Samples(rows, SMALL, cache=True)
-    for limit in (.1, 1):
-        with pytest.raises(UserError): Samples([Record("a", b"no", "A.", [])], SMALL, skips=Skips(limit))[0]
+    for i in range(0, 20, 2):
+        rows[i] = rows[i]._replace(image=b"no")
+    with pytest.raises(UserError, match="broken image"):
+        for _ in loader(Samples(rows, SMALL), batches(rows, 5), workers=workers):
+            pass
+    with pytest.raises(UserError, match="broken image"):
+        Samples(rows, SMALL, cache=True)
+    for limit in (0.1, 1):
+        with pytest.raises(UserError):
+            Samples([Record("a", b"no", "A.", [])], SMALL, skips=Skips(limit))[0]
 
 
 def test_global_chance_is_left_alone():
     samples = Samples(records(), CROPPED)
     torch.manual_seed(1), random.seed(1)
     before = torch.get_rng_state(), random.getstate()
-    for workers in (0, 2): list(loader(samples, batches(samples.phrases, 4), workers=workers))
+    for workers in (0, 2):
+        list(loader(samples, batches(samples.phrases, 4), workers=workers))
     assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
 
 
 def test_many_batches_from_workers_cost_few_file_handles():
     import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     samples = Samples(records(), SMALL, cache=True)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-    try: kept = list(loader(samples, [list(range(12))*10]*12, workers=2))  # all batches are held on to
-    finally: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        kept = list(loader(samples, [list(range(12)) * 10] * 12, workers=2))  # all batches are held on to
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(kept) == 12 and len(kept[0]) == 120
 
 
 # captions and phrases
 
+
 def test_short_way_of_canonical_equals_the_long_one():
-    texts = ["A red  mug.", " tab\tand\nline ", "a &amp; b", "<b>bold</b> mug", "see http://x.org/a now", "WWW.x.org", "it's 5\" wide, (about) 3/4!", "caf\u00c3\u00a9", "\x00nul", "a\x1b[31mred", "", "   ",
-             "Semi; colon: dash - dot. ~`@#$%^*_+=|\\{}[]'?"]
-    for text in texts: assert canonical(text) == canonical_caption(text), text
+    texts = [
+        "A red  mug.",
+        " tab\tand\nline ",
+        "a &amp; b",
+        "<b>bold</b> mug",
+        "see http://x.org/a now",
+        "WWW.x.org",
+        "it's 5\" wide, (about) 3/4!",
+        "caf\u00c3\u00a9",
+        "\x00nul",
+        "a\x1b[31mred",
+        "",
+        "   ",
+        "Semi; colon: dash - dot. ~`@#$%^*_+=|\\{}[]'?",
+    ]
+    for text in texts:
+        assert canonical(text) == canonical_caption(text), text
     assert canonical(None) == canonical(3.5) == ""
 
 
 def test_placing_phrases():
-    assert place("A cat, a CAT.", ["a cat", "cat.", "dog", "", ["A cat", 0, 5], ["a CAT", 7, 12], ["A cat", 99, 104]]) == [
-        Phrase("A cat", 0, 5), Phrase("CAT.", 9, 13), Phrase("dog", -1, -1), Phrase("A cat", 0, 5), Phrase("a CAT", 7, 12), Phrase("A cat", 0, 5)]
-    assert place("a (red) mug", ["(red) mug"]) == [Phrase("(red) mug", 2, 11)]
+    assert find_phrases(
+        "A cat, a CAT.", ["a cat", "cat.", "dog", "", ["A cat", 0, 5], ["a CAT", 7, 12], ["A cat", 99, 104]]
+    ) == [
+        Phrase("A cat", 0, 5),
+        Phrase("CAT.", 9, 13),
+        Phrase("dog", -1, -1),
+        Phrase("A cat", 0, 5),
+        Phrase("a CAT", 7, 12),
+        Phrase("A cat", 0, 5),
+    ]
+    assert find_phrases("a (red) mug", ["(red) mug"]) == [Phrase("(red) mug", 2, 11)]
 
 
 # tables
 
+
 def test_tables_agree(tmp_path):
     rows = []
     for i in range(6):
-        (tmp_path/f"{i}.png").write_bytes(encoded(i))
-        rows.append({"File": f"{i}.png", "Text": f"A red mug, \"number {i}\", beside a blue boat.", "phrases": [["A red mug", 0, 9], "a blue boat"]})
-    (tmp_path/"captions.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8-sig")
-    (tmp_path/"t.json").write_text(json.dumps(rows))
+        (tmp_path / f"{i}.png").write_bytes(encoded(i))
+        rows.append(
+            {
+                "File": f"{i}.png",
+                "Text": f'A red mug, "number {i}", beside a blue boat.',
+                "phrases": [["A red mug", 0, 9], "a blue boat"],
+            }
+        )
+    (tmp_path / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8-sig")
+    (tmp_path / "t.json").write_text(json.dumps(rows))
     flat = [{**r, "phrases": json.dumps(r["phrases"])} for r in rows]
     import csv
+
     for name, mark in (("t.csv", ","), ("t.tsv", "\t")):
-        with open(tmp_path/name, "w", newline="") as file:
-            w = csv.DictWriter(file, rows[0], delimiter=mark); w.writeheader(); w.writerows(flat)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(flat), tmp_path/"t.parquet")
+        with open(tmp_path / name, "w", newline="") as file:
+            w = csv.DictWriter(file, rows[0], delimiter=mark)
+            w.writeheader()
+            w.writerows(flat)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(flat), tmp_path / "t.parquet")
     wanted = read(tmp_path)
     assert wanted[0].phrases[1].start == wanted[0].caption.index("a blue boat") and len(wanted) == 6
-    for name in ("captions.jsonl", "t.json", "t.csv", "t.tsv", "t.parquet"): assert read(tmp_path/name) == wanted, name
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"image": {"bytes": encoded(i), "path": None}, "text": f"Mug {i}."} for i in range(3)]), tmp_path/"bytes.parquet")
-    assert open_picture(read(tmp_path/"bytes.parquet")[2].image).tobytes() == picture(2).tobytes()
+    for name in ("captions.jsonl", "t.json", "t.csv", "t.tsv", "t.parquet"):
+        assert read(tmp_path / name) == wanted, name
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(
+            [{"image": {"bytes": encoded(i), "path": None}, "text": f"Mug {i}."} for i in range(3)]
+        ),
+        tmp_path / "bytes.parquet",
+    )
+    assert open_image(read(tmp_path / "bytes.parquet")[2].image).tobytes() == image(2).tobytes()
     assert read("t.csv", images=tmp_path) if os.path.exists("t.csv") else True
 
 
 def test_broken_rows_are_counted(tmp_path):
-    (tmp_path/"a.png").write_bytes(encoded())
+    (tmp_path / "a.png").write_bytes(encoded())
     good = {"image": "a.png", "caption": "A mug."}
-    rows = [json.dumps(good), json.dumps({**good, "caption": "A second one."}), json.dumps(good), "{", "[1]", "null", '"x"', json.dumps({**good, "caption": "  "}), json.dumps({"caption": "No picture."}),
-            json.dumps({**good, "image": "b.png"}), json.dumps({**good, "image": "a\0.png"}), json.dumps({**good, "image": "x"*5000}), json.dumps({**good, "image": ["a.png"]}), json.dumps({**good, "caption": "Three.", "phrases": 5}),
-            json.dumps({**good, "caption": "Four.", "phrases": [["a", "0", 1]]}), json.dumps({**good, "caption": ["", "Five."]}), "[" * 100_000, "", b"\xff\xfe".decode("latin1")]
-    (tmp_path/"t.jsonl").write_bytes("\n".join(rows).encode("latin1"))
+    rows = [
+        json.dumps(good),
+        json.dumps({**good, "caption": "A second one."}),
+        json.dumps(good),
+        "{",
+        "[1]",
+        "null",
+        '"x"',
+        json.dumps({**good, "caption": "  "}),
+        json.dumps({"caption": "No image."}),
+        json.dumps({**good, "image": "b.png"}),
+        json.dumps({**good, "image": "a\0.png"}),
+        json.dumps({**good, "image": "x" * 5000}),
+        json.dumps({**good, "image": ["a.png"]}),
+        json.dumps({**good, "caption": "Three.", "phrases": 5}),
+        json.dumps({**good, "caption": "Four.", "phrases": [["a", "0", 1]]}),
+        json.dumps({**good, "caption": ["", "Five."]}),
+        "[" * 100_000,
+        "",
+        b"\xff\xfe".decode("latin1"),
+    ]
+    (tmp_path / "t.jsonl").write_bytes("\n".join(rows).encode("latin1"))
     skips = Skips(limit=1)
-    found = read(tmp_path/"t.jsonl", skips)
-    assert [(r.key, r.caption) for r in found] == [("a.png", "A mug."), ("a.png #2", "A second one."), ("a.png #3", "Five.")]
+    found = read(tmp_path / "t.jsonl", skips)
+    assert [(r.key, r.caption) for r in found] == [
+        ("a.png", "A mug."),
+        ("a.png #2", "A second one."),
+        ("a.png #3", "Five."),
+    ]
     assert skips.seen == 18 and len(skips.rows) == 15
-    assert skips.counts["duplicate key"] == 1 and skips.counts["bad JSON"] == 6 and skips.counts["empty caption"] == 1 and skips.counts["bad phrases"] == 2
-    skips.save(tmp_path/"out.jsonl")
-    assert len((tmp_path/"out.jsonl").read_text().splitlines()) == 15
-    with pytest.raises(UserError, match="at most 10%"): read(tmp_path/"t.jsonl")
+    assert (
+        skips.counts["duplicate key"] == 1
+        and skips.counts["bad JSON"] == 6
+        and skips.counts["empty caption"] == 1
+        and skips.counts["bad phrases"] == 2
+    )
+    skips.save(tmp_path / "out.jsonl")
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 15
+    with pytest.raises(UserError, match="at most 10%"):
+        read(tmp_path / "t.jsonl")
 
 
-@pytest.mark.parametrize("name, content", [("a.parquet", b"PAR1 no"), ("b.json", b"{}"), ("c.json", b"[1, "), ("d.csv", b"\xff\xfe\x00"), ("e.csv", b""), ("f.jsonl", b""), ("g.csv", b"photo,captoin\n1,2\n"), ("h.zip", b""),
-                                           ("i.json", b"["*100_000), ("j.csv", b"image,caption\n" + b"x"*200_000)])
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.parquet", b"PAR1 no"),
+        ("b.json", b"{}"),
+        ("c.json", b"[1, "),
+        ("d.csv", b"\xff\xfe\x00"),
+        ("e.csv", b""),
+        ("f.jsonl", b""),
+        ("g.csv", b"photo,captoin\n1,2\n"),
+        ("h.zip", b""),
+        ("i.json", b"[" * 100_000),
+        ("j.csv", b"image,caption\n" + b"x" * 200_000),
+    ],
+)
 def test_broken_tables_are_user_errors(tmp_path, name, content):
-    (tmp_path/name).write_bytes(content)
-    with pytest.raises(UserError, match=name): read(tmp_path/name)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=name):
+        read(tmp_path / name)
 
 
 def test_nothing_there(tmp_path):
-    for source in (tmp_path, tmp_path/"no", tmp_path/"*.tar", [], "pipe:ls"):
-        with pytest.raises(UserError): read(source)
+    for source in (tmp_path, tmp_path / "no", tmp_path / "*.tar", [], "pipe:ls"):
+        with pytest.raises(UserError):
+            read(source)
 
 
 # shards
 
+
 def test_shards_in_every_spelling(tmp_path):
-    for i in range(3): shard(tmp_path/f"a-{i}.tar")
-    wanted = read(tmp_path/"a-{0..2}.tar")
+    for i in range(3):
+        shard(tmp_path / f"a-{i}.tar")
+    wanted = read(tmp_path / "a-{0..2}.tar")
     assert len(wanted) == 24 and wanted[9].key == "a-1/00001" and wanted[0].phrases == [Phrase("A red mug", 0, 9)]
-    for source in (tmp_path, tmp_path/"a-*.tar", tmp_path/"a-?.tar", [tmp_path/f"a-{i}.tar" for i in range(3)], f"file:{tmp_path}/a-{{0..2}}.tar", f"file://{tmp_path}/a-*.tar"): assert read(source) == wanted
-    assert read(tmp_path/"a-0.tar")[0].image() == encoded(0)
-    write_table(wanted, tmp_path/"t.parquet"); write_table([r._replace(phrases=None) for r in wanted], tmp_path/"n.parquet")
-    assert read(tmp_path/"t.parquet") == wanted and read(tmp_path/"n.parquet")[0].phrases is None
+    for source in (
+        tmp_path,
+        tmp_path / "a-*.tar",
+        tmp_path / "a-?.tar",
+        [tmp_path / f"a-{i}.tar" for i in range(3)],
+        f"file:{tmp_path}/a-{{0..2}}.tar",
+        f"file://{tmp_path}/a-*.tar",
+    ):
+        assert read(source) == wanted
+    assert read(tmp_path / "a-0.tar")[0].image() == encoded(0)
+    write_table(wanted, tmp_path / "t.parquet")
+    write_table([r._replace(phrases=None) for r in wanted], tmp_path / "n.parquet")
+    assert read(tmp_path / "t.parquet") == wanted and read(tmp_path / "n.parquet")[0].phrases is None
     assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_hostile_members_are_not_read(tmp_path):
     class Evil:
-        def __reduce__(self): return os.system, (f"touch {tmp_path}/owned",)
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/owned",)
+
     evil = pickle.dumps(Evil())
-    shard(tmp_path/"a.tar", extra=lambda i: {kind: evil for kind in ("pyd", "pickle", "pkl", "pth", "ten", "npy", "cls", "txt")})
-    samples = Samples(read(tmp_path/"a.tar"), SMALL)
-    assert len(list(loader(samples, [[0, 1, 2]]))) == 1 and len(train_on(tmp_path/"a.tar", tmp_path, batch=4)) == 2
-    with served(tmp_path) as (web, _): assert len(train_on(f"{web}/a.tar", tmp_path, batch=4)) == 2
-    assert not (tmp_path/"owned").exists() and os.environ["WDS_SECURE"] == "1"
-    for address in (f"pipe:touch {tmp_path}/owned", f"Pipe:touch {tmp_path}/owned", [f"pipe:touch {tmp_path}/owned"], "-", "ftp://x/a.tar", "hf://x/a.tar", "s3://a::file:///b.tar"):
-        with pytest.raises(UserError): index(address, folder=tmp_path/"cache")
-        with pytest.raises(UserError): read(address)
-    assert not (tmp_path/"owned").exists()
-    with pytest.raises(UserError, match="more than"): read(str(tmp_path/"{0..9999999999}.tar"))
+    shard(
+        tmp_path / "a.tar",
+        extra=lambda i: dict.fromkeys(("pyd", "pickle", "pkl", "pth", "ten", "npy", "cls", "txt"), evil),
+    )
+    samples = Samples(read(tmp_path / "a.tar"), SMALL)
+    assert len(list(loader(samples, [[0, 1, 2]]))) == 1 and len(train_on(tmp_path / "a.tar", tmp_path, batch=4)) == 2
+    with served(tmp_path) as (web, _):
+        assert len(train_on(f"{web}/a.tar", tmp_path, batch=4)) == 2
+    assert not (tmp_path / "owned").exists() and os.environ["WDS_SECURE"] == "1"
+    for address in (
+        f"pipe:touch {tmp_path}/owned",
+        f"Pipe:touch {tmp_path}/owned",
+        [f"pipe:touch {tmp_path}/owned"],
+        "-",
+        "ftp://x/a.tar",
+        "hf://x/a.tar",
+        "s3://a::file:///b.tar",
+    ):
+        with pytest.raises(UserError):
+            index(address, folder=tmp_path / "cache")
+        with pytest.raises(UserError):
+            read(address)
+    assert not (tmp_path / "owned").exists()
+    with pytest.raises(UserError, match="more than"):
+        read(str(tmp_path / "{0..9999999999}.tar"))
 
 
 def test_links_sparse_and_oversized_members(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "MAX_MEMBER", 5000)
+    monkeypatch.setattr("c2lip.data.shards.MAX_MEMBER", 5000)
+
     def extra(tar):
-        link = tarfile.TarInfo("9.png"); link.type = tarfile.SYMTYPE; link.linkname = "/etc/passwd"; tar.addfile(link)
-        big = tarfile.TarInfo("8.png"); big.size = 6000; tar.addfile(big, io.BytesIO(bytes(6000)))
-        huge = tarfile.TarInfo("7.json"); huge.type = tarfile.GNUTYPE_SPARSE; tar.addfile(huge)
-    shard(tmp_path/"a.tar")
-    with tarfile.open(tmp_path/"a.tar", "a") as tar: extra(tar)
+        link = tarfile.TarInfo("9.png")
+        link.type = tarfile.SYMTYPE
+        link.linkname = "/etc/passwd"
+        tar.addfile(link)
+        big = tarfile.TarInfo("8.png")
+        big.size = 6000
+        tar.addfile(big, io.BytesIO(bytes(6000)))
+        huge = tarfile.TarInfo("7.json")
+        huge.type = tarfile.GNUTYPE_SPARSE
+        tar.addfile(huge)
+
+    shard(tmp_path / "a.tar")
+    with tarfile.open(tmp_path / "a.tar", "a") as tar:
+        extra(tar)
     with served(tmp_path) as (web, _):
-        for source in (tmp_path/"a.tar", f"{web}/a.tar"):
+        for source in (tmp_path / "a.tar", f"{web}/a.tar"):
             skips = Skips(1)
             assert len(read(source, skips)) == 8 and skips.counts.get("member too large", 0) >= 1
 
 
 def test_compressed_bombs(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.time, "sleep", lambda _: None)
-    header = tarfile.TarInfo("x"); header.type = tarfile.XHDTYPE; header.size = 2**32  # an extended header of 4 GB
-    with gzip.open(tmp_path/"a.tar", "wb") as file: file.write(header.tobuf(tarfile.USTAR_FORMAT)); file.write(bytes(2**20))
-    huge = tarfile.TarInfo("x.bin"); huge.size = 2**55
-    (tmp_path/"b.tar").write_bytes(huge.tobuf(tarfile.GNU_FORMAT) + bytes(2**16))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.XHDTYPE
+    header.size = 2**32  # an extended header of 4 GB
+    with gzip.open(tmp_path / "a.tar", "wb") as file:
+        file.write(header.tobuf(tarfile.USTAR_FORMAT))
+        file.write(bytes(2**20))
+    huge = tarfile.TarInfo("x.bin")
+    huge.size = 2**55
+    (tmp_path / "b.tar").write_bytes(huge.tobuf(tarfile.GNU_FORMAT) + bytes(2**16))
     with served(tmp_path) as (web, _):
         for name in ("a.tar", "b.tar"):
-            with pytest.raises(UserError): read(tmp_path/name)
-            with pytest.raises(UserError): data.read_shards(f"{web}/{name}", caption_column="x")
-    with pytest.raises(UserError, match="compressed shard"): read(tmp_path/"a.tar")
+            with pytest.raises(UserError):
+                read(tmp_path / name)
+            with pytest.raises(UserError):
+                read_shards(f"{web}/{name}", caption_column="x")
+    with pytest.raises(UserError, match="compressed shard"):
+        read(tmp_path / "a.tar")
 
 
 def test_duplicates_and_damage(tmp_path):
-    whole = shard(tmp_path/"a.tar").read_bytes()
-    with tarfile.open(tmp_path/"d.tar", "w") as tar:
+    whole = shard(tmp_path / "a.tar").read_bytes()
+    with tarfile.open(tmp_path / "d.tar", "w") as tar:
         for _ in range(2):
-            for name, content in (("1.png", encoded()), ("1.json", b'{"caption": "A mug."}'), ("2.png", encoded()), ("2.txt", b"A cup.")):
-                info = tarfile.TarInfo(name); info.size = len(content); tar.addfile(info, io.BytesIO(content))
-    skips = Skips(1); assert [r.caption for r in read(tmp_path/"d.tar", skips)] == ["A mug.", "A cup."]
+            for name, content in (
+                ("1.png", encoded()),
+                ("1.json", b'{"caption": "A mug."}'),
+                ("2.png", encoded()),
+                ("2.txt", b"A cup."),
+            ):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    skips = Skips(1)
+    assert [r.caption for r in read(tmp_path / "d.tar", skips)] == ["A mug.", "A cup."]
     assert skips.counts == {"duplicate key": 2}
     end = whole.rstrip(b"\0")  # without the end mark
-    (tmp_path/"e.tar").write_bytes(end + bytes(-len(end) % 512))
-    skips = Skips(1); assert len(read(tmp_path/"e.tar", skips)) == 8 and skips.counts == {"damaged shard": 1}
+    (tmp_path / "e.tar").write_bytes(end + bytes(-len(end) % 512))
+    skips = Skips(1)
+    assert len(read(tmp_path / "e.tar", skips)) == 8 and skips.counts == {"damaged shard": 1}
 
 
 def test_a_thousand_mutated_shards(tmp_path, monkeypatch):
     "Whatever a shard holds: records, counts, or one clear error; a far shard gives what the near one does, and training what was found"
-    monkeypatch.setattr(data.time, "sleep", lambda _: None)
-    whole, rng, lost, trained = shard(tmp_path/"a.tar", 4).read_bytes(), random.Random(0), 0, 0
-    whole = whole[:-len(whole) + len(whole.rstrip(b"\0")) or None]
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    whole, rng, lost, trained = shard(tmp_path / "a.tar", 4).read_bytes(), random.Random(0), 0, 0
+    whole = whole[: -len(whole) + len(whole.rstrip(b"\0")) or None]
     whole += bytes(1024 + -len(whole) % 512)
     with served(tmp_path) as (web, _):
         for turn in range(1000):
             hurt = bytearray(whole)
-            for _ in range(rng.choice((1, 1, 3, 20))): hurt[rng.randrange(len(hurt))] = rng.randrange(256)
-            if turn % 4 == 0: del hurt[rng.randrange(len(hurt)):]
-            if turn % 7 == 0: at = rng.randrange(len(hurt) + 1); hurt[at:at] = rng.randbytes(rng.randrange(1, 700))
-            (tmp_path/"b.tar").write_bytes(hurt)
+            for _ in range(rng.choice((1, 1, 3, 20))):
+                hurt[rng.randrange(len(hurt))] = rng.randrange(256)
+            if turn % 4 == 0:
+                del hurt[rng.randrange(len(hurt)) :]
+            if turn % 7 == 0:
+                at = rng.randrange(len(hurt) + 1)
+                hurt[at:at] = rng.randbytes(rng.randrange(1, 700))
+            (tmp_path / "b.tar").write_bytes(hurt)
             skips = Skips(limit=1)
-            try: found = read(tmp_path/"b.tar", skips)
-            except UserError as e: found = []; assert "\n" not in str(e)
-            assert len(found) + len(skips.rows) + sum(skips.unread.values()) >= 4 - 1 or "damaged shard" in skips.counts, str(skips)
-            good = {r.key for r in found if not isinstance(opened(r.image), BadPicture)}
+            try:
+                found = read(tmp_path / "b.tar", skips)
+            except UserError as e:
+                found = []
+                assert "\n" not in str(e)
+            assert (
+                len(found) + len(skips.rows) + sum(skips.unread.values()) >= 4 - 1 or "damaged shard" in skips.counts
+            ), str(skips)
+            good = {r.key for r in found if not isinstance(opened(r.image), BadImage)}
             lost += bool(skips.rows)
             if turn % 10 == 0:
                 twin = Skips(limit=1)
-                try: away = [(r.key, r.caption, r.phrases, r.image.offset, r.image.size) for r in read(f"{web}/b.tar", twin)]
-                except UserError: away = []
-                if "compressed shard" not in skips.counts and "damaged shard" not in skips.counts: assert away == [(r.key, r.caption, r.phrases, r.image.offset, r.image.size) for r in found]
+                try:
+                    away = [
+                        (r.key, r.caption, r.phrases, r.image.offset, r.image.size) for r in read(f"{web}/b.tar", twin)
+                    ]
+                except UserError:
+                    away = []
+                if "compressed shard" not in skips.counts and "damaged shard" not in skips.counts:
+                    assert away == [(r.key, r.caption, r.phrases, r.image.offset, r.image.size) for r in found]
             if turn % 5 == 0 and found:
-                try: keys = sum(train_on(tmp_path/"b.tar", tmp_path), [])
-                except UserError as e: assert "\n" not in str(e); continue
-                assert set(keys) <= good and len(keys) == len(found); trained += 1
+                try:
+                    keys = sum(train_on(tmp_path / "b.tar", tmp_path), [])
+                except UserError as e:
+                    assert "\n" not in str(e)
+                    continue
+                assert set(keys) <= good and len(keys) == len(found)
+                trained += 1
     assert lost > 200 and trained > 80
 
 
 def opened(image):
-    try: return open_picture(image)
-    except BadPicture as e: return e
+    try:
+        return open_image(image)
+    except BadImage as e:
+        return e
 
 
 def test_far_shards_are_near_ones(tmp_path):
-    for i in range(3): shard(tmp_path/f"a-{i}.tar")
-    (tmp_path/"c.tar").write_bytes((tmp_path/"a-0.tar").read_bytes()[:3000])
+    for i in range(3):
+        shard(tmp_path / f"a-{i}.tar")
+    (tmp_path / "c.tar").write_bytes((tmp_path / "a-0.tar").read_bytes()[:3000])
     with served(tmp_path) as (web, how):
-        near, far = index(tmp_path/"a-{0..2}.tar", folder=tmp_path/"cache"), index(f"{web}/a-{{0..2}}.tar", folder=tmp_path/"cache")
+        near, far = (
+            index(tmp_path / "a-{0..2}.tar", folder=tmp_path / "cache"),
+            index(f"{web}/a-{{0..2}}.tar", folder=tmp_path / "cache"),
+        )
         assert [r._replace(image=r.image()) for r in near] == [r._replace(image=r.image()) for r in far]
-        runs = [[(s.key, s.image) for b in loader(Samples(records, CROPPED), batches(records, 5, seed=3), workers=w, seed=1) for s in b] for records, w in ((near, 0), (far, 0), (far, 2))]
-        for run in runs[1:]: assert all(a == c and b.equal(d) for (a, b), (c, d) in zip(runs[0], run, strict=True))
+        runs = [
+            [
+                (s.key, s.image)
+                for b in loader(Samples(records, CROPPED), batches(records, 5, seed=3), workers=w, seed=1)
+                for s in b
+            ]
+            for records, w in ((near, 0), (far, 0), (far, 2))
+        ]
+        for run in runs[1:]:
+            assert all(a == c and b.equal(d) for (a, b), (c, d) in zip(runs[0], run, strict=True))
         how.fails = 2
         assert far[3].image() == near[3].image() and not how.fails, "a busy server is asked again"
         how.cut = 700
         assert len(read(f"{web}/a-1.tar")) == 8 and not how.cut, "a shard that breaks off is read again"
-        write_table(list(far), tmp_path/"t.parquet")
-        assert read(tmp_path/"t.parquet") == list(far), "a table may name far shards"
-        for wrong, message in (("b-{0..1}.tar", "missing shard"), ("c.tar", "damaged shard"), ("t.parquet", "tables on another machine")):
-            with pytest.raises(UserError, match=message): index(f"{web}/{wrong}", folder=tmp_path/"cache")
-    data._far(os.getpid())[0].get_adapter("http://").max_retries.total = 0
-    with pytest.raises(UserError, match="unreachable"): list(loader(Samples([near[0]._replace(image=TarPart("http://127.0.0.1:9/a.tar", 0, 5))], SMALL, skips=Skips(1)), [[0]]))
-    data._far.cache_clear()
+        write_table(list(far), tmp_path / "t.parquet")
+        assert read(tmp_path / "t.parquet") == list(far), "a table may name far shards"
+        for wrong, message in (
+            ("b-{0..1}.tar", "missing shard"),
+            ("c.tar", "damaged shard"),
+            ("t.parquet", "tables on another machine"),
+        ):
+            with pytest.raises(UserError, match=message):
+                index(f"{web}/{wrong}", folder=tmp_path / "cache")
+    _far(os.getpid())[0].get_adapter("http://").max_retries.total = 0
+    with pytest.raises(UserError, match="unreachable"):
+        list(
+            loader(
+                Samples([near[0]._replace(image=TarPart("http://127.0.0.1:9/a.tar", 0, 5))], SMALL, skips=Skips(1)),
+                [[0]],
+            )
+        )
+    _far.cache_clear()
 
 
 def test_object_stores_through_fsspec(tmp_path):
     "s3: goes to whatever fsspec has for it; here a store in memory"
     import fsspec
+
     class Store(fsspec.AbstractFileSystem):
-        protocol, files = "s3", {"bucket/a.tar": shard(tmp_path/"a.tar").read_bytes()}
+        protocol, files = "s3", {"bucket/a.tar": shard(tmp_path / "a.tar").read_bytes()}
+
         def info(self, path, **_):
-            if path not in self.files: raise FileNotFoundError(path)
+            if path not in self.files:
+                raise FileNotFoundError(path)
             return dict(name=path, size=len(self.files[path]), type="file", ETag="1")
-        def _open(self, path, mode="rb", **_): return io.BytesIO(self.files[path])
+
+        def _open(self, path, mode="rb", **_):
+            return io.BytesIO(self.files[path])
+
     fsspec.register_implementation("s3", Store, clobber=True)
-    found = index("s3://bucket/a.tar", folder=tmp_path/"cache")
-    assert [r._replace(image=r.image()) for r in found] == [r._replace(image=r.image()) for r in read(tmp_path/"a.tar")]
+    found = index("s3://bucket/a.tar", folder=tmp_path / "cache")
+    assert [r._replace(image=r.image()) for r in found] == [
+        r._replace(image=r.image()) for r in read(tmp_path / "a.tar")
+    ]
     assert len(train_on("s3://bucket/a.tar", tmp_path, batch=4)) == 2
-    with pytest.raises(UserError, match="missing shard"): index("s3://bucket/b.tar", folder=tmp_path/"cache")
+    with pytest.raises(UserError, match="missing shard"):
+        index("s3://bucket/b.tar", folder=tmp_path / "cache")
     sys.modules["fsspec.registry"]._registry.pop("s3")
 
 
 # the index
 
+
 def test_index_is_what_read_gives(tmp_path):
-    for i in range(3): shard(tmp_path/f"a-{i}.tar", extra=lambda i: {"txt": b"x"} if i % 2 else {"json": json.dumps({"caption": f"A red mug {i} by a boat."}).encode()})
-    write_table(read(tmp_path/"a-*.tar"), tmp_path/"t.parquet")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"image": {"bytes": encoded(i), "path": None}, "text": f"Mug {i}."} for i in range(3)]), tmp_path/"bytes.parquet")
-    for source in (tmp_path/"a-*.tar", tmp_path/"t.parquet", tmp_path/"bytes.parquet"):
-        wanted = data.with_phrases(read(source))
+    for i in range(3):
+        shard(
+            tmp_path / f"a-{i}.tar",
+            extra=lambda i: (
+                {"txt": b"x"} if i % 2 else {"json": json.dumps({"caption": f"A red mug {i} by a boat."}).encode()}
+            ),
+        )
+    write_table(read(tmp_path / "a-*.tar"), tmp_path / "t.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(
+            [{"image": {"bytes": encoded(i), "path": None}, "text": f"Mug {i}."} for i in range(3)]
+        ),
+        tmp_path / "bytes.parquet",
+    )
+    for source in (tmp_path / "a-*.tar", tmp_path / "t.parquet", tmp_path / "bytes.parquet"):
+        wanted = with_phrases(read(source))
         for workers in (0, 2):
-            found = index(source, folder=tmp_path/f"cache{workers}", workers=workers)
-            assert list(found) == wanted and list(found.phrases) == [r.phrases for r in wanted] and found.phrase_count == sum(len(r.phrases) for r in wanted)
-            assert found.column("draw").tolist() == [draw(r.key) for r in wanted]
-    assert [p.read_bytes() for p in sorted((tmp_path/"cache0").glob("*.arrow"))] == [p.read_bytes() for p in sorted((tmp_path/"cache2").glob("*.arrow"))]
+            found = index(source, folder=tmp_path / f"cache{workers}", workers=workers)
+            assert (
+                list(found) == wanted
+                and list(found.phrases) == [r.phrases for r in wanted]
+                and found.phrase_count == sum(len(r.phrases) for r in wanted)
+            )
+            assert found.column("draw").tolist() == [holdout_fraction(r.key) for r in wanted]
+    assert [p.read_bytes() for p in sorted((tmp_path / "cache0").glob("*.arrow"))] == [
+        p.read_bytes() for p in sorted((tmp_path / "cache2").glob("*.arrow"))
+    ]
     import copy
+
     part = copy.copy(found[1:3])
     assert list(part) == wanted[1:3] and isinstance(part, Index) and found[-1] == wanted[-1]
 
 
 def test_index_is_made_anew_when_the_source_changes(tmp_path):
-    make = lambda: index(tmp_path/"a.tar", folder=tmp_path/"cache")
-    shard(tmp_path/"a.tar", 4); assert len(make()) == len(make()) == 4 and len(list((tmp_path/"cache").glob("*.arrow"))) == 1
-    shard(tmp_path/"a.tar", 5); assert len(make()) == 5
-    (tmp_path/"a.tar").write_bytes(b"no tar")
-    with pytest.raises(UserError, match="damaged shard"): make()
-    assert not list((tmp_path/"cache").glob("*.part"))
-    (tmp_path/"file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"): index(shard(tmp_path/"b.tar"), folder=tmp_path/"file")
+    make = lambda: index(tmp_path / "a.tar", folder=tmp_path / "cache")
+    shard(tmp_path / "a.tar", 4)
+    assert len(make()) == len(make()) == 4 and len(list((tmp_path / "cache").glob("*.arrow"))) == 1
+    shard(tmp_path / "a.tar", 5)
+    assert len(make()) == 5
+    (tmp_path / "a.tar").write_bytes(b"no tar")
+    with pytest.raises(UserError, match="damaged shard"):
+        make()
+    assert not list((tmp_path / "cache").glob("*.part"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        index(shard(tmp_path / "b.tar"), folder=tmp_path / "file")
 
 
 def test_index_keeps_the_count_of_what_was_left_out(tmp_path):
-    for i in range(12): shard(tmp_path/f"a-{i:02d}.tar")
-    (tmp_path/"a-05.tar").unlink()
-    source, skips = tmp_path/"a-{00..11}.tar", [Skips(), Skips(), Skips()]
-    for n, s in enumerate(skips): index(source, s, folder=tmp_path/"cache", workers=n)
-    assert skips[0].rows == skips[1].rows == skips[2].rows == {"a-05.tar": ("missing shard", str(tmp_path/"a-05.tar"))} and skips[1].seen == 88
-    with pytest.raises(UserError, match="left out"): index(source, Skips(0), folder=tmp_path/"cache")
+    for i in range(12):
+        shard(tmp_path / f"a-{i:02d}.tar")
+    (tmp_path / "a-05.tar").unlink()
+    source, skips = tmp_path / "a-{00..11}.tar", [Skips(), Skips(), Skips()]
+    for n, s in enumerate(skips):
+        index(source, s, folder=tmp_path / "cache", workers=n)
+    assert (
+        skips[0].rows == skips[1].rows == skips[2].rows == {"a-05.tar": ("missing shard", str(tmp_path / "a-05.tar"))}
+        and skips[1].seen == 88
+    )
+    with pytest.raises(UserError, match="left out"):
+        index(source, Skips(0), folder=tmp_path / "cache")
 
 
 def test_shards_of_one_name_in_two_folders(tmp_path):
-    for name in ("cc3m", "cc12m"): (tmp_path/name).mkdir(); shard(tmp_path/name/"00000.tar", 2)
-    found = index([tmp_path/"cc3m"/"00000.tar", tmp_path/"cc12m"/"00000.tar"], folder=tmp_path/"cache")
+    for name in ("cc3m", "cc12m"):
+        (tmp_path / name).mkdir()
+        shard(tmp_path / name / "00000.tar", 2)
+    found = index([tmp_path / "cc3m" / "00000.tar", tmp_path / "cc12m" / "00000.tar"], folder=tmp_path / "cache")
     assert [r.key for r in found] == ["cc3m/00000/00000", "cc3m/00000/00001", "cc12m/00000/00000", "cc12m/00000/00001"]
 
 
 def test_a_process_waits_for_another_one_s_index(tmp_path):
-    shard(tmp_path/"a.tar")
+    shard(tmp_path / "a.tar")
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(index, tmp_path/"a.tar", wait=True, folder=tmp_path/"cache")
+        waiting = pool.submit(index, tmp_path / "a.tar", wait=True, folder=tmp_path / "cache")
         assert not waiting.done()
-        assert list(index(tmp_path/"a.tar", folder=tmp_path/"cache")) == list(waiting.result(60))
+        assert list(index(tmp_path / "a.tar", folder=tmp_path / "cache")) == list(waiting.result(60))
 
 
 def test_workers_share_the_index(tmp_path, run):
     "A forked process that reads every record takes a fraction of what the records would cost as objects"
-    n, caption = 20_000, "A man in a red shirt is standing beside a wooden table, holding a cup of coffee in his left hand."
-    (tmp_path/"t.jsonl").write_text("\n".join(json.dumps(dict(key=str(i), shard="a.tar", offset=i, size=9, caption=f"{caption} {i}", phrases=[["A man", 0, 5], ["a red shirt", 9, 20]])) for i in range(n)))
+    n, caption = (
+        20_000,
+        "A man in a red shirt is standing beside a wooden table, holding a cup of coffee in his left hand.",
+    )
+    (tmp_path / "t.jsonl").write_text(
+        "\n".join(
+            json.dumps(
+                dict(
+                    key=str(i),
+                    shard="a.tar",
+                    offset=i,
+                    size=9,
+                    caption=f"{caption} {i}",
+                    phrases=[["A man", 0, 5], ["a red shirt", 9, 20]],
+                )
+            )
+            for i in range(n)
+        )
+    )
     code = f"""
 import os
 from c2lip.data import index
-records = index({str(tmp_path/"t.jsonl")!r}, folder={str(tmp_path/"cache")!r})
+records = index({str(tmp_path / "t.jsonl")!r}, folder={str(tmp_path / "cache")!r})
 def private():
     with open("/proc/self/smaps_rollup") as f: return sum(int(line.split()[1]) for line in f if line.startswith("Private"))
 if os.fork() == 0:
@@ -452,64 +769,84 @@ if os.fork() == 0:
     print("kB:", private() - before, flush=True); os._exit(0)
 os.wait()
 """
-    done = run(sys.executable, "-c", code)      # a process of its own: a large one copies pages of its own heap
+    done = run(sys.executable, "-c", code)  # a process of its own: a large one copies pages of its own heap
     assert int(done.out.split("kB:")[1]) < 10_000, done.out + "for 20,000 records, which take 20 MB as objects"
 
 
 # what training leaves out
 
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_start_stops_a_large_run(tmp_path, workers, monkeypatch):
-    "A tenth of the pictures tried, not of all there are"
-    monkeypatch.setattr(data, "PATIENCE", 40)
+    "A tenth of the images tried, not of all there are"
+    monkeypatch.setattr("c2lip.data.records.TRIED_AT_LEAST", 40)
     rows = [r._replace(image=b"no") if i % 4 == 0 else r for i, r in enumerate(records(400))]
-    samples = Samples(rows, SMALL, skips=Skips(.2, tmp_path/"skipped.jsonl"))
-    with pytest.raises(UserError, match="pictures could not be opened"):
-        for _ in loader(samples, batches(rows, 8), workers=workers): pass
-    assert samples.skips.tried < 100 and len((tmp_path/"skipped.jsonl").read_text().splitlines()) == len(samples.skips.rows) > 5
-    again = Skips(.2, tmp_path/"skipped.jsonl")
+    samples = Samples(rows, SMALL, skips=Skips(0.2, tmp_path / "skipped.jsonl"))
+    with pytest.raises(UserError, match="images could not be opened"):
+        for _ in loader(samples, batches(rows, 8), workers=workers):
+            pass
+    assert (
+        samples.skips.tried < 100
+        and len((tmp_path / "skipped.jsonl").read_text().splitlines()) == len(samples.skips.rows) > 5
+    )
+    again = Skips(0.2, tmp_path / "skipped.jsonl")
     assert again.rows == samples.skips.rows, "a resumed run goes on counting"
-    again.add(next(iter(again.rows)), "broken picture")
-    assert len((tmp_path/"skipped.jsonl").read_text().splitlines()) == len(again.rows)
+    again.add(next(iter(again.rows)), "broken image")
+    assert len((tmp_path / "skipped.jsonl").read_text().splitlines()) == len(again.rows)
 
 
-def test_a_batch_that_loses_most_of_its_pictures_stops(tmp_path):
+def test_a_batch_that_loses_most_of_its_images_stops(tmp_path):
     rows = [r._replace(image="/gone.png") if i < 40 else r for i, r in enumerate(records(4000))]
-    with pytest.raises(UserError, match="for one batch of 40: .*missing file"): list(loader(Samples(rows, SMALL), [list(range(40))]))
+    with pytest.raises(UserError, match="for one batch of 40: .*missing file"):
+        list(loader(Samples(rows, SMALL), [list(range(40))]))
 
 
 def test_substitutes_scatter():
     rows = [r._replace(image=b"no") if i < 50 else r for i, r in enumerate(records(1000))]
-    seen = [s.key for i in range(50) for s in Samples(rows, SMALL, skips=Skips(.5)).__getitems__([i])]
+    seen = [s.key for i in range(50) for s in Samples(rows, SMALL, skips=Skips(0.5)).__getitems__([i])]
     assert len(set(seen)) > 40
 
 
 # orders
 
+
 def world_phrases(n, seed=0, nouns=12, colours=8):
     rng = random.Random(seed)
-    return [[f"a colour{rng.randrange(colours)} noun{rng.randrange(nouns)}" for _ in range(rng.choice((0, 1, 2, 3, 4)))] for _ in range(n)]
+    return [
+        [f"a colour{rng.randrange(colours)} noun{rng.randrange(nouns)}" for _ in range(rng.choice((0, 1, 2, 3, 4)))]
+        for _ in range(n)
+    ]
 
 
 def test_orders():
-    assert epoch_order(100, 3, 7) == epoch_order(100, 3, 7) and len({tuple(epoch_order(100, e, s)) for e in range(5) for s in range(5)}) == 25
+    assert (
+        epoch_order(100, 3, 7) == epoch_order(100, 3, 7)
+        and len({tuple(epoch_order(100, e, s)) for e in range(5) for s in range(5)}) == 25
+    )
     for mode in ("random", "shared"):
         phrases = world_phrases(1003)
         found = [batches(phrases, 32, seed=s, epoch=e, mode=mode) for s in (0, 1) for e in (0, 1)]
-        for f in found: assert len(f) == 31 and len(set(sum(f, []))) == 31*32 and all(type(i) is int for i in f[0])
+        for f in found:
+            assert len(f) == 31 and len(set(sum(f, []))) == 31 * 32 and all(type(i) is int for i in f[0])
         assert len({json.dumps(f) for f in found}) == 4 and found[0] == batches(phrases, 32, mode=mode)
-    assert np.mean([hard_distractors(phrases, b) for b in found[0]]) > 1.5*np.mean([hard_distractors(phrases, b) for b in batches(phrases, 32)])
+    assert np.mean([hard_distractors(phrases, b) for b in found[0]]) > 1.5 * np.mean(
+        [hard_distractors(phrases, b) for b in batches(phrases, 32)]
+    )
 
 
 def test_shared_batches_with_a_small_pool(monkeypatch):
     phrases = world_phrases(2000)
-    monkeypatch.setattr(data, "POOL", 256)
+    monkeypatch.setattr("c2lip.data.batches.POOL", 256)
     found = batches(phrases, 64, mode="shared")
-    assert len(found) == 31 and len(set(sum(found, []))) == 31*64
-    assert np.mean([hard_distractors(phrases, b) for b in found]) > np.mean([hard_distractors(phrases, b) for b in batches(phrases, 64)])
+    assert len(found) == 31 and len(set(sum(found, []))) == 31 * 64
+    assert np.mean([hard_distractors(phrases, b) for b in found]) > np.mean(
+        [hard_distractors(phrases, b) for b in batches(phrases, 64)]
+    )
 
 
-@pytest.mark.parametrize("phrases", [[[]]*20, [["mug"]]*20, [["the"]]*20, [[f"word{i} thing{i}"] for i in range(20)]])
+@pytest.mark.parametrize(
+    "phrases", [[[]] * 20, [["mug"]] * 20, [["the"]] * 20, [[f"word{i} thing{i}"] for i in range(20)]]
+)
 def test_shared_batches_of_odd_phrases(phrases):
     found = batches(phrases, 6, mode="shared")
     assert len(found) == 3 and len(set(sum(found, []))) == 18
@@ -519,4 +856,4 @@ def test_shared_batches_of_odd_phrases(phrases):
 def test_batches_keep_the_mixture():
     phrases = world_phrases(2000)
     sizes = [[len(phrases[i]) for i in b] for b in batches(phrases, 64, mode="shared")]
-    assert np.std([np.mean(s) for s in sizes]) < .1
+    assert np.std([np.mean(s) for s in sizes]) < 0.1

@@ -13,48 +13,71 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from c2lip import losses, towers
 from c2lip.core import Batch
+from c2lip.distributed import average_gradients, gather, rank_and_world_size
+from c2lip.losses import c2lip_losses, phrase_signs, softmax_loss
 from c2lip.methods import Objective
-from c2lip.towers import average_gradients
+from c2lip.release.speed_data import exchange, traffic
 
 B, D, M = 6, 8, 5
-PHRASES = [[3, 5], [3], [], [], [7, 3, 9, 5], [9]]      # ids of each image's phrases: images 2 and 3 own none
+PHRASES = [[3, 5], [3], [], [], [7, 3, 9, 5], [9]]  # ids of each image's phrases: images 2 and 3 own none
 
 
 class Toy(nn.Module):
     "Stands for the towers: features come from two matrices, so that gradients of weights can be compared"
+
     def __init__(self):
         super().__init__()
         g = torch.Generator().manual_seed(0)
         make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)
         self.image, self.text = nn.Parameter(make(D, D)), nn.Parameter(make(D, D))
-        self.scale, self.bias = nn.Parameter(torch.tensor(9., dtype=torch.float64)), nn.Parameter(torch.tensor(-2., dtype=torch.float64))
+        self.scale, self.bias = (
+            nn.Parameter(torch.tensor(9.0, dtype=torch.float64)),
+            nn.Parameter(torch.tensor(-2.0, dtype=torch.float64)),
+        )
         self.x, self.t, self.words = make(B, M, D), make(B, D), make(12, D)
 
     def features(self, rows):
         unit = nn.functional.normalize
         ids = [p for i in rows for p in PHRASES[i]]
         owner = torch.tensor([k for k, i in enumerate(rows) for _ in PHRASES[i]], dtype=torch.long)
-        f = {"image": unit(self.x[rows].mean(1) @ self.image, dim=-1), "image_tokens": unit(self.x[rows] @ self.image, dim=-1),
-             "caption": unit(self.t[rows] @ self.text, dim=-1), "phrase": unit(self.words[ids].reshape(-1, D) @ self.text, dim=-1), "scale": self.scale, "bias": self.bias}
+        f = {
+            "image": unit(self.x[rows].mean(1) @ self.image, dim=-1),
+            "image_tokens": unit(self.x[rows] @ self.image, dim=-1),
+            "caption": unit(self.t[rows] @ self.text, dim=-1),
+            "phrase": unit(self.words[ids].reshape(-1, D) @ self.text, dim=-1),
+            "scale": self.scale,
+            "bias": self.bias,
+        }
         return f, Batch({"image": self.x[rows]}, {}, owner, torch.arange(len(ids)), torch.tensor(ids, dtype=torch.long))
 
 
 def objective(name):
-    if name == "clip": return Objective(lambda f, b, _: {"contrastive": losses.softmax_loss(f["image"], f["caption"], f["scale"], len(b.images["image"]))}, {"contrastive": 1.}, {"contrastive": set()}, ("image", "caption"))
+    if name == "clip":
+        return Objective(
+            lambda f, b, _: {"contrastive": softmax_loss(f["image"], f["caption"], f["scale"], len(b.images["image"]))},
+            {"contrastive": 1.0},
+            {"contrastive": set()},
+            ("image", "caption"),
+        )
+
     def c2lip(f, b, terms):
-        signs, keep = losses.phrase_signs(b.owner, b.column, b.phrase_id, len(f["image"]), name)
-        return losses.c2lip_losses(f["image"], f["caption"], f["phrase"][keep], f["image_tokens"], signs, f["scale"], f["bias"], 3., terms)
-    return Objective(c2lip, {"contrastive": 1., "npc": .7, "xac": .3}, dict.fromkeys(("contrastive", "npc", "xac"), set()))
+        signs, keep = phrase_signs(b.owner, b.column, b.phrase_id, len(f["image"]), name)
+        return c2lip_losses(
+            f["image"], f["caption"], f["phrase"][keep], f["image_tokens"], signs, f["scale"], f["bias"], 3.0, terms
+        )
+
+    return Objective(
+        c2lip, {"contrastive": 1.0, "npc": 0.7, "xac": 0.3}, dict.fromkeys(("contrastive", "npc", "xac"), set())
+    )
 
 
 def one_step(name, rows):
     toy, goal = Toy(), objective(name)
     f, batch = toy.features(rows)
-    f, batch = towers.gather(f, batch, goal.columns)
-    loss = sum(goal.weights[k]*v for k, v in goal(f, batch).items())
-    (loss*towers.world()[1]).backward()
+    f, batch = gather(f, batch, goal.columns)
+    loss = sum(goal.weights[k] * v for k, v in goal(f, batch).items())
+    (loss * rank_and_world_size()[1]).backward()
     average_gradients(toy.parameters())
     return loss.detach(), [torch.zeros_like(p) if p.grad is None else p.grad for p in toy.parameters()]
 
@@ -68,13 +91,15 @@ def ranks_step(rank, shares, folder):
     for name in NAMES:
         loss, grads = one_step(name, shares[rank])
         dist.all_reduce(loss)
-        if rank == 0: torch.save((loss, grads), f"{folder}/{name}.pt")
+        if rank == 0:
+            torch.save((loss, grads), f"{folder}/{name}.pt")
 
 
 def run_rank(rank, folder):
     torch.set_num_threads(1)
     for number, shares in enumerate(SHARES.values()):
-        if rank >= len(shares): continue      # sits out
+        if rank >= len(shares):
+            continue  # sits out
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet{number}", rank=rank, world_size=len(shares))
         Path(f"{folder}/{number}").mkdir(exist_ok=True)
         ranks_step(rank, shares, f"{folder}/{number}")
@@ -91,76 +116,105 @@ def folder(tmp_path_factory):
 def equals_one_process(folder, shares):
     for name in NAMES:
         want_loss, want = one_step(name, [i for share in shares for i in share])
-        loss, got = torch.load(folder/f"{name}.pt", weights_only=True)
+        loss, got = torch.load(folder / f"{name}.pt", weights_only=True)
         assert torch.allclose(loss, want_loss, rtol=1e-10), name
-        for p, (g, w) in zip(("image", "text", "scale", "bias"), zip(got, want)): assert torch.allclose(g, w, rtol=1e-9, atol=1e-12), (name, p)
+        for p, (g, w) in zip(("image", "text", "scale", "bias"), zip(got, want)):
+            assert torch.allclose(g, w, rtol=1e-9, atol=1e-12), (name, p)
 
 
 @pytest.mark.parametrize("number", range(len(SHARES)), ids=list(SHARES))
 def test_ranks_equal_one_process(number, folder):
-    equals_one_process(folder/str(number), list(SHARES.values())[number])
+    equals_one_process(folder / str(number), list(SHARES.values())[number])
 
 
 # Two network namespaces joined by one cable: two machines, as far as the network is concerned.
 
-SIZES = 48, 192, 64, 256      # B, K, M, D of each rank; in bytes: tokens 3.1 MB, captions and phrases 0.25 MB
+SIZES = 48, 192, 64, 256  # B, K, M, D of each rank; in bytes: tokens 3.1 MB, captions and phrases 0.25 MB
 
 
 @pytest.fixture
 def cable():
     "Names of two namespaces with the addresses 10.213.7.1 and .2 on a cable called wire"
     names = [f"c2lip{os.getpid()}{side}" for side in "ab"]
-    def ip(*words): return subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
-    if shutil.which("ip") is None: pytest.skip("no network namespaces here: there is no command ip")
+
+    def ip(*words):
+        return subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
+
+    if shutil.which("ip") is None:
+        pytest.skip("no network namespaces here: there is no command ip")
     try:
-        for name in names: ip("netns", "add", name)
+        for name in names:
+            ip("netns", "add", name)
         ip("link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
         for i, name in enumerate(names):
             ip("-n", name, "addr", "add", f"10.213.7.{i + 1}/24", "dev", "wire")
-            for device in ("lo", "wire"): ip("-n", name, "link", "set", device, "up")
+            for device in ("lo", "wire"):
+                ip("-n", name, "link", "set", device, "up")
             ip("netns", "exec", name, "true")
     except (subprocess.SubprocessError, OSError) as e:
-        for name in names: subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
         pytest.skip(f"no network namespaces here: {(getattr(e, 'stderr', '') or str(e)).strip()}")
     yield names
-    for name in names: subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def sent_on_the_wire(): return int(Path("/sys/class/net/wire/statistics/tx_bytes").read_text())
+def sent_on_the_wire():
+    return int(Path("/sys/class/net/wire/statistics/tx_bytes").read_text())
 
 
 def run_in_namespace(rank, folder):
-    from c2lip import benchmark
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="tcp://10.213.7.1:29513", rank=rank, world_size=2)
     ranks_step(rank, SHARES["2 ranks"], folder)
-    benchmark.exchange(4, 4, 2, 8)            # connections are made
-    dist.barrier(); before = sent_on_the_wire()
-    counted = benchmark.exchange(*SIZES)
-    dist.barrier(); wire = sent_on_the_wire() - before
-    if rank == 0: torch.save((counted, wire), f"{folder}/bytes.pt")
+    exchange(4, 4, 2, 8)  # connections are made
+    dist.barrier()
+    before = sent_on_the_wire()
+    counted = exchange(*SIZES)
+    dist.barrier()
+    wire = sent_on_the_wire() - before
+    if rank == 0:
+        torch.save((counted, wire), f"{folder}/bytes.pt")
     dist.destroy_process_group()
 
 
 def test_two_machines_equal_one_process_and_send_no_visual_tokens(cable, tmp_path):
-    env = os.environ | {"GLOO_SOCKET_IFNAME": "wire", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
-    logs = [open(tmp_path/f"{rank}.log", "w+", encoding="utf8") for rank in range(2)]
-    ranks = [subprocess.Popen(["ip", "netns", "exec", name, sys.executable, __file__, str(rank), str(tmp_path)], env=env, stdout=logs[rank], stderr=subprocess.STDOUT)
-             for rank, name in enumerate(cable)]
+    env = os.environ | {
+        "GLOO_SOCKET_IFNAME": "wire",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    logs = [open(tmp_path / f"{rank}.log", "w+", encoding="utf8") for rank in range(2)]
+    ranks = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, __file__, str(rank), str(tmp_path)],
+            env=env,
+            stdout=logs[rank],
+            stderr=subprocess.STDOUT,
+        )
+        for rank, name in enumerate(cable)
+    ]
     end = time.monotonic() + 240
-    while time.monotonic() < end and any(r.poll() is None for r in ranks) and not any(r.poll() for r in ranks): time.sleep(.2)   # a rank that fails leaves the other waiting
-    for r in ranks: r.kill(); r.wait()
-    assert [r.returncode for r in ranks] == [0, 0], "".join((tmp_path/f"{rank}.log").read_text(encoding="utf8") for rank in range(2))
+    while time.monotonic() < end and any(r.poll() is None for r in ranks) and not any(r.poll() for r in ranks):
+        time.sleep(0.2)  # a rank that fails leaves the other waiting
+    for r in ranks:
+        r.kill()
+        r.wait()
+    assert [r.returncode for r in ranks] == [0, 0], "".join(
+        (tmp_path / f"{rank}.log").read_text(encoding="utf8") for rank in range(2)
+    )
     equals_one_process(tmp_path, SHARES["2 ranks"])
 
-    from c2lip.benchmark import traffic
-    counted, wire = torch.load(tmp_path/"bytes.pt", weights_only=True)
+    counted, wire = torch.load(tmp_path / "bytes.pt", weights_only=True)
     paper = traffic(*SIZES, ranks=2)
     assert counted["gather"] == paper["ours, forward"] and counted["sum"] == paper["ours, backward"]
-    assert wire == pytest.approx(counted["gather"] + counted["sum"], rel=.1), "the network card counts the same, and its headers"
+    assert wire == pytest.approx(counted["gather"] + counted["sum"], rel=0.1), (
+        "the network card counts the same, and its headers"
+    )
     n_b, n_k, n_m, n_d = SIZES
-    assert wire < 4*n_b*n_m*n_d/3, "the visual tokens alone would be more than three times as much, one way"
-    assert paper["public, forward"] > 10*paper["ours, forward"]
+    assert wire < 4 * n_b * n_m * n_d / 3, "the visual tokens alone would be more than three times as much, one way"
+    assert paper["public, forward"] > 10 * paper["ours, forward"]
 
 
-if __name__ == "__main__": run_in_namespace(int(sys.argv[1]), sys.argv[2])
+if __name__ == "__main__":
+    run_in_namespace(int(sys.argv[1]), sys.argv[2])

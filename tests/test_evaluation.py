@@ -13,12 +13,21 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from c2lip import evaluation as ev
 from c2lip.core import UserError
+from c2lip.evaluation import embeddings
+from c2lip.evaluation.embeddings import Crop, embed_images, embed_texts, evaluating, keep_rows, prune, read_rows
+from c2lip.evaluation.folders import benchmark_folder
+from c2lip.evaluation.readers import SUGARCREPE, SUGARCREPE_PP, read_retrieval, read_sugarcrepe, read_sugarcrepe_pp
+from c2lip.evaluation.scores import Hits, recall_at, recall_hits, similarities, triple_hits, zero_shot
+from c2lip.evaluation.suites import _searched, evaluate, retrieval_task
+from c2lip.towers import load
 
 # A folder with sugarcrepe/ and sugarcrepe_pp/ as published (their text alone is enough).
-REAL = Path(os.environ.get("C2LIP_BENCHMARKS", Path(__file__).parents[2]/"shared"/"benchmarks"))
-real = pytest.mark.skipif(not (REAL/"sugarcrepe").is_dir(), reason="the published SugarCrepe files are not here; set C2LIP_BENCHMARKS to their folder")
+REAL = Path(os.environ.get("C2LIP_BENCHMARKS", Path(__file__).parents[2] / "shared" / "benchmarks"))
+real = pytest.mark.skipif(
+    not (REAL / "sugarcrepe").is_dir(),
+    reason="the published SugarCrepe files are not here; set C2LIP_BENCHMARKS to their folder",
+)
 
 
 def unit(*shape, seed=0):
@@ -26,15 +35,18 @@ def unit(*shape, seed=0):
 
 
 class Words(torch.nn.Module):
-    "A sum of random word vectors; a picture is its mean colour's projection"
+    "A sum of random word vectors; an image is its mean colour's projection"
+
     def __init__(self, width=32):
         super().__init__()
         g = torch.Generator().manual_seed(1)
         self.table = torch.nn.Parameter(torch.randn(5000, width, generator=g))
-        self.dropout, self.seen = torch.nn.Dropout(.5), 0
+        self.dropout, self.seen = torch.nn.Dropout(0.5), 0
+
     def visual(self, x):
         self.seen += len(x)
         return self.dropout(x.mean((2, 3)) @ self.table[:3])
+
     def encode_text(self, ids):
         self.seen += len(ids)
         return self.table[ids].sum(1)
@@ -42,76 +54,105 @@ class Words(torch.nn.Module):
 
 def tokenize(texts):
     import zlib
+
     rows = [[zlib.crc32(w.encode()) % 4990 + 1 for w in t.lower().replace(".", "").split()][:20] for t in texts]
-    return torch.tensor([r + [0]*(20 - len(r)) for r in rows])
+    return torch.tensor([r + [0] * (20 - len(r)) for r in rows])
 
 
 def towers():
-    return SimpleNamespace(model=Words(), tokenizer=tokenize, preprocess=lambda p: torch.from_numpy(np.array(p.resize((8, 8)))).permute(2, 0, 1)/255)
+    return SimpleNamespace(
+        model=Words(),
+        tokenizer=tokenize,
+        preprocess=lambda p: torch.from_numpy(np.array(p.resize((8, 8)))).permute(2, 0, 1) / 255,
+    )
 
 
-def put(folder, pictures=6, items=8):
-    "A whole benchmark folder with coloured pictures and made-up captions"
+def put(folder, images=6, items=8):
+    "A whole benchmark folder with coloured images and made-up captions"
     rng = np.random.default_rng(0)
-    (folder/"images").mkdir(parents=True)
-    names = [f"{i}.png" for i in range(pictures)]
-    for n in names: Image.fromarray(rng.integers(0, 255, (12, 12, 3), np.uint8)).save(folder/"images"/n)
+    (folder / "images").mkdir(parents=True)
+    names = [f"{i}.png" for i in range(images)]
+    for n in names:
+        Image.fromarray(rng.integers(0, 255, (12, 12, 3), np.uint8)).save(folder / "images" / n)
     text = lambda: " ".join(f"w{rng.integers(40)}" for _ in range(5))
-    for home in (folder, folder/"heldout"):
-        for kind, tasks in (("sugarcrepe", ev.SUGARCREPE), ("sugarcrepe_pp", ev.SUGARCREPE_PP)):
-            (home/kind).mkdir(parents=True)
+    for home in (folder, folder / "heldout"):
+        for kind, tasks in (("sugarcrepe", SUGARCREPE), ("sugarcrepe_pp", SUGARCREPE_PP)):
+            (home / kind).mkdir(parents=True)
             for t in tasks:
-                rows = [dict(id=i, filename=names[i % pictures], caption=text(), caption2=text(), negative_caption=text()) for i in range(items)]
-                (home/kind/f"{t}.json").write_text(json.dumps({str(2*i): r for i, r in enumerate(rows)} if kind == "sugarcrepe" else rows))
-    (folder/"retrieval.json").write_text(json.dumps({"images": [dict(filename=n, sentences=[dict(raw=text()) for _ in range(3)]) for n in names]}))
-    (folder/"zeroshot").mkdir()
+                rows = [
+                    dict(id=i, filename=names[i % images], caption=text(), caption2=text(), negative_caption=text())
+                    for i in range(items)
+                ]
+                (home / kind / f"{t}.json").write_text(
+                    json.dumps({str(2 * i): r for i, r in enumerate(rows)} if kind == "sugarcrepe" else rows)
+                )
+    (folder / "retrieval.json").write_text(
+        json.dumps({"images": [dict(filename=n, sentences=[dict(raw=text()) for _ in range(3)]) for n in names]})
+    )
+    (folder / "zeroshot").mkdir()
     for k in (3, 12):
-        (folder/"zeroshot"/f"{'object' if k == 3 else 'object_colour'}.json").write_text(json.dumps(dict(
-            classnames=[f"w{i}" for i in range(k)], templates=["a photo of {}.", "{}"], items=[dict(filename=n, label=i % k, heldout=i > 3) for i, n in enumerate(names)])))
+        (folder / "zeroshot" / f"{'object' if k == 3 else 'object_colour'}.json").write_text(
+            json.dumps(
+                dict(
+                    classnames=[f"w{i}" for i in range(k)],
+                    templates=["a photo of {}.", "{}"],
+                    items=[dict(filename=n, label=i % k, heldout=i > 3) for i, n in enumerate(names)],
+                )
+            )
+        )
     return folder
 
 
 @pytest.fixture
-def folder(tmp_path): return put(tmp_path/"bench")
+def folder(tmp_path):
+    return put(tmp_path / "bench")
 
 
 # --- metrics against slow twins
 
+
 def test_recall_equals_sorting():
     g = torch.Generator().manual_seed(3)
-    for Q, G, levels in ((20, 30, 0), (20, 30, 4)):              # few levels: many ties
+    for Q, G, levels in ((20, 30, 0), (20, 30, 4)):  # few levels: many ties
         scores = torch.randn(Q, G, generator=g) if not levels else torch.randint(0, levels, (Q, G), generator=g).float()
-        positive = torch.rand(Q, G, generator=g) < .15
+        positive = torch.rand(Q, G, generator=g) < 0.15
         positive[torch.arange(Q), torch.arange(Q)] = True
-        for k, s in zip((1, 3, 7), ev.recall_at(scores, positive, (1, 3, 7))):
+        for k, s in zip((1, 3, 7), recall_at(scores, positive, (1, 3, 7))):
             right = 0
-            for q in range(Q):                                   # the worst order among ties: wrong ones first
+            for q in range(Q):  # the worst order among ties: wrong ones first
                 order = sorted(range(G), key=lambda i: (-scores[q, i].item(), positive[q, i].item()))
                 right += any(positive[q, i] for i in order[:k])
-            assert s.value == pytest.approx(100*right/Q)
-            lenient = sum(any(positive[q, i] for i in sorted(range(G), key=lambda i: (-scores[q, i].item(), not positive[q, i].item()))[:k]) for q in range(Q))
+            assert s.value == pytest.approx(100 * right / Q)
+            lenient = sum(
+                any(
+                    positive[q, i]
+                    for i in sorted(range(G), key=lambda i: (-scores[q, i].item(), not positive[q, i].item()))[:k]
+                )
+                for q in range(Q)
+            )
             assert s.ties == lenient - right
 
 
 def test_recall_counts_wrong_candidates_in_front():
     "Several right candidates in front of a wrong one do not push each other back"
-    scores = torch.tensor([[.9, .8, .7, .6]]); positive = torch.tensor([[False, True, True, True]])
-    assert [s.value for s in ev.recall_at(scores, positive, (1,))] == [0.]
-    assert ev.recall_hits(scores, positive, (2,))[2].correct.all()
+    scores = torch.tensor([[0.9, 0.8, 0.7, 0.6]])
+    positive = torch.tensor([[False, True, True, True]])
+    assert [s.value for s in recall_at(scores, positive, (1,))] == [0.0]
+    assert recall_hits(scores, positive, (2,))[2].correct.all()
 
 
 def test_one_nan_candidate_ranks_in_front():
-    scores = torch.tensor([[.9, .1, float("nan"), .0]])
-    one, two = ev.recall_at(scores, torch.tensor([0]), (1, 2))
-    assert (one.value, one.nan, two.value) == (0., 1, 100.)
+    scores = torch.tensor([[0.9, 0.1, float("nan"), 0.0]])
+    one, two = recall_at(scores, torch.tensor([0]), (1, 2))
+    assert (one.value, one.nan, two.value) == (0.0, 1, 100.0)
 
 
-@pytest.mark.parametrize("value", [1., float("nan"), 0., float("inf")])
+@pytest.mark.parametrize("value", [1.0, float("nan"), 0.0, float("inf")])
 def test_collapsed_models_score_nothing(folder, value):
     t = towers()
     t.model.visual = lambda x: torch.full((len(x), 4), value)
     t.model.encode_text = lambda ids: torch.full((len(ids), 4), value)
-    table = ev.evaluate(t, folder, progress=False)
+    table = evaluate(t, folder, progress=False)
     measured = table[table.value.notna()]
     assert (measured.value == 0).all() and ((measured.ties + measured.nan) == measured.n).all()
     assert len(measured) > 40
@@ -119,274 +160,392 @@ def test_collapsed_models_score_nothing(folder, value):
 
 def test_equal_vectors_tie_in_any_column():
     c = unit(1, 768)
-    for m in (3, 64, 129, 1001): assert ev.similarities(c.expand(5, -1), c.expand(m, -1)).unique().numel() == 1
+    for m in (3, 64, 129, 1001):
+        assert similarities(c.expand(5, -1), c.expand(m, -1)).unique().numel() == 1
 
 
 def test_triples_equal_the_definition():
     i, p, q, n = (unit(500, 4, seed=k) for k in range(4))
-    itt, tot = ev.triple_hits(i, p, q, n)
-    d = lambda a, b: (a*b).sum(-1)
+    itt, tot = triple_hits(i, p, q, n)
+    d = lambda a, b: (a * b).sum(-1)
     assert (itt.correct == ((d(i, p) > d(i, n)) & (d(i, q) > d(i, n)))).all()
     assert (tot.correct == ((d(p, q) > d(p, n)) & (d(p, q) > d(q, n)))).all()
 
 
 def test_zero_shot_with_one_class_is_no_measurement():
-    assert math.isnan(ev.zero_shot(unit(3, 4), unit(1, 4), torch.zeros(3, dtype=torch.long)).value)
+    assert math.isnan(zero_shot(unit(3, 4), unit(1, 4), torch.zeros(3, dtype=torch.long)).value)
 
 
 # --- embedding
 
+
 def test_embedded_once_and_in_order(folder):
     t = towers()
     texts = ["a b c", "c d", "A b c.", "a b c", "c d"]
-    e = ev.embed_texts(t, texts, batch_size=1, progress=False)
+    e = embed_texts(t, texts, batch_size=1, progress=False)
     assert t.model.seen == 2 and torch.equal(e[0], e[2]) and torch.equal(e[0], e[3]) and torch.equal(e[1], e[4])
     t.model.seen = 0
-    files = sorted((folder/"images").iterdir())
-    v = ev.embed_images(t, [*files, files[0], Image.open(files[1])], batch_size=4, progress=False)
+    files = sorted((folder / "images").iterdir())
+    v = embed_images(t, [*files, files[0], Image.open(files[1])], batch_size=4, progress=False)
     assert t.model.seen == 7 and torch.equal(v[0], v[6]) and torch.allclose(v[1], v[7])
     assert v.dtype == torch.float32 and torch.allclose(v.norm(dim=-1), torch.ones(8))
-    alone = torch.cat([ev.embed_images(t, [f], progress=False) for f in files])
+    alone = torch.cat([embed_images(t, [f], progress=False) for f in files])
     assert torch.allclose(alone, v[:6], atol=1e-6)
 
 
 def test_mode_and_gradients_are_given_back():
     t = towers()
-    t.model.train(); t.model.dropout.eval()                      # a part that was frozen stays frozen
-    e = ev.embed_texts(t, ["a"], progress=False)
+    t.model.train()
+    t.model.dropout.eval()  # a part that was frozen stays frozen
+    e = embed_texts(t, ["a"], progress=False)
     assert not e.requires_grad and t.model.training and not t.model.dropout.training
-    with pytest.raises(RuntimeError), ev.evaluating(t.model): raise RuntimeError
+    with pytest.raises(RuntimeError), evaluating(t.model):
+        raise RuntimeError
     assert t.model.training
 
 
 def test_batch_size_changes_nothing(folder):
-    a, b = (ev.evaluate(towers(), folder, batch_size=n, progress=False) for n in (1, 100))
+    a, b = (evaluate(towers(), folder, batch_size=n, progress=False) for n in (1, 100))
     pd.testing.assert_frame_equal(a, b)
 
 
-def test_pictures_are_read_as_colour(tmp_path):
+def test_images_are_read_as_colour(tmp_path):
     for mode, kind in (("L", "png"), ("RGBA", "png"), ("P", "png"), ("1", "png"), ("CMYK", "jpg")):
-        file = tmp_path/f"{mode}.{kind}"; Image.new("RGB", (9, 7), (200, 30, 60)).convert(mode).save(file)
-        assert ev.embed_images(towers(), [file], progress=False).isfinite().all()
+        file = tmp_path / f"{mode}.{kind}"
+        Image.new("RGB", (9, 7), (200, 30, 60)).convert(mode).save(file)
+        assert embed_images(towers(), [file], progress=False).isfinite().all()
+
 
 # --- kept embeddings
 
+
 @pytest.fixture(scope="module")
 def base():
-    from c2lip import towers as tw
-    return tw.load("base")
+    return load("base")
 
 
 @pytest.fixture(scope="module")
-def world(): return ev.benchmark_folder("world", "validation", items=20, pictures=60, single=96)
+def world():
+    return benchmark_folder("world", "validation", items=20, images=60, single=96)
 
 
 def counted(base, monkeypatch):
     "What goes through the towers from now on"
     seen = dict(image=0, text=0)
     for part, name in (("image", "encode_images"), ("text", "encode_texts")):
-        real = getattr(ev, name)
-        monkeypatch.setattr(ev, name, lambda model, x, part=part, real=real: (seen.update({part: seen[part] + len(x)}), real(model, x))[1])
+        real = getattr(embeddings, name)
+        monkeypatch.setattr(
+            embeddings,
+            name,
+            lambda model, x, part=part, real=real: (seen.update({part: seen[part] + len(x)}), real(model, x))[1],
+        )
     return seen
 
 
 def test_second_run_encodes_nothing(base, world, tmp_path, monkeypatch):
     seen = counted(base, monkeypatch)
-    first = ev.evaluate(base, world, progress=False, cache=tmp_path)
+    first = evaluate(base, world, progress=False, cache=tmp_path)
     assert min(seen.values()) > 50
     seen.update(image=0, text=0)
-    again = ev.evaluate(base, world, progress=False, cache=tmp_path)
-    part = ev.evaluate(base, world, "sugarcrepe", progress=False, cache=tmp_path)
+    again = evaluate(base, world, progress=False, cache=tmp_path)
+    part = evaluate(base, world, "sugarcrepe", progress=False, cache=tmp_path)
     assert seen == dict(image=0, text=0)
-    pd.testing.assert_frame_equal(first, again); pd.testing.assert_frame_equal(part, first[first.suite == "sugarcrepe"])
-    pd.testing.assert_frame_equal(first, ev.evaluate(base, world, progress=False, cache=None))
+    pd.testing.assert_frame_equal(first, again)
+    pd.testing.assert_frame_equal(part, first[first.suite == "sugarcrepe"])
+    pd.testing.assert_frame_equal(first, evaluate(base, world, progress=False, cache=None))
 
 
 def test_what_makes_a_row_is_in_its_name(base, world, tmp_path, monkeypatch):
-    "Other weights, preprocessing or precision: nothing is taken over; a text tower that changed alone leaves the pictures"
+    "Other weights, preprocessing or precision: nothing is taken over; a text tower that changed alone leaves the images"
     from dataclasses import replace
-    from c2lip import towers as tw
-    ev.evaluate(base, world, "zeroshot", progress=False, cache=tmp_path)
-    seen = counted(base, monkeypatch); run = lambda t, **k: (seen.update(image=0, text=0), ev.evaluate(t, world, "zeroshot", progress=False, cache=tmp_path, **k), dict(seen))[-1]
+
+    evaluate(base, world, "zeroshot", progress=False, cache=tmp_path)
+    seen = counted(base, monkeypatch)
+    run = lambda t, **k: (
+        seen.update(image=0, text=0),
+        evaluate(t, world, "zeroshot", progress=False, cache=tmp_path, **k),
+        dict(seen),
+    )[-1]
     assert run(base) == dict(image=0, text=0)
     assert min(run(base, precision="bf16").values()) > 0
-    other = run(replace(base, preprocess_cfg=base.preprocess_cfg | {"interpolation": "bilinear"})); assert other["image"] and not other["text"]
-    tuned = tw.load("base")
-    with torch.no_grad(): next(tuned.model.text.parameters()).add_(.1)
-    other = run(tuned); assert other["text"] and not other["image"]
+    other = run(replace(base, preprocess_cfg=base.preprocess_cfg | {"interpolation": "bilinear"}))
+    assert other["image"] and not other["text"]
+    tuned = load("base")
+    with torch.no_grad():
+        next(tuned.model.text.parameters()).add_(0.1)
+    other = run(tuned)
+    assert other["text"] and not other["image"]
 
 
 def test_damaged_and_foreign_files(base, world, tmp_path, monkeypatch, capsys):
-    first = ev.evaluate(base, world, "zeroshot", progress=False, cache=tmp_path)
-    files = list(tmp_path.rglob("*.safetensors")); assert files
-    for f, hurt in zip(files, (lambda b: b[:len(b)//2], lambda b: b[:-5] + b"12345")): f.write_bytes(hurt(f.read_bytes()))
-    (files[0].parent/".half").write_bytes(b"left by a run that was killed")
+    first = evaluate(base, world, "zeroshot", progress=False, cache=tmp_path)
+    files = list(tmp_path.rglob("*.safetensors"))
+    assert files
+    for f, hurt in zip(files, (lambda b: b[: len(b) // 2], lambda b: b[:-5] + b"12345")):
+        f.write_bytes(hurt(f.read_bytes()))
+    (files[0].parent / ".half").write_bytes(b"left by a run that was killed")
     seen = counted(base, monkeypatch)
-    pd.testing.assert_frame_equal(ev.evaluate(base, world, "zeroshot", progress=False, cache=tmp_path), first)
+    pd.testing.assert_frame_equal(evaluate(base, world, "zeroshot", progress=False, cache=tmp_path), first)
     assert min(seen.values()) > 0 and capsys.readouterr().out.count("are damaged;") == len(files)
 
 
 def test_two_processes_share_a_cache(tmp_path):
     "Eight writers at once, each a few rows and some of them the same: every row is there, whole"
-    from concurrent.futures import ThreadPoolExecutor
     import hashlib
+    from concurrent.futures import ThreadPoolExecutor
+
     name = lambda i: hashlib.sha256(str(i).encode()).digest()
+
     def write(w):
-        for i in range(w, w + 12): ev.keep_rows(tmp_path, [name(i)], torch.full((1, 3), float(i)))
-    with ThreadPoolExecutor(8) as pool: list(pool.map(write, range(8)))
-    where, rows = ev.read_rows(tmp_path)
+        for i in range(w, w + 12):
+            keep_rows(tmp_path, [name(i)], torch.full((1, 3), float(i)))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    where, rows = read_rows(tmp_path)
     assert all(rows[where[name(i)]].eq(i).all() for i in range(19)) and len(list(tmp_path.glob("*"))) < 20
 
 
-def test_pictures_are_known_by_content(base, world, tmp_path, monkeypatch):
+def test_images_are_known_by_content(base, world, tmp_path, monkeypatch):
     import shutil
-    file = sorted((world/"images").iterdir())[0]; shutil.copy(file, tmp_path/"copy.png")
+
+    file = sorted((world / "images").iterdir())[0]
+    shutil.copy(file, tmp_path / "copy.png")
     seen = counted(base, monkeypatch)
-    crop = ev.Crop(file, (0, 0, 48, 48))
-    v = ev.embed_images(base, [file, tmp_path/"copy.png", crop, crop(), file.read_bytes()], progress=False)
-    assert seen["image"] == 3 and torch.equal(v[0], v[1]) and torch.equal(v[0], v[4]) and not torch.equal(v[0], v[2]) and torch.allclose(v[2], v[3])
-    shutil.copy(sorted((world/"images").iterdir())[1], tmp_path/"copy.png")                    # the same name, another picture
-    w = ev.embed_images(base, [file, tmp_path/"copy.png"], progress=False); assert not torch.equal(w[0], w[1])
+    crop = Crop(file, (0, 0, 48, 48))
+    v = embed_images(base, [file, tmp_path / "copy.png", crop, crop(), file.read_bytes()], progress=False)
+    assert (
+        seen["image"] == 3
+        and torch.equal(v[0], v[1])
+        and torch.equal(v[0], v[4])
+        and not torch.equal(v[0], v[2])
+        and torch.allclose(v[2], v[3])
+    )
+    shutil.copy(sorted((world / "images").iterdir())[1], tmp_path / "copy.png")  # the same name, another image
+    w = embed_images(base, [file, tmp_path / "copy.png"], progress=False)
+    assert not torch.equal(w[0], w[1])
 
 
 def test_the_cache_does_not_pile_up(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ev, "project_root", lambda: tmp_path)
+    monkeypatch.setattr("c2lip.evaluation.folders.project_root", lambda: tmp_path)
     for i in range(4):
-        ev.keep_rows(tmp_path/"data/cache/embeddings"/f"image-{i}", [bytes([i])*32], torch.zeros(1, 250_000)); os.utime(tmp_path/"data/cache/embeddings"/f"image-{i}", (i, i))
-    assert ev.prune(limit=.0021) == pytest.approx(2e6, rel=.01)
-    assert sorted(f.name for f in (tmp_path/"data/cache/embeddings").iterdir()) == ["image-2", "image-3"] and capsys.readouterr().out.count("removed") == 2
-    assert ev.prune(limit=1e-9) > 0 and [f.name for f in (tmp_path/"data/cache/embeddings").iterdir()] == ["image-3"]   # what was used last stays
+        keep_rows(tmp_path / "data/cache/embeddings" / f"image-{i}", [bytes([i]) * 32], torch.zeros(1, 250_000))
+        os.utime(tmp_path / "data/cache/embeddings" / f"image-{i}", (i, i))
+    assert prune(limit=0.0021) == pytest.approx(2e6, rel=0.01)
+    assert (
+        sorted(f.name for f in (tmp_path / "data/cache/embeddings").iterdir()) == ["image-2", "image-3"]
+        and capsys.readouterr().out.count("removed") == 2
+    )
+    assert prune(limit=1e-9) > 0 and [f.name for f in (tmp_path / "data/cache/embeddings").iterdir()] == [
+        "image-3"
+    ]  # what was used last stays
 
 
-def test_many_missing_pictures_are_counted(folder):
-    for i in (1, 2): (folder/"images"/f"{i}.png").unlink()
-    with pytest.raises(UserError, match=r"1.png is missing; it is asked for by sugarcrepe replace_obj, item 2 \(2 of 6 pictures are missing\)"): ev.evaluate(towers(), folder, progress=False)
+def test_many_missing_images_are_counted(folder):
+    for i in (1, 2):
+        (folder / "images" / f"{i}.png").unlink()
+    with pytest.raises(
+        UserError,
+        match=r"1.png is missing; it is asked for by sugarcrepe replace_obj, item 2 \(2 of 6 images are missing\)",
+    ):
+        evaluate(towers(), folder, progress=False)
 
 
 def test_faulty_items_are_counted(folder):
-    data = json.loads((folder/"sugarcrepe"/"add_att.json").read_text())
-    for k in list(data)[:3]: del data[k]["caption"]
-    (folder/"sugarcrepe"/"add_att.json").write_text(json.dumps(data))
-    with pytest.raises(UserError, match=r"add_att.json, item 0: the key 'caption' is missing .*first of 3 faulty items of 8"): ev.evaluate(towers(), folder, progress=False)
+    data = json.loads((folder / "sugarcrepe" / "add_att.json").read_text())
+    for k in list(data)[:3]:
+        del data[k]["caption"]
+    (folder / "sugarcrepe" / "add_att.json").write_text(json.dumps(data))
+    with pytest.raises(
+        UserError, match=r"add_att.json, item 0: the key 'caption' is missing .*first of 3 faulty items of 8"
+    ):
+        evaluate(towers(), folder, progress=False)
 
 
 # --- the table
 
+
 def test_table_of_a_folder(folder):
     hits = {}
-    t = ev.evaluate(towers(), folder, progress=False, hits=hits)
+    t = evaluate(towers(), folder, progress=False, hits=hits)
     assert t.columns.tolist() == ["suite", "name", "value", "n", "ties", "nan"]
-    assert t[t.suite == "sugarcrepe"].name.tolist() == [*ev.SUGARCREPE, "average"]
+    assert t[t.suite == "sugarcrepe"].name.tolist() == [*SUGARCREPE, "average"]
     pp = t[t.suite == "sugarcrepe_pp"]
-    assert pp.name.tolist()[:6] == [f"replace_{x} {k}" for k in ("ITT", "TOT") for x in ("obj", "att", "rel")] and pp.name.tolist()[-3:] == ["average ITT", "average TOT", "average"]
+    assert pp.name.tolist()[:6] == [
+        f"replace_{x} {k}" for k in ("ITT", "TOT") for x in ("obj", "att", "rel")
+    ] and pp.name.tolist()[-3:] == ["average ITT", "average TOT", "average"]
     tasks = pp[~pp.name.str.startswith("average")]
-    assert pp.value.iloc[-1] == pytest.approx(tasks.value.mean()) and pp.value.iloc[-3] == pytest.approx(tasks.value[tasks.name.str.endswith("ITT")].mean())
-    assert t.suite.unique().tolist() == ["sugarcrepe", "sugarcrepe_pp", "retrieval", "zeroshot", "heldout/sugarcrepe", "heldout/sugarcrepe_pp", "heldout/zeroshot"]
+    assert pp.value.iloc[-1] == pytest.approx(tasks.value.mean()) and pp.value.iloc[-3] == pytest.approx(
+        tasks.value[tasks.name.str.endswith("ITT")].mean()
+    )
+    assert t.suite.unique().tolist() == [
+        "sugarcrepe",
+        "sugarcrepe_pp",
+        "retrieval",
+        "zeroshot",
+        "heldout/sugarcrepe",
+        "heldout/sugarcrepe_pp",
+        "heldout/zeroshot",
+    ]
     for (s, n), h in hits.items():
         row = t[(t.suite == s) & (t.name == n)].iloc[0]
-        if isinstance(h, ev.Hits): assert row.value == pytest.approx(100*h.correct.float().mean().item()) and row.n == len(h.correct)
+        if isinstance(h, Hits):
+            assert row.value == pytest.approx(100 * h.correct.float().mean().item()) and row.n == len(h.correct)
 
 
 def test_too_few_candidates_are_no_measurement(folder):
-    t = ev.evaluate(towers(), folder, "retrieval", progress=False, ks=(1, 5, 6)).set_index("name")
-    assert t.loc["t2i R@5", "value"] == t.loc["t2i R@5", "value"] and math.isnan(t.loc["t2i R@6", "value"])   # five wrong pictures: R@6 cannot fail
+    t = evaluate(towers(), folder, "retrieval", progress=False, ks=(1, 5, 6)).set_index("name")
+    assert t.loc["t2i R@5", "value"] == t.loc["t2i R@5", "value"] and math.isnan(
+        t.loc["t2i R@6", "value"]
+    )  # five wrong images: R@6 cannot fail
 
 
-def test_equal_sentences_belong_to_their_own_picture(folder):
-    "As in the public harnesses; the copy under another picture ties, and a tie is wrong"
-    data = json.loads((folder/"retrieval.json").read_text())
-    for i in (0, 1): data["images"][i]["sentences"] = [{"raw": "the same words"}]
-    (folder/"retrieval.json").write_text(json.dumps(data))
-    items = ev.read_retrieval(folder/"retrieval.json")
+def test_equal_sentences_belong_to_their_own_image(folder):
+    "As in the public harnesses; the copy under another image ties, and a tie is wrong"
+    data = json.loads((folder / "retrieval.json").read_text())
+    for i in (0, 1):
+        data["images"][i]["sentences"] = [{"raw": "the same words"}]
+    (folder / "retrieval.json").write_text(json.dumps(data))
+    items = read_retrieval(folder / "retrieval.json")
     texts = list(dict.fromkeys(t for i in items for t in i.captions))
-    e = unit(len(texts), 16); v = unit(6, 16, seed=5); v[0] = v[1] = e[texts.index("the same words")]
-    got = dict(ev.retrieval_task(items, lambda n: v, lambda t: e[[texts.index(x) for x in t]], ks=(1,)))
-    assert got["i2t R@1"].tie[:2].all() and got["t2i R@1"].tie[:2].all() and len(got["t2i R@1"].correct) == 2 + 4*3
+    e = unit(len(texts), 16)
+    v = unit(6, 16, seed=5)
+    v[0] = v[1] = e[texts.index("the same words")]
+    got = dict(retrieval_task(items, lambda n: v, lambda t: e[[texts.index(x) for x in t]], ks=(1,)))
+    assert got["i2t R@1"].tie[:2].all() and got["t2i R@1"].tie[:2].all() and len(got["t2i R@1"].correct) == 2 + 4 * 3
     assert not got["i2t R@1"].correct[:2].any() and not got["t2i R@1"].correct[:2].any()
 
 
 def test_chunked_retrieval_equals_whole():
     v, t = unit(70, 8), unit(210, 8, seed=2)
     positive = torch.arange(210)[None] // 3 == torch.arange(70)[:, None]
-    whole, parts = (ev._searched(v, t, positive, (1, 5), at_once) for at_once in (10**6, 1500))
-    for k in (1, 5): assert all(torch.equal(a, b) for a, b in zip(whole[k], parts[k]))
+    whole, parts = (_searched(v, t, positive, (1, 5), at_once) for at_once in (10**6, 1500))
+    for k in (1, 5):
+        assert all(torch.equal(a, b) for a, b in zip(whole[k], parts[k]))
 
 
 def test_partial_suites_say_so(folder):
-    (folder/"sugarcrepe"/"add_att.json").unlink()
-    assert "average of 6" in ev.evaluate(towers(), folder, "sugarcrepe", progress=False).name.tolist()
+    (folder / "sugarcrepe" / "add_att.json").unlink()
+    assert "average of 6" in evaluate(towers(), folder, "sugarcrepe", progress=False).name.tolist()
 
 
 def test_suites_asked_for(folder):
     "What is asked for is there, nothing else, and what cannot be there is said"
     for want in (["zeroshot"], ["heldout/zeroshot"], ["retrieval", "heldout/sugarcrepe"]):
-        assert ev.evaluate(towers(), folder, want, progress=False).suite.unique().tolist() == want
+        assert evaluate(towers(), folder, want, progress=False).suite.unique().tolist() == want
     for want in (["heldout/retrieval"], ["zeroshot", "heldout/retrieval"]):
-        with pytest.raises(UserError, match="nothing for heldout/retrieval"): ev.evaluate(towers(), folder, want, progress=False)
-    (folder/"retrieval.json").unlink()
-    with pytest.raises(UserError, match="nothing for retrieval"): ev.evaluate(towers(), folder, ["zeroshot", "retrieval"], progress=False)
+        with pytest.raises(UserError, match="nothing for heldout/retrieval"):
+            evaluate(towers(), folder, want, progress=False)
+    (folder / "retrieval.json").unlink()
+    with pytest.raises(UserError, match="nothing for retrieval"):
+        evaluate(towers(), folder, ["zeroshot", "retrieval"], progress=False)
 
 
 def test_weights_of_another_type(folder):
-    t = towers(); t.model.bfloat16()
-    assert ev.embed_images(t, sorted((folder/"images").iterdir()), progress=False).dtype == torch.float32
+    t = towers()
+    t.model.bfloat16()
+    assert embed_images(t, sorted((folder / "images").iterdir()), progress=False).dtype == torch.float32
 
 
-@pytest.mark.parametrize("file, edit, says", [
-    ("zeroshot/object.json", lambda d: d | {"classnames": ["w1"], "items": d["items"][:1]}, "at least two classnames"),
-    ("sugarcrepe/add_att.json", lambda d: [*d.values()], "add_att.json: a SugarCrepe file is an object"),
-    ("sugarcrepe/add_att.json", lambda d: {}, "add_att.json holds no items"),
-    ("sugarcrepe/add_att.json", lambda d: d | {"4": 7}, "add_att.json, item 4: expected an object"),
-    ("sugarcrepe/add_att.json", lambda d: d | {"4": d["4"] | {"caption": " "}}, "item 4: 'caption' must be a text"),
-    ("sugarcrepe/add_att.json", lambda d: d | {"4": d["4"] | {"filename": "none.png"}}, "none.png is missing; it is asked for by sugarcrepe add_att, item 4"),
-    ("sugarcrepe_pp/swap_att.json", lambda d: [{k: v for k, v in d[0].items() if k != "caption2"}], "item 0: the key 'caption2' is missing"),
-    ("sugarcrepe_pp/swap_att.json", lambda d: [], "swap_att.json holds no items"),
-    ("retrieval.json", lambda d: d["images"], 'expected an object with a list "images"'),
-    ("retrieval.json", lambda d: {"images": []}, "the list 'images' is empty"),
-    ("retrieval.json", lambda d: {"images": [dict(filename="0.png", sentences=[])]}, 'item 0 (0.png): expected a list "sentences"'),
-    ("retrieval.json", lambda d: {"images": [dict(filename="0.png", sentences=["text"])]}, "item 0 (0.png): expected an object with raw"),
-    ("zeroshot/object.json", lambda d: d | {"templates": ["no place"]}, "templates 0: expected a text with {}"),
-    ("zeroshot/object.json", lambda d: d | {"items": [dict(filename="0.png", label=3)]}, "item 0 (0.png): the label must be 0 to 2, got 3"),
-    ("zeroshot/object.json", lambda d: d | {"items": [dict(filename="0.png", label=True)]}, "got True"),
-])
+@pytest.mark.parametrize(
+    "file, edit, says",
+    [
+        (
+            "zeroshot/object.json",
+            lambda d: d | {"classnames": ["w1"], "items": d["items"][:1]},
+            "at least two classnames",
+        ),
+        ("sugarcrepe/add_att.json", lambda d: [*d.values()], "add_att.json: a SugarCrepe file is an object"),
+        ("sugarcrepe/add_att.json", lambda d: {}, "add_att.json holds no items"),
+        ("sugarcrepe/add_att.json", lambda d: d | {"4": 7}, "add_att.json, item 4: expected an object"),
+        ("sugarcrepe/add_att.json", lambda d: d | {"4": d["4"] | {"caption": " "}}, "item 4: 'caption' must be a text"),
+        (
+            "sugarcrepe/add_att.json",
+            lambda d: d | {"4": d["4"] | {"filename": "none.png"}},
+            "none.png is missing; it is asked for by sugarcrepe add_att, item 4",
+        ),
+        (
+            "sugarcrepe_pp/swap_att.json",
+            lambda d: [{k: v for k, v in d[0].items() if k != "caption2"}],
+            "item 0: the key 'caption2' is missing",
+        ),
+        ("sugarcrepe_pp/swap_att.json", lambda d: [], "swap_att.json holds no items"),
+        ("retrieval.json", lambda d: d["images"], 'expected an object with a list "images"'),
+        ("retrieval.json", lambda d: {"images": []}, "the list 'images' is empty"),
+        (
+            "retrieval.json",
+            lambda d: {"images": [dict(filename="0.png", sentences=[])]},
+            'item 0 (0.png): expected a list "sentences"',
+        ),
+        (
+            "retrieval.json",
+            lambda d: {"images": [dict(filename="0.png", sentences=["text"])]},
+            "item 0 (0.png): expected an object with raw",
+        ),
+        ("zeroshot/object.json", lambda d: d | {"templates": ["no place"]}, "templates 0: expected a text with {}"),
+        (
+            "zeroshot/object.json",
+            lambda d: d | {"items": [dict(filename="0.png", label=3)]},
+            "item 0 (0.png): the label must be 0 to 2, got 3",
+        ),
+        ("zeroshot/object.json", lambda d: d | {"items": [dict(filename="0.png", label=True)]}, "got True"),
+    ],
+)
 def test_bad_files(folder, file, edit, says):
-    data = json.loads((folder/file).read_text())
-    (folder/file).write_text(json.dumps(edit(data)))
-    with pytest.raises(UserError) as e: ev.evaluate(towers(), folder, progress=False)
+    data = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(edit(data)))
+    with pytest.raises(UserError) as e:
+        evaluate(towers(), folder, progress=False)
     assert says in str(e.value) and "\n" not in str(e.value)
 
 
 def test_bad_folders(folder, tmp_path):
-    (tmp_path/"empty").mkdir()
-    for at, suites, says in ((tmp_path/"empty", None, "holds none of the suites"), (tmp_path/"no", None, "no benchmark folder"), (folder, ["zeroshots"], "did you mean 'zeroshot'")):
-        with pytest.raises(UserError, match=says): ev.evaluate(towers(), at, suites)
-    (folder/"sugarcrepe"/"swap_at.json").write_text("{}")
-    with pytest.raises(UserError, match="swap_at.json is no subtask of sugarcrepe, did you mean swap_att.json"): ev.evaluate(towers(), folder)
-    (folder/"sugarcrepe"/"swap_at.json").unlink()
-    (folder/"images"/"2.png").write_bytes(b"not a picture")
-    with pytest.raises(UserError, match="2.png cannot be read .* asked for by sugarcrepe replace_obj, item 4"): ev.evaluate(towers(), folder, progress=False)
+    (tmp_path / "empty").mkdir()
+    for at, suites, says in (
+        (tmp_path / "empty", None, "holds none of the suites"),
+        (tmp_path / "no", None, "no benchmark folder"),
+        (folder, ["zeroshots"], "did you mean 'zeroshot'"),
+    ):
+        with pytest.raises(UserError, match=says):
+            evaluate(towers(), at, suites)
+    (folder / "sugarcrepe" / "swap_at.json").write_text("{}")
+    with pytest.raises(UserError, match="swap_at.json is no subtask of sugarcrepe, did you mean swap_att.json"):
+        evaluate(towers(), folder)
+    (folder / "sugarcrepe" / "swap_at.json").unlink()
+    (folder / "images" / "2.png").write_bytes(b"not an image")
+    with pytest.raises(UserError, match="2.png cannot be read .* asked for by sugarcrepe replace_obj, item 4"):
+        evaluate(towers(), folder, progress=False)
 
 
 # --- the published files
 
+
 @real
 def test_published_files():
-    pairs = {t: ev.read_sugarcrepe(REAL/"sugarcrepe"/f"{t}.json") for t in ev.SUGARCREPE}
-    assert {t: len(x) for t, x in pairs.items()} == dict(add_obj=2062, add_att=692, replace_obj=1652, replace_att=788, replace_rel=1406, swap_obj=245, swap_att=666)
+    pairs = {t: read_sugarcrepe(REAL / "sugarcrepe" / f"{t}.json") for t in SUGARCREPE}
+    assert {t: len(x) for t, x in pairs.items()} == dict(
+        add_obj=2062, add_att=692, replace_obj=1652, replace_att=788, replace_rel=1406, swap_obj=245, swap_att=666
+    )
     keys = [int(i.key) for i in pairs["swap_obj"]]
-    assert 108 not in keys and max(keys) == 245                      # keys with a gap
-    triples = {t: ev.read_sugarcrepe_pp(REAL/"sugarcrepe_pp"/f"{t}.json") for t in ev.SUGARCREPE_PP}
-    assert {t: len(x) for t, x in triples.items()} == dict(replace_obj=1652, replace_att=788, replace_rel=1406, swap_obj=245, swap_att=666)
-    assert [i.key for i in triples["swap_obj"] if i.negative in i.captions] == ["2", "8"]   # no model can solve these
+    assert 108 not in keys and max(keys) == 245  # keys with a gap
+    triples = {t: read_sugarcrepe_pp(REAL / "sugarcrepe_pp" / f"{t}.json") for t in SUGARCREPE_PP}
+    assert {t: len(x) for t, x in triples.items()} == dict(
+        replace_obj=1652, replace_att=788, replace_rel=1406, swap_obj=245, swap_att=666
+    )
+    assert [i.key for i in triples["swap_obj"] if i.negative in i.captions] == ["2", "8"]  # no model can solve these
 
 
 @real
 def test_unsolvable_items_are_ties():
-    items = ev.read_sugarcrepe_pp(REAL/"sugarcrepe_pp"/"swap_obj.json")
+    items = read_sugarcrepe_pp(REAL / "sugarcrepe_pp" / "swap_obj.json")
     t = towers()
-    text = lambda texts: ev.embed_texts(t, texts, progress=False)
-    first, second, negative = (text(x) for x in ([i.captions[0] for i in items], [i.captions[1] for i in items], [i.negative for i in items]))
-    itt, tot = ev.triple_hits(text([i.captions[1] for i in items]), first, second, negative)   # a picture that is the second caption itself
+    text = lambda texts: embed_texts(t, texts, progress=False)
+    first, second, negative = (
+        text(x) for x in ([i.captions[0] for i in items], [i.captions[1] for i in items], [i.negative for i in items])
+    )
+    itt, tot = triple_hits(
+        text([i.captions[1] for i in items]), first, second, negative
+    )  # an image that is the second caption itself
     twins = torch.tensor([k for k, i in enumerate(items) if i.key in ("2", "8")])
     assert not itt.correct[twins].any() and not tot.correct[twins].any()
     assert itt.tie[twins].all()
@@ -394,11 +553,13 @@ def test_unsolvable_items_are_ties():
 
 @real
 def test_whole_real_folder(tmp_path):
-    "The real text with pictures of noise: every subtask is there, in time"
-    (tmp_path/"images").mkdir()
-    for kind in ("sugarcrepe", "sugarcrepe_pp"): (tmp_path/kind).symlink_to(REAL/kind)
-    names = {i.filename for t in ev.SUGARCREPE for i in ev.read_sugarcrepe(REAL/"sugarcrepe"/f"{t}.json")}
-    names |= {i.filename for t in ev.SUGARCREPE_PP for i in ev.read_sugarcrepe_pp(REAL/"sugarcrepe_pp"/f"{t}.json")}
-    for n in names: Image.new("RGB", (8, 8), tuple(hash(n + c) % 256 for c in "rgb")).save(tmp_path/"images"/n, "PNG")
-    t = ev.evaluate(towers(), tmp_path, progress=False)
-    assert t[t.name == "average"].n.tolist() == [7511, 2*4757]
+    "The real text with images of noise: every subtask is there, in time"
+    (tmp_path / "images").mkdir()
+    for kind in ("sugarcrepe", "sugarcrepe_pp"):
+        (tmp_path / kind).symlink_to(REAL / kind)
+    names = {i.filename for t in SUGARCREPE for i in read_sugarcrepe(REAL / "sugarcrepe" / f"{t}.json")}
+    names |= {i.filename for t in SUGARCREPE_PP for i in read_sugarcrepe_pp(REAL / "sugarcrepe_pp" / f"{t}.json")}
+    for n in names:
+        Image.new("RGB", (8, 8), tuple(hash(n + c) % 256 for c in "rgb")).save(tmp_path / "images" / n, "PNG")
+    t = evaluate(towers(), tmp_path, progress=False)
+    assert t[t.name == "average"].n.tolist() == [7511, 2 * 4757]

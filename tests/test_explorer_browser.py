@@ -1,4 +1,5 @@
 """The explorer as a person uses it, in Chromium driven by Playwright: in JupyterLab, and as a Voilà app. Skipped, with a word, where one of them is missing."""
+
 import json
 import os
 import re
@@ -10,12 +11,21 @@ import time
 import urllib.request
 
 import pytest
-
 from conftest import ROOT
 
-BROWSER = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")) if p), None)
+from c2lip.release import save
+from c2lip.towers import load
+
+BROWSER = next(
+    (p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")) if p), None
+)
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need: pip install playwright")
-pytestmark = [pytest.mark.skipif(BROWSER is None, reason="the browser tests need Chromium: apt-get install --no-install-recommends chromium"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.skipif(
+        BROWSER is None, reason="the browser tests need Chromium: apt-get install --no-install-recommends chromium"
+    ),
+    pytest.mark.timeout(600),
+]
 
 PANEL, STATUS, FIGURE = ".c2lip-explorer", ".c2lip-status", "img.c2lip-figure"
 
@@ -24,61 +34,98 @@ PANEL, STATUS, FIGURE = ".c2lip-explorer", ".c2lip-status", "img.c2lip-figure"
 def servers(tmp_path_factory):
     "JupyterLab and, where it is installed, Voilà, side by side, each with a copy of explore.ipynb: name → (address, token)"
     home, running, token = tmp_path_factory.mktemp("home"), {}, secrets.token_hex(8)
-    shutil.copy(ROOT/"nbs"/"explore.ipynb", home)
-    (home/"config"/"labconfig").mkdir(parents=True)
-    (home/"config"/"labconfig"/"page_config.json").write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))
-    env = os.environ | dict(JUPYTER_CONFIG_DIR=str(home/"config"), JUPYTER_DATA_DIR=str(home/"share"), JUPYTER_RUNTIME_DIR=str(home/"run"), HOME=str(home),
-                            PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), OMP_NUM_THREADS="1")
-    commands = dict(lab=["jupyter-lab", "--allow-root", "--ip=127.0.0.1", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={home}"],
-                    voila=["voila", str(home/"explore.ipynb"), "--Voila.ip=127.0.0.1"])
+    shutil.copy(ROOT / "nbs" / "explore.ipynb", home)
+    (home / "config" / "labconfig").mkdir(parents=True)
+    (home / "config" / "labconfig" / "page_config.json").write_text(
+        json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}})
+    )
+    env = os.environ | dict(
+        JUPYTER_CONFIG_DIR=str(home / "config"),
+        JUPYTER_DATA_DIR=str(home / "share"),
+        JUPYTER_RUNTIME_DIR=str(home / "run"),
+        HOME=str(home),
+        PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        OMP_NUM_THREADS="1",
+    )
+    commands = dict(
+        lab=[
+            "jupyter-lab",
+            "--allow-root",
+            "--ip=127.0.0.1",
+            f"--IdentityProvider.token={token}",
+            f"--ServerApp.root_dir={home}",
+        ],
+        voila=["voila", str(home / "explore.ipynb"), "--Voila.ip=127.0.0.1"],
+    )
     try:
         for name, command in commands.items():
-            if not shutil.which(command[0]): continue
-            with socket.socket() as s: s.bind(("127.0.0.1", 0)); port = s.getsockname()[1]
-            log = open(home/f"{name}.log", "w")
-            running[name] = f"http://127.0.0.1:{port}", subprocess.Popen([*command, "--no-browser", f"--port={port}"], env=env, stdout=log, stderr=log, cwd=home), log
+            if not shutil.which(command[0]):
+                continue
+            with socket.socket() as s:
+                s.bind(("127.0.0.1", 0))
+                port = s.getsockname()[1]
+            log = open(home / f"{name}.log", "w")
+            running[name] = (
+                f"http://127.0.0.1:{port}",
+                subprocess.Popen(
+                    [*command, "--no-browser", f"--port={port}"], env=env, stdout=log, stderr=log, cwd=home
+                ),
+                log,
+            )
         for name, (address, server, _) in running.items():
             deadline = time.time() + 120
             while True:
-                try: socket.create_connection(("127.0.0.1", int(address.rsplit(":")[-1])), 1).close(); break
-                except OSError: time.sleep(.1)
-                assert server.poll() is None and time.time() < deadline, (home/f"{name}.log").read_text()[-2000:]
+                try:
+                    socket.create_connection(("127.0.0.1", int(address.rsplit(":")[-1])), 1).close()
+                    break
+                except OSError:
+                    time.sleep(0.1)
+                assert server.poll() is None and time.time() < deadline, (home / f"{name}.log").read_text()[-2000:]
         yield {name: (address, token) for name, (address, *_) in running.items()}
     finally:
-        for _, server, _ in running.values(): server.terminate()
+        for _, server, _ in running.values():
+            server.terminate()
         for _, server, log in running.values():
-            try: server.wait(20)
-            except subprocess.TimeoutExpired: server.kill()
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                server.kill()
             log.close()
 
 
 @pytest.fixture(scope="module")
-def tuned(servers, tmp_path_factory):     # after the servers, so that they start meanwhile
+def tuned(servers, tmp_path_factory):  # after the servers, so that they start meanwhile
     "A release folder with other weights than the base's"
     import torch
-    from c2lip import release, towers
-    model = towers.load("base"); torch.manual_seed(0)
+
+    model = load("base")
+    torch.manual_seed(0)
     with torch.no_grad():
-        for p in model.model.parameters(): p.add_(.05*p.std(correction=0)*torch.randn_like(p)) if p.ndim > 1 else None
-    return release.save(model, tmp_path_factory.mktemp("tuned")/"model", dict(note="noise for a test"))
+        for p in model.model.parameters():
+            p.add_(0.05 * p.std(correction=0) * torch.randn_like(p)) if p.ndim > 1 else None
+    return save(model, tmp_path_factory.mktemp("tuned") / "model", dict(note="noise for a test"))
 
 
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        browser = play.chromium.launch(
+            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
         yield browser
         browser.close()
 
 
 def keep(page, name):
     "A screenshot kept as an artefact"
-    (ROOT/"_proc").mkdir(exist_ok=True)
-    page.screenshot(path=str(ROOT/"_proc"/f"{name}.png"))
+    (ROOT / "_proc").mkdir(exist_ok=True)
+    page.screenshot(path=str(ROOT / "_proc" / f"{name}.png"))
 
 
 def wait_for_panel(page, name):
-    try: page.wait_for_selector(STATUS); page.wait_for_selector(FIGURE)
+    try:
+        page.wait_for_selector(STATUS)
+        page.wait_for_selector(FIGURE)
     except playwright.TimeoutError:
         keep(page, f"{name}-failed")
         raise AssertionError(f"the explorer did not appear; see _proc/{name}-failed.png") from None
@@ -88,17 +135,19 @@ def wait_for_panel(page, name):
 def page(servers, tuned, browser):
     "The notebook in JupyterLab, all cells run"
     address, token = servers["lab"]
-    page = browser.new_page(viewport=dict(width=1280, height=1000)); page.set_default_timeout(120_000)
+    page = browser.new_page(viewport=dict(width=1280, height=1000))
+    page.set_default_timeout(120_000)
     page.goto(f"{address}/lab/tree/explore.ipynb?token={token}&reset")
     page.wait_for_selector(".jp-Notebook")
     sessions = lambda: json.load(urllib.request.urlopen(f"{address}/api/sessions?token={token}"))
-    deadline = time.time() + 120       # Run All before the kernel is connected is dropped without a word
+    deadline = time.time() + 120  # Run All before the kernel is connected is dropped without a word
     while not any(s["kernel"]["execution_state"] == "idle" and s["kernel"]["connections"] for s in sessions()):
         assert time.time() < deadline, "no kernel"
-        time.sleep(.1)
+        time.sleep(0.1)
     page.wait_for_function("/\\| Idle/.test(document.querySelector('#jp-main-statusbar')?.textContent)")
-    page.keyboard.press("Control+B")   # the file browser makes room
-    page.click('.lm-MenuBar-itemLabel:text-is("Run")'); page.click('.lm-Menu-itemLabel:text-is("Run All Cells")')
+    page.keyboard.press("Control+B")  # the file browser makes room
+    page.click('.lm-MenuBar-itemLabel:text-is("Run")')
+    page.click('.lm-Menu-itemLabel:text-is("Run All Cells")')
     wait_for_panel(page, "explorer-lab")
     return page
 
@@ -106,26 +155,36 @@ def page(servers, tuned, browser):
 def after(page, act):
     "Do `act`; (the new status, seconds until status and figure were there)"
     say, draw = page.inner_text(STATUS), page.get_attribute(FIGURE, "src")
-    start = time.time(); act()
-    page.wait_for_function("([s, say, f, draw]) => document.querySelector(s).innerText != say && document.querySelector(f).src != draw", arg=[STATUS, say, FIGURE, draw], polling=20, timeout=30_000)
+    start = time.time()
+    act()
+    page.wait_for_function(
+        "([s, say, f, draw]) => document.querySelector(s).innerText != say && document.querySelector(f).src != draw",
+        arg=[STATUS, say, FIGURE, draw],
+        polling=20,
+        timeout=30_000,
+    )
     return page.inner_text(STATUS), time.time() - start
 
 
 def upload(page, file):
-    with page.expect_file_chooser() as chooser: page.click(f"{PANEL} .widget-upload")
+    with page.expect_file_chooser() as chooser:
+        page.click(f"{PANEL} .widget-upload")
     chooser.value.set_files(str(file))
 
 
 def focused(page):
     "The text, placeholder or value of what has the focus"
-    return page.evaluate("(e => e.tagName == 'SELECT' ? 'menu' : e.placeholder || e.innerText || e.className)(document.activeElement)")
+    return page.evaluate(
+        "(e => e.tagName == 'SELECT' ? 'menu' : e.placeholder || e.innerText || e.className)(document.activeElement)"
+    )
 
 
 def tab_to(page, wanted, key="Tab"):
     "Press Tab until `wanted` has the focus"
     for _ in range(60):
         page.keyboard.press(key)
-        if re.fullmatch(wanted, focused(page)): return
+        if re.fullmatch(wanted, focused(page)):
+            return
     raise AssertionError(f"{wanted} cannot be reached with {key}")
 
 
@@ -142,7 +201,9 @@ def test_a_visit(page, tuned, tmp_path):
     field = page.get_by_placeholder("or: folder")
     say, took["model"] = after(page, lambda: (field.fill(str(tuned)), field.press("Enter")))
     assert f"→ {tuned.parent.name}" in say
-    say, took["menu"] = after(page, lambda: page.locator(f"{PANEL} select").first.select_option(label=tuned.parent.name))
+    say, took["menu"] = after(
+        page, lambda: page.locator(f"{PANEL} select").first.select_option(label=tuned.parent.name)
+    )
     assert "both are the same model" in say
     say, _ = after(page, lambda: page.locator(f"{PANEL} select").first.select_option(label="base"))
     # a map kind, and the slider by keyboard
@@ -155,22 +216,29 @@ def test_a_visit(page, tuned, tmp_path):
     field = page.get_by_placeholder("a red mug | a blue mug")
     say, took["phrases"] = after(page, lambda: (field.fill("a red mug | a blue mug"), field.press("Enter")))
     assert "“a red mug”" in say and "“a blue mug”" in say
-    # another picture
+    # another image
     say, took["scene"] = after(page, page.locator(".c2lip-shelf button").nth(2).click)
     assert say.startswith("scene 3") and page.locator(".c2lip-shelf button.mod-primary").inner_text() == "3"
-    # what is broken is said, and the picture stays
-    broken = tmp_path/"broken.png"; broken.write_bytes(b"\x89PNG\r\n\x1a\n but no more")
+    # what is broken is said, and the image stays
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\n but no more")
     draw = page.get_attribute(FIGURE, "src")
     upload(page, broken)
     page.wait_for_selector(".c2lip-wrong")
     assert "broken.png" in page.inner_text(STATUS) and "scene 3" in page.inner_text(STATUS)
-    page.get_by_placeholder("path of a picture").fill("/no/such/picture.png"); page.keyboard.press("Enter")
+    page.get_by_placeholder("path of an image").fill("/no/such/image.png")
+    page.keyboard.press("Enter")
     page.wait_for_function("document.querySelector('.c2lip-status').innerText.includes('/no/such')")
     # and a good one of one's own afterwards
     from PIL import Image
-    Image.linear_gradient("L").resize((300, 200)).convert("RGB").save(tmp_path/"mine.png")
-    say, took["upload"] = after(page, lambda: upload(page, tmp_path/"mine.png"))
-    assert say.startswith("mine.png") and not page.locator(".c2lip-wrong").count() and page.get_attribute(FIGURE, "src") != draw
+
+    Image.linear_gradient("L").resize((300, 200)).convert("RGB").save(tmp_path / "mine.png")
+    say, took["upload"] = after(page, lambda: upload(page, tmp_path / "mine.png"))
+    assert (
+        say.startswith("mine.png")
+        and not page.locator(".c2lip-wrong").count()
+        and page.get_attribute(FIGURE, "src") != draw
+    )
     print("\nseconds from act to figure:", {k: round(v, 2) for k, v in took.items()})
     assert not page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count()
 
@@ -178,21 +246,29 @@ def test_a_visit(page, tuned, tmp_path):
 def test_a_keyboard_is_enough(page):
     "Everything from the cell on with Tab, Enter, space and arrows; JupyterLab's own keys keep out of it"
     cells = page.locator(".jp-Notebook .jp-Cell").count()
-    page.locator(".jp-InputPrompt").last.click(); page.keyboard.press("Escape"); page.keyboard.press("ArrowUp")
+    page.locator(".jp-InputPrompt").last.click()
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowUp")
     tab_to(page, "menu")
-    tab_to(page, "9"); say, _ = after(page, lambda: page.keyboard.press("Enter"))
+    tab_to(page, "9")
+    say, _ = after(page, lambda: page.keyboard.press("Enter"))
     assert say.startswith("binding 9") and focused(page) == "9"
-    page.keyboard.press("b")           # would add a cell
-    tab_to(page, r"\+"); say, _ = after(page, lambda: page.keyboard.press("Space"))
+    page.keyboard.press("b")  # would add a cell
+    tab_to(page, r"\+")
+    say, _ = after(page, lambda: page.keyboard.press("Space"))
     assert say.count("“") == 2 and focused(page) == "−"
     say, _ = after(page, lambda: page.keyboard.press("Enter"))
     assert say.count("“") == 1 and focused(page) == "+"
-    tab_to(page, "a red mug .*"); page.keyboard.press("Control+A"); page.keyboard.type("a yellow hat")
+    tab_to(page, "a red mug .*")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("a yellow hat")
     say, _ = after(page, lambda: page.keyboard.press("Enter"))
     assert "“a yellow hat”" in say
-    tab_to(page, "centred"); say, _ = after(page, lambda: page.keyboard.press("Space"))
+    tab_to(page, "centred")
+    say, _ = after(page, lambda: page.keyboard.press("Space"))
     assert "above" in say and focused(page) == "centred"
-    tab_to(page, "menu", "Shift+Tab"); tab_to(page, "menu", "Shift+Tab")
+    tab_to(page, "menu", "Shift+Tab")
+    tab_to(page, "menu", "Shift+Tab")
     say, _ = after(page, lambda: page.keyboard.press("ArrowDown"))
     assert focused(page) == "menu" and page.locator(".jp-Notebook .jp-Cell").count() == cells
     say, _ = after(page, lambda: page.keyboard.press("ArrowUp"))
@@ -200,28 +276,43 @@ def test_a_keyboard_is_enough(page):
 
 def test_it_fits_the_page(page):
     "Nothing stands out on the right, at either width; the screenshots are for looking at"
-    if not page.inner_text(STATUS).startswith("binding 10"): after(page, page.locator(".c2lip-shelf button").nth(9).click)
+    if not page.inner_text(STATUS).startswith("binding 10"):
+        after(page, page.locator(".c2lip-shelf button").nth(9).click)
     for width in (1280, 900):
-        page.set_viewport_size(dict(width=width, height=1400)); page.wait_for_timeout(400)
-        page.evaluate(f"document.querySelector('{PANEL}').scrollIntoView()"); page.wait_for_timeout(400)
+        page.set_viewport_size(dict(width=width, height=1400))
+        page.wait_for_timeout(400)
+        page.evaluate(f"document.querySelector('{PANEL}').scrollIntoView()")
+        page.wait_for_timeout(400)
         keep(page, f"explorer-{width}")
         over = page.evaluate("""() => { const box = document.querySelector('.c2lip-explorer').getBoundingClientRect();
             return [...document.querySelectorAll('.c2lip-explorer *')].filter(e => e.offsetWidth && e.getBoundingClientRect().right > box.right + 2 && !e.closest('.noUi-target')).map(e => e.className) }""")
         assert not over, over
-        assert len(page.evaluate("[...new Set([...document.querySelectorAll('.c2lip-shelf button')].map(e => e.offsetTop + e.offsetParent.offsetTop))]")) == 1
+        assert (
+            len(
+                page.evaluate(
+                    "[...new Set([...document.querySelectorAll('.c2lip-shelf button')].map(e => e.offsetTop + e.offsetParent.offsetTop))]"
+                )
+            )
+            == 1
+        )
         assert page.evaluate("document.querySelector('img.c2lip-figure').getBoundingClientRect().width") > 500
 
 
 def test_the_app(servers, browser):
     "Voilà: the page without its code, and the panel works"
-    if "voila" not in servers: pytest.skip("the app's test needs Voilà: pip install voila")
-    page = browser.new_page(viewport=dict(width=1280, height=1400)); page.set_default_timeout(120_000)
-    page.goto(servers["voila"][0]); wait_for_panel(page, "explorer-app")
+    if "voila" not in servers:
+        pytest.skip("the app's test needs Voilà: pip install voila")
+    page = browser.new_page(viewport=dict(width=1280, height=1400))
+    page.set_default_timeout(120_000)
+    page.goto(servers["voila"][0])
+    wait_for_panel(page, "explorer-app")
     assert "What does a phrase look at" in page.inner_text("body") and "from c2lip" not in page.inner_text("body")
     chip = page.locator(".c2lip-chips button:not(.mod-primary)", has_text="a ").first
     wanted = chip.inner_text()
     assert f"“{wanted}”" in after(page, chip.click)[0]
-    field = page.get_by_placeholder("a red mug | a blue mug"); field.fill(" "); field.press("Enter")
+    field = page.get_by_placeholder("a red mug | a blue mug")
+    field.fill(" ")
+    field.press("Enter")
     page.wait_for_selector(".c2lip-wrong")
     assert "empty" in page.inner_text(STATUS)
     keep(page, "explorer-app")

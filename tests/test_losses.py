@@ -1,4 +1,5 @@
 """C2LIP's losses and token projection against numbers of the public implementation (float64), and their properties."""
+
 from pathlib import Path
 
 import numpy as np
@@ -7,35 +8,52 @@ import torch
 import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent
 
-from c2lip import scenes
-from c2lip.data import Samples
+from c2lip.data.loading import Samples
+from c2lip.encoding import encode, encode_texts
 from c2lip.losses import c2lip_losses, phrase_signs
-from c2lip.methods import c2lip
+from c2lip.methods.c2lip import c2lip
 from c2lip.pooling import attn_pool, concept_similarity, gram_pays, project_tokens
-from c2lip.towers import encode, encode_texts, load
+from c2lip.towers import load
+from c2lip.world_captions import train_records
 
-DATA = Path(__file__).parent/"data"
-LEAVES = {"image": "image_features", "caption": "text_features", "phrase": "concept_features", "image_tokens": "image_tokens", "scale": "logit_scale", "bias": "logit_bias"}
+DATA = Path(__file__).parent / "data"
+LEAVES = {
+    "image": "image_features",
+    "caption": "text_features",
+    "phrase": "concept_features",
+    "image_tokens": "image_tokens",
+    "scale": "logit_scale",
+    "bias": "logit_bias",
+}
 
 
 @pytest.mark.parametrize("name", ["small", "one"])
 def test_losses_equal_the_public_ones(name):
-    golden = np.load(DATA/f"c2lip_loss_{name}.npz")
+    golden = np.load(DATA / f"c2lip_loss_{name}.npz")
     leaves = {ours: torch.tensor(golden[f"in/{theirs}"], requires_grad=True) for ours, theirs in LEAVES.items()}
     losses = c2lip_losses(**leaves, owner=torch.tensor(golden["in/concept_image_ids"]))
-    losses["total"] = losses["contrastive"] + losses["npc"] + .01*losses["xac"]
-    for ours, theirs in {"contrastive": "contrastive_loss", "npc": "npc_loss", "xac": "xac_loss", "total": "loss"}.items():
+    losses["total"] = losses["contrastive"] + losses["npc"] + 0.01 * losses["xac"]
+    for ours, theirs in {
+        "contrastive": "contrastive_loss",
+        "npc": "npc_loss",
+        "xac": "xac_loss",
+        "total": "loss",
+    }.items():
         np.testing.assert_allclose(losses[ours].item(), golden[theirs], rtol=1e-8)
         grads = torch.autograd.grad(losses[ours], list(leaves.values()), retain_graph=True, allow_unused=True)
         for (leaf, x), g in zip(leaves.items(), grads):
             want = golden[f"grad/{theirs}/{LEAVES[leaf]}"]
             got = np.zeros_like(want) if g is None else g.numpy()
-            np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-8*max(abs(want).max(), 1e-6), err_msg=f"d {ours} / d {leaf}")
+            np.testing.assert_allclose(
+                got, want, rtol=1e-8, atol=1e-8 * max(abs(want).max(), 1e-6), err_msg=f"d {ours} / d {leaf}"
+            )
 
 
 def test_token_projection_equals_the_public_one():
-    golden = np.load(DATA/"token_projection_small.npz")
-    head = AttentionPoolLatent(32, num_heads=int(golden["num_heads"]), mlp_ratio=4, norm_layer=torch.nn.LayerNorm).double()
+    golden = np.load(DATA / "token_projection_small.npz")
+    head = AttentionPoolLatent(
+        32, num_heads=int(golden["num_heads"]), mlp_ratio=4, norm_layer=torch.nn.LayerNorm
+    ).double()
     head.norm.eps = 1e-6 if _pooled_error(head, golden, 1e-6) < _pooled_error(head, golden, 1e-5) else 1e-5
     forward = type(head).forward
     pooled, tokens = project_tokens(head, torch.tensor(golden["x"]))
@@ -45,7 +63,9 @@ def test_token_projection_equals_the_public_one():
 
 
 def _pooled_error(head, golden, eps):
-    head.load_state_dict({k.removeprefix("state/"): torch.tensor(golden[k]) for k in golden.files if k.startswith("state/")})
+    head.load_state_dict(
+        {k.removeprefix("state/"): torch.tensor(golden[k]) for k in golden.files if k.startswith("state/")}
+    )
     head.norm.eps = eps
     return np.abs(head(torch.tensor(golden["x"])).detach().numpy() - golden["pooled"]).max()
 
@@ -55,66 +75,119 @@ def unit(*shape, seed=0):
 
 
 def test_permutations_and_rotation_change_nothing():
-    v, t, c, V, owner = unit(4, 8), unit(4, 8, seed=1), unit(7, 8, seed=2), unit(4, 5, 8, seed=3), torch.tensor([0, 0, 1, 2, 2, 2, 3])
-    tau, b = torch.tensor(117.), torch.tensor(-12.9)
+    v, t, c, V, owner = (
+        unit(4, 8),
+        unit(4, 8, seed=1),
+        unit(7, 8, seed=2),
+        unit(4, 5, 8, seed=3),
+        torch.tensor([0, 0, 1, 2, 2, 2, 3]),
+    )
+    tau, b = torch.tensor(117.0), torch.tensor(-12.9)
     want = c2lip_losses(v, t, c, V, owner, tau, b)
     images, phrases, tokens = torch.randperm(4), torch.randperm(7), torch.randperm(5)
     turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0]
-    for got in (c2lip_losses(v[images], t[images], c, V[images], images.argsort()[owner], tau, b),
-                c2lip_losses(v, t, c[phrases], V, owner[phrases], tau, b),
-                c2lip_losses(v, t, c, V[:, tokens], owner, tau, b), c2lip_losses(v @ turn, t @ turn, c @ turn, V @ turn, owner, tau, b)):
-        for k in want: assert torch.allclose(got[k], want[k], rtol=1e-10), k
+    for got in (
+        c2lip_losses(v[images], t[images], c, V[images], images.argsort()[owner], tau, b),
+        c2lip_losses(v, t, c[phrases], V, owner[phrases], tau, b),
+        c2lip_losses(v, t, c, V[:, tokens], owner, tau, b),
+        c2lip_losses(v @ turn, t @ turn, c @ turn, V @ turn, owner, tau, b),
+    ):
+        for k in want:
+            assert torch.allclose(got[k], want[k], rtol=1e-10), k
 
 
 def test_bias_gradient_is_predicted_minus_true_matches():
-    v, t, c, V, owner, b = unit(3, 8), unit(3, 8, seed=1), unit(4, 8, seed=2), unit(3, 5, 8, seed=3), torch.tensor([0, 0, 1, 1]), torch.tensor(-2., dtype=torch.float64, requires_grad=True)
-    losses = c2lip_losses(v, t, c, V, owner, torch.tensor(9.), b)    # image 2 owns no phrase: negatives only
+    v, t, c, V, owner, b = (
+        unit(3, 8),
+        unit(3, 8, seed=1),
+        unit(4, 8, seed=2),
+        unit(3, 5, 8, seed=3),
+        torch.tensor([0, 0, 1, 1]),
+        torch.tensor(-2.0, dtype=torch.float64, requires_grad=True),
+    )
+    losses = c2lip_losses(v, t, c, V, owner, torch.tensor(9.0), b)  # image 2 owns no phrase: negatives only
     similar = {"npc": v @ c.T, "xac": concept_similarity(c, V)}
     for k, s in similar.items():
         y = (owner == torch.arange(3)[:, None]).double()
-        assert torch.allclose(torch.autograd.grad(losses[k], b, retain_graph=True)[0], ((9*s + b).sigmoid() - y).sum()/4)
+        assert torch.allclose(
+            torch.autograd.grad(losses[k], b, retain_graph=True)[0], ((9 * s + b).sigmoid() - y).sum() / 4
+        )
 
 
 def test_float32_loss_from_bfloat16_features():
-    v, t, c, V, owner = unit(4, 64), unit(4, 64, seed=1), unit(7, 64, seed=2), unit(4, 9, 64, seed=3), torch.tensor([0, 0, 1, 2, 2, 2, 3])
-    tau, b = torch.tensor(117.), torch.tensor(-12.9)
+    v, t, c, V, owner = (
+        unit(4, 64),
+        unit(4, 64, seed=1),
+        unit(7, 64, seed=2),
+        unit(4, 9, 64, seed=3),
+        torch.tensor([0, 0, 1, 2, 2, 2, 3]),
+    )
+    tau, b = torch.tensor(117.0), torch.tensor(-12.9)
     exact = c2lip_losses(v, t, c, V, owner, tau, b)
     leaves = [x.bfloat16().requires_grad_() for x in (v, t, c, V)]
     half = c2lip_losses(*leaves, owner, tau, b)
-    same = c2lip_losses(*(x.detach().double() for x in leaves), owner, tau, b)     # the numbers that bfloat16 left, computed exactly
+    same = c2lip_losses(
+        *(x.detach().double() for x in leaves), owner, tau, b
+    )  # the numbers that bfloat16 left, computed exactly
     sum(half.values()).backward()
     for k in exact:
         assert half[k].dtype == torch.float32
-        assert abs(half[k] - exact[k]) < .02*exact[k], k
-        assert abs(half[k] - same[k]) < (.01 if k == "xac" else 1e-5)*same[k], k
+        assert abs(half[k] - exact[k]) < 0.02 * exact[k], k
+        assert abs(half[k] - same[k]) < (0.01 if k == "xac" else 1e-5) * same[k], k
     assert all(x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all() for x in leaves)
 
 
 def test_an_autocast_that_is_on_does_not_reach_the_losses():
-    v, t, c, V, owner = (x.float() for x in (unit(4, 64), unit(4, 64, seed=1), unit(7, 64, seed=2), unit(4, 9, 64, seed=3), torch.tensor([0, 0, 1, 2, 2, 2, 3])))
+    v, t, c, V, owner = (
+        x.float()
+        for x in (
+            unit(4, 64),
+            unit(4, 64, seed=1),
+            unit(7, 64, seed=2),
+            unit(4, 9, 64, seed=3),
+            torch.tensor([0, 0, 1, 2, 2, 2, 3]),
+        )
+    )
     values = []
     for on in (False, True):
         leaves = [x.clone().requires_grad_() for x in (v, t, c, V)]
-        with torch.autocast("cpu", torch.bfloat16, enabled=on): losses = c2lip_losses(*leaves, owner, torch.tensor(117.), torch.tensor(-12.9))
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            losses = c2lip_losses(*leaves, owner, torch.tensor(117.0), torch.tensor(-12.9))
         sum(losses.values()).backward()
         values.append([*losses.values(), *(x.grad for x in leaves)])
-    for a, b in zip(*values): assert a.dtype == torch.float32 and torch.equal(a, b)
+    for a, b in zip(*values):
+        assert a.dtype == torch.float32 and torch.equal(a, b)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_a_step_of_the_towers_has_float32_losses(precision):
-    samples = Samples(scenes.train_records(4), (towers := load()).preprocess)
+    samples = Samples(train_records(4), (towers := load()).preprocess)
     method, rows = c2lip(towers, concepts="pool"), [samples[i] for i in range(4)]
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"): features = encode(towers.model, batch := method.view(rows, 0), method.objective.needs)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        features = encode(towers.model, batch := method.view(rows, 0), method.objective.needs)
     losses = method.objective(features, batch)
     sum(losses.values()).backward()
     assert all(l.dtype == torch.float32 and l.isfinite() for l in losses.values())
-    assert all(p.grad is None or (p.grad.dtype == torch.float32 and p.grad.isfinite().all()) for p in towers.model.parameters())
+    assert all(
+        p.grad is None or (p.grad.dtype == torch.float32 and p.grad.isfinite().all()) for p in towers.model.parameters()
+    )
 
 
 def test_gradients_at_the_scale_and_bias_of_a_pretrained_model():
-    leaves = [x.requires_grad_() for x in (unit(2, 6), unit(2, 6, seed=1), unit(3, 6, seed=2), unit(2, 4, 6, seed=3), torch.tensor(117., dtype=torch.float64), torch.tensor(-12.9, dtype=torch.float64))]
-    assert torch.autograd.gradcheck(lambda *x: tuple(c2lip_losses(*x[:4], torch.tensor([0, 1, 1]), *x[4:], 5.).values()), leaves)
+    leaves = [
+        x.requires_grad_()
+        for x in (
+            unit(2, 6),
+            unit(2, 6, seed=1),
+            unit(3, 6, seed=2),
+            unit(2, 4, 6, seed=3),
+            torch.tensor(117.0, dtype=torch.float64),
+            torch.tensor(-12.9, dtype=torch.float64),
+        )
+    ]
+    assert torch.autograd.gradcheck(
+        lambda *x: tuple(c2lip_losses(*x[:4], torch.tensor([0, 1, 1]), *x[4:], 5.0).values()), leaves
+    )
 
 
 FORMS = pytest.mark.parametrize("K, D", [(1, 16), (60, 16)], ids=["through the reading", "through the Gram matrix"])
@@ -125,47 +198,66 @@ FORMS = pytest.mark.parametrize("K, D", [(1, 16), (60, 16)], ids=["through the r
 def test_tokens_that_nearly_cancel_stay_finite(K, D, gap):
     assert gram_pays(K, 2, D) == (K == 60)
     c, t = unit(K, D).float(), unit(1, D, seed=1).float()
-    V = F.normalize(torch.cat([t, -t + gap*unit(1, D, seed=2).float()]), dim=-1)[None].requires_grad_()
+    V = F.normalize(torch.cat([t, -t + gap * unit(1, D, seed=2).float()]), dim=-1)[None].requires_grad_()
     s = concept_similarity(c, V)
-    loss = c2lip_losses(t, t, c, V, torch.zeros(K, dtype=torch.long), torch.tensor(117.), torch.tensor(-12.9))["xac"]
+    loss = c2lip_losses(t, t, c, V, torch.zeros(K, dtype=torch.long), torch.tensor(117.0), torch.tensor(-12.9))["xac"]
     loss.backward()
     assert loss.isfinite() and V.grad.isfinite().all() and s.isfinite().all()
-    if gap >= 1e-2: assert torch.allclose(s.double(), torch.einsum("bkd,kd->bk", attn_pool(c.double(), V.double()), c.double()), atol=1e-3)
-    if gap == 0: assert s.abs().max() < 1.1
+    if gap >= 1e-2:
+        assert torch.allclose(
+            s.double(), torch.einsum("bkd,kd->bk", attn_pool(c.double(), V.double()), c.double()), atol=1e-3
+        )
+    if gap == 0:
+        assert s.abs().max() < 1.1
 
 
 def test_a_norm_that_is_held_has_no_gradient():
     c, V = unit(3, 16), torch.cat([unit(1, 16, seed=1), -unit(1, 16, seed=1)])[None].requires_grad_()
-    s = concept_similarity(c, V, 0.)                   # every weight is ½, and the two tokens are opposite
+    s = concept_similarity(c, V, 0.0)  # every weight is ½, and the two tokens are opposite
     assert (s.abs() < 1e-7).all() and torch.autograd.grad(s.sum(), V)[0].isfinite().all()
 
 
 @FORMS
-@pytest.mark.parametrize("settings", [dict(chunk_elements=1), dict(chunk_elements=800), dict(keep_elements=0), dict(chunk_elements=1, keep_elements=0)])
+@pytest.mark.parametrize(
+    "settings",
+    [dict(chunk_elements=1), dict(chunk_elements=800), dict(keep_elements=0), dict(chunk_elements=1, keep_elements=0)],
+)
 def test_chunked_similarity_equals_whole(K, D, settings):
     results, weights = [], unit(7, K, seed=2)
     for how in (dict(chunk_elements=2**30), settings):
         c, V = unit(K, D).requires_grad_(), unit(7, 6, D, seed=1).requires_grad_()
-        s = concept_similarity(c, V, 3., **how); (s*s*weights).sum().backward(); results.append((s.detach(), c.grad, V.grad))
-    for a, b in zip(*results): assert torch.allclose(a, b, rtol=1e-10, atol=1e-14)
-    naive = torch.einsum("bkd,kd->bk", attn_pool(c, V, 3.), c)
+        s = concept_similarity(c, V, 3.0, **how)
+        (s * s * weights).sum().backward()
+        results.append((s.detach(), c.grad, V.grad))
+    for a, b in zip(*results):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-14)
+    naive = torch.einsum("bkd,kd->bk", attn_pool(c, V, 3.0), c)
     assert torch.allclose(s, naive, rtol=1e-12)
-    for a, b in zip(torch.autograd.grad((naive*naive*weights).sum(), (c, V)), (c.grad, V.grad)): assert torch.allclose(a, b, rtol=1e-9, atol=1e-13)
+    for a, b in zip(torch.autograd.grad((naive * naive * weights).sum(), (c, V)), (c.grad, V.grad)):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-13)
 
 
 def test_only_one_gradient_may_be_asked_for():
     c, V = unit(3, 8), unit(2, 4, 8, seed=1)
-    both = torch.autograd.grad(concept_similarity(x := c.clone().requires_grad_(), y := V.clone().requires_grad_()).sum(), (x, y))
+    both = torch.autograd.grad(
+        concept_similarity(x := c.clone().requires_grad_(), y := V.clone().requires_grad_()).sum(), (x, y)
+    )
     assert torch.equal(torch.autograd.grad(concept_similarity(x, V).sum(), x)[0], both[0])
     assert torch.equal(torch.autograd.grad(concept_similarity(c, y).sum(), y)[0], both[1])
 
 
 def test_a_weight_of_zero_computes_nothing(monkeypatch):
-    samples = Samples(scenes.train_records(4), (towers := load()).preprocess)
+    samples = Samples(train_records(4), (towers := load()).preprocess)
     rows, seen = [samples[i] for i in range(4)], []
-    def no_tokens(*_): raise AssertionError("visual tokens were computed")
-    monkeypatch.setattr("c2lip.towers.project_tokens", no_tokens)
-    monkeypatch.setattr("c2lip.towers.encode_texts", lambda model, ids, *a, real=encode_texts, **kw: seen.append(len(ids)) or real(model, ids, *a, **kw))
+
+    def no_tokens(*_):
+        raise AssertionError("visual tokens were computed")
+
+    monkeypatch.setattr("c2lip.encoding.project_tokens", no_tokens)
+    monkeypatch.setattr(
+        "c2lip.encoding.encode_texts",
+        lambda model, ids, *a, real=encode_texts, **kw: seen.append(len(ids)) or real(model, ids, *a, **kw),
+    )
     losses = {}
     for name, options in {"npc": dict(lambda_xac=0), "both": dict(lambda_npc=0, lambda_xac=0)}.items():
         method = c2lip(towers, concepts="encode", **options)
@@ -174,14 +266,15 @@ def test_a_weight_of_zero_computes_nothing(monkeypatch):
         losses[name] = method.objective(features, batch)
     assert seen == [4 + sum(len(r.phrases) for r in rows), 4], "with both weights 0 the text tower sees captions only"
     assert set(losses["both"]) == {"contrastive"} and set(losses["npc"]) == {"contrastive", "npc"}
-    with pytest.raises(AssertionError, match="visual tokens"): encode(towers.model, batch, {"image_tokens"})
+    with pytest.raises(AssertionError, match="visual tokens"):
+        encode(towers.model, batch, {"image_tokens"})
 
 
 def test_merged_phrases_are_one_column_with_all_their_images():
-    v, c, tau, b = unit(3, 8), unit(2, 8, seed=1), torch.tensor(5.), torch.tensor(-1.)
+    v, c, tau, b = unit(3, 8), unit(2, 8, seed=1), torch.tensor(5.0), torch.tensor(-1.0)
     owner, column, ids = torch.tensor([0, 1, 1]), torch.arange(3), torch.tensor([4, 4, 8])
     signs, keep = phrase_signs(owner, column, ids, 3, "merge")
     phrase = torch.stack([c[0], c[0], c[1]])
     merged = c2lip_losses(v, v, phrase[keep], None, signs, tau, b, terms=["npc"])["npc"]
-    z = torch.tensor([[1., -1], [1, 1], [-1, -1]])
-    assert torch.allclose(merged, F.softplus(-z*(tau*v @ c.T + b)).sum()/2)
+    z = torch.tensor([[1.0, -1], [1, 1], [-1, -1]])
+    assert torch.allclose(merged, F.softplus(-z * (tau * v @ c.T + b)).sum() / 2)

@@ -1,4 +1,5 @@
 """Preparing shards: any number of processes writes the same bytes, a kill costs only unfinished parts, nothing is lost without a count."""
+
 import csv
 import importlib.util
 import io
@@ -15,9 +16,11 @@ import time
 import pytest
 from PIL import Image
 
-from c2lip import data, treebank
-from c2lip.core import UserError, read_json
-from c2lip.prepare import PIECE, prepare, prepare_part
+from c2lip.concepts import load_pipeline, noun_phrases_many, phrases_of
+from c2lip.core import UserError
+from c2lip.data.prepare import PIECE, prepare, prepare_part
+from c2lip.data.sources import read
+from c2lip.workshop.treebank import read_grammar, sentence_text, template_caption
 
 
 def tar(path, samples):
@@ -25,85 +28,120 @@ def tar(path, samples):
     with tarfile.open(path, "w") as file:
         for key, members in samples:
             for kind, content in members.items():
-                info = tarfile.TarInfo(f"{key}.{kind}"); info.size = len(content)
+                info = tarfile.TarInfo(f"{key}.{kind}")
+                info.size = len(content)
                 file.addfile(info, io.BytesIO(content))
 
 
-def picture(kind="png"):
-    held = io.BytesIO(); Image.new("RGB", (4, 4)).save(held, kind)
+def image(kind="png"):
+    held = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(held, kind)
     return held.getvalue()
 
 
 def shard(path, captions, start=0):
-    tar(path, [(f"{i:06d}", dict(png=picture(), txt=caption.encode(), json=json.dumps({"url": f"u{i}"}).encode())) for i, caption in enumerate(captions, start)])
+    tar(
+        path,
+        [
+            (f"{i:06d}", dict(png=image(), txt=caption.encode(), json=json.dumps({"url": f"u{i}"}).encode()))
+            for i, caption in enumerate(captions, start)
+        ],
+    )
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    folder, rules, rng = tmp_path_factory.mktemp("shards"), treebank.read_grammar(), random.Random(3)
-    for n in range(4): shard(folder/f"{n:05d}.tar", [treebank.sentence_text(treebank.template_caption(rules, rng)) for _ in range(60)] + ["Le chat est sur la table", "very " * 600])
+    folder, rules, rng = tmp_path_factory.mktemp("shards"), read_grammar(), random.Random(3)
+    for n in range(4):
+        shard(
+            folder / f"{n:05d}.tar",
+            [sentence_text(template_caption(rules, rng)) for _ in range(60)]
+            + ["Le chat est sur la table", "very " * 600],
+        )
     return folder
 
 
 def out(folder, name):
-    (folder/name).mkdir()
-    return folder/name
+    (folder / name).mkdir()
+    return folder / name
 
 
 def test_any_number_of_workers_writes_the_same_bytes(shards, tmp_path):
     one, two = out(tmp_path, "one"), out(tmp_path, "two")
-    a = prepare(str(shards/"{00000..00003}.tar"), one, 1, progress=False)
-    b = prepare(str(shards/"*.tar"), two, 2, progress=False)
-    assert a == b and a["captions"] == 4 * 62 and a["not_english"] == 4 and a["truncated"] == 4 and a["none"] >= 8 and a["parts"] == 4
-    for part in [*one.glob("part-*.parquet"), one/"captions.parquet"]: assert part.read_bytes() == (two/part.name).read_bytes()
-    records = data.read(one/"captions.parquet")
-    assert len(records) == 4 * 62 and all(r.caption[p.start:p.end] == p.text for r in records for p in r.phrases)
-    assert records[0].image().startswith(b"\x89PNG")  # the picture is still in its shard
+    a = prepare(str(shards / "{00000..00003}.tar"), one, 1, progress=False)
+    b = prepare(str(shards / "*.tar"), two, 2, progress=False)
+    assert (
+        a == b
+        and a["captions"] == 4 * 62
+        and a["not_english"] == 4
+        and a["truncated"] == 4
+        and a["none"] >= 8
+        and a["parts"] == 4
+    )
+    for part in [*one.glob("part-*.parquet"), one / "captions.parquet"]:
+        assert part.read_bytes() == (two / part.name).read_bytes()
+    records = read(one / "captions.parquet")
+    assert len(records) == 4 * 62 and all(r.caption[p.start : p.end] == p.text for r in records for p in r.phrases)
+    assert records[0].image().startswith(b"\x89PNG")  # the image is still in its shard
 
 
 def test_a_kill_costs_only_what_was_unfinished(shards, tmp_path):
     whole, folder = out(tmp_path, "whole"), out(tmp_path, "killed")
-    expected = prepare(str(shards/"*.tar"), whole, progress=False)
-    code = f"from c2lip.prepare import prepare; prepare({str(shards/'*.tar')!r}, {str(folder)!r}, progress=False)"
+    expected = prepare(str(shards / "*.tar"), whole, progress=False)
+    code = (
+        f"from c2lip.data.prepare import prepare; prepare({str(shards / '*.tar')!r}, {str(folder)!r}, progress=False)"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     until = time.time() + 120
-    while not (folder/"part-00000.json").exists() and time.time() < until: time.sleep(.01)
-    os.killpg(process.pid, signal.SIGKILL); process.wait()
+    while not (folder / "part-00000.json").exists() and time.time() < until:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
     kept = {p.name: p.stat().st_mtime_ns for p in folder.glob("part-*.parquet") if p.with_suffix(".json").exists()}
     assert kept
-    assert prepare(str(shards/"*.tar"), folder, progress=False) == expected
-    assert all((folder/name).stat().st_mtime_ns == when for name, when in kept.items())
-    assert (folder/"captions.parquet").read_bytes() == (whole/"captions.parquet").read_bytes()
+    assert prepare(str(shards / "*.tar"), folder, progress=False) == expected
+    assert all((folder / name).stat().st_mtime_ns == when for name, when in kept.items())
+    assert (folder / "captions.parquet").read_bytes() == (whole / "captions.parquet").read_bytes()
 
 
 def test_a_killed_parent_takes_its_workers_along(shards, tmp_path):
-    code = f"from c2lip.prepare import prepare; prepare({str(shards/'*.tar')!r}, {str(tmp_path/'o')!r}, 2, progress=False)"
+    code = f"from c2lip.data.prepare import prepare; prepare({str(shards / '*.tar')!r}, {str(tmp_path / 'o')!r}, 2, progress=False)"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     children = lambda: [p for p in os.listdir("/proc") if p.isdigit() and _session(p) == process.pid]
     until = time.time() + 120
-    while len(children()) < 3 and time.time() < until: time.sleep(.05)
-    process.kill(); process.wait()
-    while children() and time.time() < until: time.sleep(.05)
+    while len(children()) < 3 and time.time() < until:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    while children() and time.time() < until:
+        time.sleep(0.05)
     assert not children()
 
 
 def _session(pid):
-    try: fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
-    except OSError: return None
+    try:
+        fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
     return int(fields[3]) if fields[0] != "Z" else None
 
 
 def test_workers_in_a_process_with_threads(shards, tmp_path):
     # a notebook's kernel has threads, which are not forked from
     import threading
-    stop = threading.Event(); thread = threading.Thread(target=stop.wait, daemon=True); thread.start()
-    try: assert prepare(str(shards/"*.tar"), tmp_path/"two", 2, progress=False)["captions"] == 4 * 62
-    finally: stop.set()
+
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, daemon=True)
+    thread.start()
+    try:
+        assert prepare(str(shards / "*.tar"), tmp_path / "two", 2, progress=False)["captions"] == 4 * 62
+    finally:
+        stop.set()
 
 
 def test_changed_rules_or_sources_are_done_again(shards, tmp_path):
-    folder, source = out(tmp_path, "again"), tmp_path/"a.tar"
-    source.write_bytes((shards/"00000.tar").read_bytes())
+    folder, source = out(tmp_path, "again"), tmp_path / "a.tar"
+    source.write_bytes((shards / "00000.tar").read_bytes())
     first = prepare(str(source), folder, progress=False)
     second = prepare(str(source), folder, rules=dict(max_phrases=1), progress=False)
     assert second["phrases"] < first["phrases"] and second["rules"]["max_phrases"] == 1
@@ -113,159 +151,317 @@ def test_changed_rules_or_sources_are_done_again(shards, tmp_path):
 
 def test_reference_layout(tmp_path):
     # the public reference packs NAME.jpg, NAME.txt and NAME.json with all of DreamLIP's captions and, where it has them, `nounphrases`
-    seven = ("raw_caption", "shortIB_captions", "longIB_captions", "shortSV_captions", "longSV_captions", "shortLLA_captions", "longLLA_captions")
+    seven = (
+        "raw_caption",
+        "shortIB_captions",
+        "longIB_captions",
+        "shortSV_captions",
+        "longSV_captions",
+        "shortLLA_captions",
+        "longLLA_captions",
+    )
     facts = dict.fromkeys(seven, "other") | dict(shortLLA_captions="A red couch by the wall.")
-    tar(tmp_path/"00000.tar", [("a", dict(jpg=picture("jpeg"), txt=b"A red couch by the wall.", json=json.dumps(facts | dict(nounphrases=["red couch"])).encode())),
-                               ("b", dict(jpg=picture("jpeg"), txt=b"A red couch by the wall.", json=json.dumps(facts).encode()))])
-    counts = prepare_part(tmp_path/"00000.tar", tmp_path/"ref.jsonl")
+    tar(
+        tmp_path / "00000.tar",
+        [
+            (
+                "a",
+                dict(
+                    jpg=image("jpeg"),
+                    txt=b"A red couch by the wall.",
+                    json=json.dumps(facts | dict(nounphrases=["red couch"])).encode(),
+                ),
+            ),
+            ("b", dict(jpg=image("jpeg"), txt=b"A red couch by the wall.", json=json.dumps(facts).encode())),
+        ],
+    )
+    counts = prepare_part(tmp_path / "00000.tar", tmp_path / "ref.jsonl")
     assert (counts["given"], counts["phrases"]) == (1, 3)
-    assert [[p.text for p in r.phrases] for r in data.read(tmp_path/"ref.jsonl")] == [["red couch"], ["A red couch", "the wall"]]
-    for name in "ab": (tmp_path/f"{name}.png").write_bytes(picture())
-    (tmp_path/"ref.json").write_text(json.dumps([dict(image="a.png", shortLLA_captions=["A red couch by the wall."], nounphrases=["red couch"]), dict(image="b.png", shortLLA_captions="A dog on a bench.", nounphrases=None)]))
-    counts = prepare_part(tmp_path/"ref.json", tmp_path/"table.jsonl")
+    assert [[p.text for p in r.phrases] for r in read(tmp_path / "ref.jsonl")] == [
+        ["red couch"],
+        ["A red couch", "the wall"],
+    ]
+    for name in "ab":
+        (tmp_path / f"{name}.png").write_bytes(image())
+    (tmp_path / "ref.json").write_text(
+        json.dumps(
+            [
+                dict(image="a.png", shortLLA_captions=["A red couch by the wall."], nounphrases=["red couch"]),
+                dict(image="b.png", shortLLA_captions="A dog on a bench.", nounphrases=None),
+            ]
+        )
+    )
+    counts = prepare_part(tmp_path / "ref.json", tmp_path / "table.jsonl")
     assert (counts["given"], counts["phrases"]) == (1, 3)
-    (tmp_path/"own.csv").write_text('image,raw_caption,shortLLA_captions\na.png,x,"A red couch, by the wall."\nb.png,y,A dog on a bench.\n')
-    prepare_part(tmp_path/"own.csv", tmp_path/"own.jsonl")
-    assert [[p.text for p in r.phrases] for r in data.read(tmp_path/"own.jsonl")] == [["A red couch", "the wall"], ["A dog", "a bench"]]
+    (tmp_path / "own.csv").write_text(
+        'image,raw_caption,shortLLA_captions\na.png,x,"A red couch, by the wall."\nb.png,y,A dog on a bench.\n'
+    )
+    prepare_part(tmp_path / "own.csv", tmp_path / "own.jsonl")
+    assert [[p.text for p in r.phrases] for r in read(tmp_path / "own.jsonl")] == [
+        ["A red couch", "the wall"],
+        ["A dog", "a bench"],
+    ]
 
 
 @pytest.fixture
 def cc3m(tmp_path):
-    "Two shards as pixparse/cc3m-wds has them, and DreamLIP's csv; url 3 has no row, two rows have no picture, one row comes twice"
+    "Two shards as pixparse/cc3m-wds has them, and DreamLIP's csv; url 3 has no row, two rows have no image, one row comes twice"
     for n in range(2):
-        tar(tmp_path/f"cc3m-train-{n:04d}.tar", [(f"{n}{i:08d}", dict(jpg=picture("jpeg"), txt=b"raw words", json=json.dumps(dict(
-            caption="raw words", url=f"http://pictures.example/{2*n + i}.jpg?a=1&b=2", key=f"{n}{i:08d}", status="success", error_message=None, width=4, height=4, exif="{}", sha256="0")).encode())) for i in range(2)])
-    with (tmp_path/"cc3m_3long_3short_1raw_captions_url.csv").open("w", newline="", encoding="utf8") as file:
+        tar(
+            tmp_path / f"cc3m-train-{n:04d}.tar",
+            [
+                (
+                    f"{n}{i:08d}",
+                    dict(
+                        jpg=image("jpeg"),
+                        txt=b"raw words",
+                        json=json.dumps(
+                            dict(
+                                caption="raw words",
+                                url=f"http://images.example/{2 * n + i}.jpg?a=1&b=2",
+                                key=f"{n}{i:08d}",
+                                status="success",
+                                error_message=None,
+                                width=4,
+                                height=4,
+                                exif="{}",
+                                sha256="0",
+                            )
+                        ).encode(),
+                    ),
+                )
+                for i in range(2)
+            ],
+        )
+    with (tmp_path / "cc3m_3long_3short_1raw_captions_url.csv").open("w", newline="", encoding="utf8") as file:
         table = csv.writer(file)
-        table.writerow(["Image Path", "raw_caption", "shortIB_captions", "longIB_captions", "shortSV_captions", "longSV_captions", "shortLLA_captions", "longLLA_captions"])
-        for i, caption in ((0, "A red couch,\nby the wall."), (1, "A dog on a bench."), (2, "Two men ride “brown” horses."), (2, "a second caption"), (7, "no picture"), (8, "none either")):
-            table.writerow([f"http://pictures.example/{i}.jpg?a=1&b=2", "raw", "a", "b", "c", "d", caption, "A long one. " * 20])
+        table.writerow(
+            [
+                "Image Path",
+                "raw_caption",
+                "shortIB_captions",
+                "longIB_captions",
+                "shortSV_captions",
+                "longSV_captions",
+                "shortLLA_captions",
+                "longLLA_captions",
+            ]
+        )
+        for i, caption in (
+            (0, "A red couch,\nby the wall."),
+            (1, "A dog on a bench."),
+            (2, "Two men ride “brown” horses."),
+            (2, "a second caption"),
+            (7, "no image"),
+            (8, "none either"),
+        ):
+            table.writerow(
+                [f"http://images.example/{i}.jpg?a=1&b=2", "raw", "a", "b", "c", "d", caption, "A long one. " * 20]
+            )
     return tmp_path
 
 
 def test_dreamlip_joined_by_url(cc3m):
-    table = cc3m/"cc3m_3long_3short_1raw_captions_url.csv"
-    manifest = prepare(str(cc3m/"cc3m-train-{0000..0001}.tar"), cc3m/"out", captions=table, progress=False)
+    table = cc3m / "cc3m_3long_3short_1raw_captions_url.csv"
+    manifest = prepare(str(cc3m / "cc3m-train-{0000..0001}.tar"), cc3m / "out", captions=table, progress=False)
     joined = manifest["joined"]
-    assert joined == dict(table=table.name, match="url", pictures_without_row=1, rows=5, rows_without_picture=2, skipped_rows={"repeated": 1})
-    records = data.read(cc3m/"out")
-    assert [(r.key, r.caption) for r in records] == [("cc3m-train-0000/000000000", "A red couch, by the wall."), ("cc3m-train-0000/000000001", "A dog on a bench."), ("cc3m-train-0001/100000000", "Two men ride \"brown\" horses.")]
+    assert joined == dict(
+        table=table.name, match="url", images_without_row=1, rows=5, rows_without_image=2, skipped_rows={"repeated": 1}
+    )
+    records = read(cc3m / "out")
+    assert [(r.key, r.caption) for r in records] == [
+        ("cc3m-train-0000/000000000", "A red couch, by the wall."),
+        ("cc3m-train-0000/000000001", "A dog on a bench."),
+        ("cc3m-train-0001/100000000", 'Two men ride "brown" horses.'),
+    ]
     assert [p.text for p in records[1].phrases] == ["A dog", "a bench"] and records[0].image()[:2] == b"\xff\xd8"
-    assert prepare(str(cc3m/"cc3m-train-{0000..0001}.tar"), cc3m/"two", 2, captions=table, progress=False) == manifest
-    assert (cc3m/"out"/"captions.parquet").read_bytes() == (cc3m/"two"/"captions.parquet").read_bytes()
-    other = prepare(str(cc3m/"*.tar"), cc3m/"out", captions=table, caption_column="longSV_captions", progress=False)  # another column: done again
-    assert other["captions"] == 3 and {r.caption for r in data.read(cc3m/"out")} == {"d"}
+    assert (
+        prepare(str(cc3m / "cc3m-train-{0000..0001}.tar"), cc3m / "two", 2, captions=table, progress=False) == manifest
+    )
+    assert (cc3m / "out" / "captions.parquet").read_bytes() == (cc3m / "two" / "captions.parquet").read_bytes()
+    other = prepare(
+        str(cc3m / "*.tar"), cc3m / "out", captions=table, caption_column="longSV_captions", progress=False
+    )  # another column: done again
+    assert other["captions"] == 3 and {r.caption for r in read(cc3m / "out")} == {"d"}
 
 
 def test_captions_joined_by_key(cc3m):
-    (cc3m/"by_key.jsonl").write_text("\n".join(json.dumps(dict(key=key, caption="A dog.", phrases=["dog"])) for key in ("000000000", "100000001", "9")))
-    manifest = prepare(str(cc3m/"*.tar"), cc3m/"out", captions=cc3m/"by_key.jsonl", progress=False)
+    (cc3m / "by_key.jsonl").write_text(
+        "\n".join(
+            json.dumps(dict(key=key, caption="A dog.", phrases=["dog"])) for key in ("000000000", "100000001", "9")
+        )
+    )
+    manifest = prepare(str(cc3m / "*.tar"), cc3m / "out", captions=cc3m / "by_key.jsonl", progress=False)
     assert manifest["captions"] == manifest["given"] == 2
-    assert [manifest["joined"][name] for name in ("match", "pictures_without_row", "rows_without_picture")] == ["key", 2, 1]
-    with pytest.raises(UserError, match="no picture has a row"): prepare(str(cc3m/"cc3m-train-0001.tar"), cc3m/"none", captions=_table(cc3m, "x"), progress=False)
-    with pytest.raises(UserError, match="has no key column"): prepare(str(cc3m/"*.tar"), cc3m/"o", captions=cc3m/"cc3m_3long_3short_1raw_captions_url.csv", match="key", progress=False)
-    with pytest.raises(UserError, match="joined to tar shards"): prepare(str(cc3m/"by_key.jsonl"), cc3m/"o", captions=cc3m/"by_key.jsonl", progress=False)
+    assert [manifest["joined"][name] for name in ("match", "images_without_row", "rows_without_image")] == ["key", 2, 1]
+    with pytest.raises(UserError, match="no image has a row"):
+        prepare(str(cc3m / "cc3m-train-0001.tar"), cc3m / "none", captions=_table(cc3m, "x"), progress=False)
+    with pytest.raises(UserError, match="has no key column"):
+        prepare(
+            str(cc3m / "*.tar"),
+            cc3m / "o",
+            captions=cc3m / "cc3m_3long_3short_1raw_captions_url.csv",
+            match="key",
+            progress=False,
+        )
+    with pytest.raises(UserError, match="joined to tar shards"):
+        prepare(str(cc3m / "by_key.jsonl"), cc3m / "o", captions=cc3m / "by_key.jsonl", progress=False)
 
 
 def _table(folder, key):
-    (folder/"other.jsonl").write_text(json.dumps(dict(key=key, caption="A dog.")))
-    return folder/"other.jsonl"
+    (folder / "other.jsonl").write_text(json.dumps(dict(key=key, caption="A dog.")))
+    return folder / "other.jsonl"
 
 
 def test_shards_written_again(shards, cc3m):
-    prepare(str(shards/"*.tar"), cc3m/"shards", write="shards", progress=False)
-    prepare(str(shards/"*.tar"), cc3m/"again", 2, write="shards", progress=False)
-    prepare(str(shards/"*.tar"), cc3m/"table", progress=False)
-    assert [r[:1] + r[2:] for r in data.read(cc3m/"shards")] == [r[:1] + r[2:] for r in data.read(cc3m/"table")]
-    for path in (cc3m/"shards").glob("*.tar"): assert path.read_bytes() == (cc3m/"again"/path.name).read_bytes()
-    with tarfile.open(cc3m/"shards"/"00001.tar") as file:
+    prepare(str(shards / "*.tar"), cc3m / "shards", write="shards", progress=False)
+    prepare(str(shards / "*.tar"), cc3m / "again", 2, write="shards", progress=False)
+    prepare(str(shards / "*.tar"), cc3m / "table", progress=False)
+    assert [r[:1] + r[2:] for r in read(cc3m / "shards")] == [r[:1] + r[2:] for r in read(cc3m / "table")]
+    for path in (cc3m / "shards").glob("*.tar"):
+        assert path.read_bytes() == (cc3m / "again" / path.name).read_bytes()
+    with tarfile.open(cc3m / "shards" / "00001.tar") as file:
         first = file.getmember("000000.json")
-        assert json.load(file.extractfile(first))["url"] == "u0" and file.extractfile("000000.png").read() == picture()
-    with pytest.raises(UserError, match="over its own source"): prepare(str(shards/"*.tar"), shards, write="shards", progress=False)
+        assert json.load(file.extractfile(first))["url"] == "u0" and file.extractfile("000000.png").read() == image()
+    with pytest.raises(UserError, match="over its own source"):
+        prepare(str(shards / "*.tar"), shards, write="shards", progress=False)
 
 
 def test_a_table_in_pieces(tmp_path):
-    # keys are told apart over all pieces; a source's picture may come again, with another caption or with the same
-    for i in range(3): (tmp_path/f"{i}.png").write_bytes(picture())
+    # keys are told apart over all pieces; a source's image may come again, with another caption or with the same
+    for i in range(3):
+        (tmp_path / f"{i}.png").write_bytes(image())
     rows = [dict(image=f"{i % 3}.png", caption=f"dog {i // 2}") for i in range(PIECE + 50)]
     rows += [rows[0], dict(image="gone.png", caption="x")]
-    (tmp_path/"t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    one = prepare(str(tmp_path/"t.jsonl"), tmp_path/"one", progress=False)
-    assert one["parts"] == 2 and one["captions"] == PIECE + 50 and one["skipped"] == {"duplicate key": 1, "missing file": 1}
-    assert prepare(str(tmp_path/"t.jsonl"), tmp_path/"two", 2, progress=False, write="jsonl") == one
-    a, b = data.read(tmp_path/"one"), data.read(tmp_path/"two")
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    one = prepare(str(tmp_path / "t.jsonl"), tmp_path / "one", progress=False)
+    assert (
+        one["parts"] == 2
+        and one["captions"] == PIECE + 50
+        and one["skipped"] == {"duplicate key": 1, "missing file": 1}
+    )
+    assert prepare(str(tmp_path / "t.jsonl"), tmp_path / "two", 2, progress=False, write="jsonl") == one
+    a, b = read(tmp_path / "one"), read(tmp_path / "two")
     assert a == b and len({r.key for r in a}) == len(a)
     assert not list(tmp_path.glob("*/piece-*"))
-    kept = (tmp_path/"one"/"part-00000.parquet").stat().st_mtime_ns
-    (tmp_path/"t.jsonl").write_text("\n".join(map(json.dumps, [*rows, dict(image="0.png", caption="a new row")])))
-    assert prepare(str(tmp_path/"t.jsonl"), tmp_path/"one", progress=False)["captions"] == PIECE + 51
-    assert (tmp_path/"one"/"part-00000.parquet").stat().st_mtime_ns == kept  # rows at the end cost no more than themselves
-    with pytest.raises(UserError, match="choose another folder"): prepare(str(tmp_path/"t.jsonl"), tmp_path/"two", progress=False)
+    kept = (tmp_path / "one" / "part-00000.parquet").stat().st_mtime_ns
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, [*rows, dict(image="0.png", caption="a new row")])))
+    assert prepare(str(tmp_path / "t.jsonl"), tmp_path / "one", progress=False)["captions"] == PIECE + 51
+    assert (
+        tmp_path / "one" / "part-00000.parquet"
+    ).stat().st_mtime_ns == kept  # rows at the end cost no more than themselves
+    with pytest.raises(UserError, match="choose another folder"):
+        prepare(str(tmp_path / "t.jsonl"), tmp_path / "two", progress=False)
 
 
 def test_same_bytes_under_ray(shards, cc3m, monkeypatch):
-    if importlib.util.find_spec("ray") is None: pytest.skip("Ray is not installed here (pip install c2lip[ray]): the plain path is tested alone")
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray's word for: stay on the loopback address, which the offline guard lets pass
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed here (pip install c2lip[ray]): the plain path is tested alone")
+    monkeypatch.setenv(
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
+    )  # Ray's word for: stay on the loopback address, which the offline guard lets pass
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     import ray
-    try: ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=80_000_000)
+
+    try:
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=80_000_000,
+        )
     except Exception as e:  # it gives its own processes 15 seconds to start
-        if "timed out" not in str(e): raise
+        if "timed out" not in str(e):
+            raise
         pytest.skip(f"this machine is too busy for Ray to start: {e}")
     try:
-        under = prepare(str(shards/"*.tar"), cc3m/"ray", 2, ray="local", progress=False)
+        under = prepare(str(shards / "*.tar"), cc3m / "ray", 2, ray="local", progress=False)
         with pytest.raises(UserError, match="empty caption"):
-            shard(cc3m/"b.tar", ["a dog"] * 3 + [""] * 9); prepare(str(cc3m/"b.tar"), cc3m/"broken", 2, ray="local", progress=False)
-    finally: ray.shutdown()
-    assert under == prepare(str(shards/"*.tar"), cc3m/"plain", progress=False)
-    for part in (cc3m/"plain").glob("*.parquet"): assert part.read_bytes() == (cc3m/"ray"/part.name).read_bytes()
+            shard(cc3m / "b.tar", ["a dog"] * 3 + [""] * 9)
+            prepare(str(cc3m / "b.tar"), cc3m / "broken", 2, ray="local", progress=False)
+    finally:
+        ray.shutdown()
+    assert under == prepare(str(shards / "*.tar"), cc3m / "plain", progress=False)
+    for part in (cc3m / "plain").glob("*.parquet"):
+        assert part.read_bytes() == (cc3m / "ray" / part.name).read_bytes()
 
 
 def test_ray_is_not_imported_unless_asked(tmp_path):
-    (tmp_path/"a.png").write_bytes(picture()); (tmp_path/"t.jsonl").write_text(json.dumps(dict(image="a.png", caption="a dog")))
-    code = f"import sys; from c2lip.prepare import prepare; prepare({str(tmp_path/'t.jsonl')!r}, {str(tmp_path/'o')!r}, progress=False); assert 'ray' not in sys.modules"
+    (tmp_path / "a.png").write_bytes(image())
+    (tmp_path / "t.jsonl").write_text(json.dumps(dict(image="a.png", caption="a dog")))
+    code = f"import sys; from c2lip.data.prepare import prepare; prepare({str(tmp_path / 't.jsonl')!r}, {str(tmp_path / 'o')!r}, progress=False); assert 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_losses_are_counted_and_too_many_stop(tmp_path):
-    shard(tmp_path/"a.tar", ["a dog"] * 30 + [""])
+    shard(tmp_path / "a.tar", ["a dog"] * 30 + [""])
     folder = out(tmp_path, "o")
-    assert prepare(str(tmp_path/"a.tar"), folder, progress=False)["skipped"] == {"empty caption": 1}
-    shard(tmp_path/"b.tar", ["a dog"] * 3 + [""] * 9)
-    with pytest.raises(UserError, match="empty caption"): prepare(str(tmp_path/"b.tar"), folder, progress=False)
-    prepare(str(tmp_path/"b.tar"), tmp_path/"loose", progress=False, max_skipped=.8)
-    (tmp_path/"c.tar").write_bytes((tmp_path/"a.tar").read_bytes()[:5000])  # one shard in two is damaged: what it still holds is kept, but it is too much
-    with pytest.raises(UserError, match="1 of 2 shards are missing or damaged"): prepare([str(tmp_path/"a.tar"), str(tmp_path/"c.tar")], tmp_path/"p", progress=False)
-    assert prepare([str(tmp_path/"a.tar"), str(tmp_path/"c.tar")], tmp_path/"p", progress=False, max_skipped=.5)["skipped"] == {"empty caption": 1, "damaged shard": 1}
+    assert prepare(str(tmp_path / "a.tar"), folder, progress=False)["skipped"] == {"empty caption": 1}
+    shard(tmp_path / "b.tar", ["a dog"] * 3 + [""] * 9)
+    with pytest.raises(UserError, match="empty caption"):
+        prepare(str(tmp_path / "b.tar"), folder, progress=False)
+    prepare(str(tmp_path / "b.tar"), tmp_path / "loose", progress=False, max_skipped=0.8)
+    (tmp_path / "c.tar").write_bytes(
+        (tmp_path / "a.tar").read_bytes()[:5000]
+    )  # one shard in two is damaged: what it still holds is kept, but it is too much
+    with pytest.raises(UserError, match="1 of 2 shards are missing or damaged"):
+        prepare([str(tmp_path / "a.tar"), str(tmp_path / "c.tar")], tmp_path / "p", progress=False)
+    assert prepare([str(tmp_path / "a.tar"), str(tmp_path / "c.tar")], tmp_path / "p", progress=False, max_skipped=0.5)[
+        "skipped"
+    ] == {"empty caption": 1, "damaged shard": 1}
 
 
 def test_spellings_are_forgotten(tmp_path):
     # a caption's words leave nothing behind in spaCy's vocabulary, which would otherwise grow for good
-    from c2lip.concepts import load_pipeline, noun_phrases_many, phrases_of
     nlp, rng = load_pipeline(), random.Random(1)
     words = ["".join(rng.choices("abcdefghij", k=9)) for _ in range(3000)]
     before = len(nlp.vocab.strings)
     found = noun_phrases_many([f"A {w} dog" for w in words])
     assert len(nlp.vocab.strings) <= before + 50
     assert found == [phrases_of(doc) for doc in nlp.pipe(f"A {w} dog" for w in words)]
-    with nlp.memory_zone(): assert noun_phrases_many(["A red dog"])[0][0].text == "A red dog"  # a zone of the caller's own is respected
+    with nlp.memory_zone():
+        assert noun_phrases_many(["A red dog"])[0][0].text == "A red dog"  # a zone of the caller's own is respected
 
 
-@pytest.mark.skipif("C2LIP_SPEED" not in os.environ, reason="processor time is measured on request: C2LIP_SPEED=1 pytest -k processor -s")
+@pytest.mark.skipif(
+    "C2LIP_SPEED" not in os.environ,
+    reason="processor time is measured on request: C2LIP_SPEED=1 pytest -k processor -s",
+)
 def test_processor_time_of_two_workers(tmp_path):
     # the whole command, start and children included, interleaved; words of 3 captions of the grammar in one, about 33
-    rules, rng = treebank.read_grammar(), random.Random(5)
-    captions = [treebank.sentence_text(treebank.template_caption(rules, rng)) for _ in range(3000)]
-    (tmp_path/"a.png").write_bytes(picture())
+    rules, rng = read_grammar(), random.Random(5)
+    captions = [sentence_text(template_caption(rules, rng)) for _ in range(3000)]
+    (tmp_path / "a.png").write_bytes(image())
     n = int(os.environ.get("C2LIP_SPEED_CAPTIONS", 10_000))
-    with (tmp_path/"t.jsonl").open("w") as file:
-        for i in range(n): file.write(json.dumps(dict(key=str(i), image="a.png", caption=f"{i} " + " ".join(rng.choices(captions, k=3)))) + "\n")
+    with (tmp_path / "t.jsonl").open("w") as file:
+        for i in range(n):
+            file.write(
+                json.dumps(dict(key=str(i), image="a.png", caption=f"{i} " + " ".join(rng.choices(captions, k=3))))
+                + "\n"
+            )
     seconds = {1: [], 2: []}
     for turn in range(int(os.environ.get("C2LIP_SPEED_TURNS", 2))):
         for workers in seconds:
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run([sys.executable, "-c", "import sys; from c2lip.command import main; sys.exit(main())", "prepare", str(tmp_path/"t.jsonl"), str(tmp_path/f"{turn}-{workers}"), "-q", "-j", str(workers)], check=True)
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-c",
+                    "import sys; from c2lip.workshop.command import main; sys.exit(main())",
+                    "prepare",
+                    str(tmp_path / "t.jsonl"),
+                    str(tmp_path / f"{turn}-{workers}"),
+                    "-q",
+                    "-j",
+                    str(workers),
+                ],
+                check=True,
+            )
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             seconds[workers].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    print({w: [round(s, 1) for s in t] for w, t in seconds.items()}, f"two workers: {100*(min(seconds[2])/min(seconds[1]) - 1):+.1f} % processor time")
-    assert min(seconds[2]) <= 1.1*min(seconds[1])
+    print(
+        {w: [round(s, 1) for s in t] for w, t in seconds.items()},
+        f"two workers: {100 * (min(seconds[2]) / min(seconds[1]) - 1):+.1f} % processor time",
+    )
+    assert min(seconds[2]) <= 1.1 * min(seconds[1])

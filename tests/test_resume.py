@@ -1,6 +1,7 @@
 """Killed with SIGKILL at any moment and started again with the same settings, a run ends in the same bits.
 
 One process of its own imports the library once and forks every run, since a kill costs a start; `python tests/test_resume.py [runs] [kills]` shows more of them."""
+
 import hashlib
 import json
 import multiprocessing
@@ -14,107 +15,174 @@ import threading
 from multiprocessing.connection import wait
 from pathlib import Path
 
-SETTINGS = dict(method="c2lip", pictures=40, batch_size=8, epochs=2, warmup=2, lr=1e-3, duplicates="merge", crop_scale=.8, ema=.5, save_every=2, log_every=1, threads=1, device="cpu", resume=True)
-TOTAL = 10           # steps
-EVERYWHERE = ("step", "gradient", "time")                                           # any rank may die here
-FIRST_RANK = ("writing", "flushing", "moving", "moved", "logging", "release")       # these only the first has
+from c2lip.concepts import noun_phrases
+from c2lip.release import run as run_room
+from c2lip.release.run import train
+from c2lip.towers import load
+from c2lip.training import checkpoint as checkpoint_room
+from c2lip.training import fit as fit_room
+from c2lip.training import step as step_room
+from c2lip.training.checkpoint import _Hashed
+from c2lip.training.log import Log, read_log
+
+SETTINGS = dict(
+    method="c2lip",
+    images=40,
+    batch_size=8,
+    epochs=2,
+    warmup=2,
+    lr=1e-3,
+    duplicates="merge",
+    crop_scale=0.8,
+    ema=0.5,
+    save_every=2,
+    log_every=1,
+    threads=1,
+    device="cpu",
+    resume=True,
+)
+TOTAL = 10  # steps
+EVERYWHERE = ("step", "gradient", "time")  # any rank may die here
+FIRST_RANK = ("writing", "flushing", "moving", "moved", "logging", "release")  # these only the first has
 
 
-def die(): os.kill(os.getpid(), signal.SIGKILL)
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def arm(place, step):
     "Let this process kill itself at `place`, at or after step `step`"
-    from c2lip import release, training
     now = {"step": 0, "writes": 0}
+
     def wrap(owner, name, before):
         usual = getattr(owner, name)
         setattr(owner, name, lambda *a, **k: (before(*a, **k), usual(*a, **k))[1])
+
     def strike(*a, **k):
-        if now["step"] >= step: die()
+        if now["step"] >= step:
+            die()
+
     def stepping(towers, method, optimizer, samples, s, *a):
         now["step"] = s
-        if place == "step": strike()
-    wrap(training, "train_step", stepping)
-    if place == "gradient": wrap(training, "average_gradients", strike)
-    if place == "logging": wrap(training.Log, "record", strike)
-    if place == "flushing": wrap(os, "fsync", strike)
-    if place == "moving": wrap(Path, "replace", lambda self, to: strike() if self.name == "checkpoint.tmp" else None)      # the old one has been moved away
-    if place == "moved": wrap(training, "sync", strike)
-    if place == "release": wrap(release, "save", lambda *a, **k: die())
+        if place == "step":
+            strike()
+
+    wrap(fit_room, "train_step", stepping)
+    if place == "gradient":
+        wrap(step_room, "average_gradients", strike)
+    if place == "logging":
+        wrap(Log, "record", strike)
+    if place == "flushing":
+        wrap(os, "fsync", strike)
+    if place == "moving":
+        wrap(
+            Path, "replace", lambda self, to: strike() if self.name == "checkpoint.tmp" else None
+        )  # the old one has been moved away
+    if place == "moved":
+        wrap(checkpoint_room, "sync", strike)
+    if place == "release":
+        wrap(run_room, "save", lambda *a, **k: die())
     if place == "writing":
-        def writing(*a): now["writes"] += 1; now["writes"] % 40 == 17 and strike()
-        wrap(training._Hashed, "write", writing)
-    if place == "time": threading.Timer(.3 + .08*step, die).start()
+
+        def writing(*a):
+            now["writes"] += 1
+            now["writes"] % 40 == 17 and strike()
+
+        wrap(_Hashed, "write", writing)
+    if place == "time":
+        threading.Timer(0.3 + 0.08 * step, die).start()
 
 
 def one_rank(rank, ranks, folder, attempt, workers, strike):
     import torch.distributed as dist
-    from c2lip import training
-    log = open(Path(folder)/f"rank{rank}.txt", "a"); os.dup2(log.fileno(), 1); os.dup2(log.fileno(), 2); sys.stdout = sys.stderr = log
-    if ranks > 1: dist.init_process_group("gloo", init_method=f"file://{folder}/meet{attempt}", rank=rank, world_size=ranks)
-    if strike and strike[0] == rank: arm(*strike[1:])
-    training.train({**SETTINGS, "workers": workers, "gpus": ranks}, folder)
+
+    log = open(Path(folder) / f"rank{rank}.txt", "a")
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = log
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meet{attempt}", rank=rank, world_size=ranks)
+    if strike and strike[0] == rank:
+        arm(*strike[1:])
+    train({**SETTINGS, "workers": workers, "gpus": ranks}, folder)
 
 
 def start(ranks, folder, attempt, workers, strike=None):
     "Run to the end or to the first death, which ends all ranks; their exit codes"
     fork = multiprocessing.get_context("fork")
     jobs = [fork.Process(target=one_rank, args=(r, ranks, str(folder), attempt, workers, strike)) for r in range(ranks)]
-    for j in jobs: j.start()
+    for j in jobs:
+        j.start()
     left = set(jobs)
     while left:
-        for sentinel in wait([j.sentinel for j in left], timeout=120): left -= {j for j in left if j.sentinel == sentinel}
+        for sentinel in wait([j.sentinel for j in left], timeout=120):
+            left -= {j for j in left if j.sentinel == sentinel}
         if any(j.exitcode for j in jobs):
-            for j in left: j.kill()
-    for j in jobs: j.join()
+            for j in left:
+                j.kill()
+    for j in jobs:
+        j.join()
     return [j.exitcode for j in jobs]
 
 
 def result(folder):
     "What a finished run is: the released weights, and what was logged of each step"
-    from c2lip import training
-    rows = [(r["step"], r["total"], r["grad_norm"]) for r in training.read_log(folder)]
-    return hashlib.sha256((folder/"model"/"open_clip_model.safetensors").read_bytes()).hexdigest(), rows
+    rows = [(r["step"], r["total"], r["grad_norm"]) for r in read_log(folder)]
+    return hashlib.sha256((folder / "model" / "open_clip_model.safetensors").read_bytes()).hexdigest(), rows
 
 
 def killed_run(folder, ranks, workers, kills, chance):
     "Kill the run `kills` times, let it end, and give its result and where it was killed"
-    folder.mkdir(); deaths, attempt = [], 0
-    places = chance.sample([(0, p) for p in FIRST_RANK] + [(r, p) for r in range(ranks) for p in EVERYWHERE], 3*(1 + ranks) + 3)
-    while len(deaths) < kills and attempt < 4*kills:
+    folder.mkdir()
+    deaths, attempt = [], 0
+    places = chance.sample(
+        [(0, p) for p in FIRST_RANK] + [(r, p) for r in range(ranks) for p in EVERYWHERE], 3 * (1 + ranks) + 3
+    )
+    while len(deaths) < kills and attempt < 4 * kills:
         rank, place = places[attempt % len(places)]
         strike = (rank, place, chance.randint(1, TOTAL))
-        codes = start(ranks, folder, attempt, workers, strike); attempt += 1
-        if -signal.SIGKILL == codes[rank]: deaths.append(strike)
-        elif not any(codes): (folder/"model"/"open_clip_model.safetensors").unlink(); (folder/"checkpoint.pt").unlink()     # it was done: back to the checkpoint before
-        else: raise AssertionError(f"{strike}: exit codes {codes}\n" + (folder/f"rank{rank}.txt").read_text()[-3000:])
-    assert not any(start(ranks, folder, attempt, workers)), (folder/"rank0.txt").read_text()[-3000:]
+        codes = start(ranks, folder, attempt, workers, strike)
+        attempt += 1
+        if codes[rank] == -signal.SIGKILL:
+            deaths.append(strike)
+        elif not any(codes):
+            (folder / "model" / "open_clip_model.safetensors").unlink()
+            (folder / "checkpoint.pt").unlink()  # it was done: back to the checkpoint before
+        else:
+            raise AssertionError(f"{strike}: exit codes {codes}\n" + (folder / f"rank{rank}.txt").read_text()[-3000:])
+    assert not any(start(ranks, folder, attempt, workers)), (folder / "rank0.txt").read_text()[-3000:]
     return result(folder), deaths
 
 
 def main(kills=5, seed=0):
     import torch
+
     torch.set_num_threads(1)
-    from c2lip import concepts, scenes, towers, training
-    towers.load("base"); concepts.noun_phrases("a red mug"); chance, total = random.Random(seed), 0
+    load("base")
+    noun_phrases("a red mug")
+    chance, total = random.Random(seed), 0
     with tempfile.TemporaryDirectory() as tmp:
         for ranks in (1, 2):
-            folder = Path(tmp, f"straight{ranks}"); folder.mkdir()
-            assert not any(start(ranks, folder, 0, 0)), (folder/"rank0.txt").read_text()[-3000:]
+            folder = Path(tmp, f"straight{ranks}")
+            folder.mkdir()
+            assert not any(start(ranks, folder, 0, 0)), (folder / "rank0.txt").read_text()[-3000:]
             want = result(folder)
             assert [s for s, *_ in want[1]] == list(range(1, TOTAL + 1))
             for workers in (0, 2):
                 got, deaths = killed_run(Path(tmp, f"killed{ranks}-{workers}"), ranks, workers, kills, chance)
                 assert got == want, f"{ranks} ranks, {workers} workers, killed at {deaths}: other weights or losses"
-                print(json.dumps(dict(ranks=ranks, workers=workers, kills=deaths)), flush=True); total += len(deaths)
+                print(json.dumps(dict(ranks=ranks, workers=workers, kills=deaths)), flush=True)
+                total += len(deaths)
     print("kills:", total)
 
 
 def test_killed_runs_end_in_the_same_bits():
-    done = subprocess.run([sys.executable, __file__], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500)
+    done = subprocess.run(
+        [sys.executable, __file__], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500
+    )
     assert done.returncode == 0, done.stdout[-4000:]
     assert int(done.stdout.split("kills:")[-1]) >= 20, done.stdout
 
 
-if __name__ == "__main__": main(*map(int, sys.argv[1:]))
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

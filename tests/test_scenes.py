@@ -1,41 +1,49 @@
 """The embedded world is the same on every machine, its splits are apart, and its false captions are false."""
+
 import hashlib
 import json
 
 import numpy as np
 import pytest
 
-from c2lip import scenes
+from c2lip.evaluation.world_benchmark import make_item, write_benchmark
+from c2lip.world import COLOURS, HELD_OUT, Scene, draw_scene, make_scene, object_mask
+from c2lip.world_captions import train_records
 
-# Of the first sixteen training pictures; the same with Python 3.11, 3.12 and 3.13.
+# Of the first sixteen training images; the same with Python 3.11, 3.12 and 3.13.
 PIXELS = "47c9d395388eedba77ca9a56398d22b6960b61b92891942e84d244a8fa29b2ac"
 
 
 def test_pixels_and_captions_are_the_same_everywhere():
     digest = hashlib.sha256()
-    for key, draw, caption in scenes.train_records(16):
+    for key, draw, caption in train_records(16):
         digest.update(np.asarray(draw()).tobytes() + caption.encode())
     assert digest.hexdigest() == PIXELS
 
 
 def test_splits_share_no_scene():
-    things = {split: {scenes.make_scene(split, i).things for i in range(800)} for split in ("pretrain", "train", "validation", "test")}
+    things = {
+        split: {make_scene(split, i).things for i in range(800)}
+        for split in ("pretrain", "train", "validation", "test")
+    }
     assert sum(map(len, things.values())) == len(set().union(*things.values()))
 
 
-def test_no_training_picture_shows_a_held_out_pair():
+def test_no_training_image_shows_a_held_out_pair():
     for i in range(1000):
-        for scene in (scenes.make_scene("pretrain", i), scenes.make_scene("train", i, topic=i % 30)): assert not any(t.pair in scenes.HELD_OUT for t in scene.things)
+        for scene in (make_scene("pretrain", i), make_scene("train", i, topic=i % 30)):
+            assert not any(t.pair in HELD_OUT for t in scene.things)
 
 
 def words_true_of(scene, text):
     "Every colour in the text stands directly before a noun, as such a pair does in the scene"
     pairs = {t.pair[::-1] for t in scene.things}
     words = text.lower().replace(",", "").replace(".", "").split()
-    return all((w, words[i + 1]) in pairs for i, w in enumerate(words) if w in scenes.COLOURS)
+    return all((w, words[i + 1]) in pairs for i, w in enumerate(words) if w in COLOURS)
 
 
-def bag(text): return sorted("a" if w == "an" else w.strip(".") for w in text.lower().split())
+def bag(text):
+    return sorted("a" if w == "an" else w.strip(".") for w in text.lower().split())
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -43,29 +51,35 @@ def bag(text): return sorted("a" if w == "an" else w.strip(".") for w in text.lo
 def test_captions_are_true_and_negatives_false(task, held_out):
     made = 0
     for i in range(400):
-        scene = scenes.make_scene("validation", i, held_out=held_out)
-        item = scenes.make_item(task, scene, i, held_out=held_out)
-        if item is None: continue
+        scene = make_scene("validation", i, held_out=held_out)
+        item = make_item(task, scene, i, held_out=held_out)
+        if item is None:
+            continue
         made += 1
-        assert words_true_of(scene, item[0]) and words_true_of(scene, item[1]) and not words_true_of(scene, item[2]), item
-        if task.startswith("swap"): assert bag(item[0]) == bag(item[2]), "a bag of words cannot tell"
+        assert words_true_of(scene, item[0]) and words_true_of(scene, item[1]) and not words_true_of(scene, item[2]), (
+            item
+        )
+        if task.startswith("swap"):
+            assert bag(item[0]) == bag(item[2]), "a bag of words cannot tell"
     assert made > 30
 
 
 def test_held_out_items_edit_held_out_pairs(tmp_path):
-    scenes.write_benchmark(tmp_path, "validation", pictures=80, items=20, single=96)
-    for half, held in ((tmp_path, False), (tmp_path/"heldout", True)):
-        for row in json.loads((half/"sugarcrepe"/"swap_att.json").read_text()).values():
+    write_benchmark(tmp_path, "validation", images=80, items=20, single=96)
+    for half, held in ((tmp_path, False), (tmp_path / "heldout", True)):
+        for row in json.loads((half / "sugarcrepe" / "swap_att.json").read_text()).values():
             for text in (row["caption"], row["negative_caption"]):
                 words = text.lower().strip(".").split()
-                pairs = [(words[i + 1].strip(".,"), w) for i, w in enumerate(words) if w in scenes.COLOURS]
-                assert all((p in scenes.HELD_OUT) == held for p in pairs), (text, held)
+                pairs = [(words[i + 1].strip(".,"), w) for i, w in enumerate(words) if w in COLOURS]
+                assert all((p in HELD_OUT) == held for p in pairs), (text, held)
 
 
 def test_masks_cover_what_was_drawn():
     for i in range(30):
-        scene = scenes.make_scene("test", i)
-        empty = np.asarray(scenes.draw(scenes.Scene((), scene.ground)), dtype=int)
-        changed = np.abs(np.asarray(scenes.draw(scene), dtype=int) - empty).sum(-1) > 90
-        masks = np.any([scenes.object_mask(t) for t in scene.things], axis=0)
-        assert (changed & ~masks).mean() < .05 and (masks & changed).sum() > .5*masks.sum()   # shadows outside, white things on light ground inside
+        scene = make_scene("test", i)
+        empty = np.asarray(draw_scene(Scene((), scene.ground)), dtype=int)
+        changed = np.abs(np.asarray(draw_scene(scene), dtype=int) - empty).sum(-1) > 90
+        masks = np.any([object_mask(t) for t in scene.things], axis=0)
+        assert (changed & ~masks).mean() < 0.05 and (
+            masks & changed
+        ).sum() > 0.5 * masks.sum()  # shadows outside, white things on light ground inside

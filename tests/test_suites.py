@@ -14,59 +14,126 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from c2lip import evaluation as ev
-from c2lip import suites
 from c2lip.core import UserError
+from c2lip.evaluation.benchmarks import (
+    ASPECTS,
+    CLASS_SETS,
+    EXAMPLE_COLOURS,
+    PLAIN_WINOGROUND,
+    PROMPTS,
+    READERS,
+    SOURCES,
+    TORCHVISION,
+    VALSE,
+    ChoiceItem,
+    Square,
+    _put,
+    _write_tar,
+    check_texts,
+    checklist_rows,
+    choice_hits,
+    clean_caption,
+    fit_probe,
+    linear_probe,
+    macro,
+    probe_suite,
+    read_classes,
+    read_probe,
+    read_vl_checklist,
+    scene_hits,
+    square_hits,
+    where_to_get,
+    word_orders,
+    write_examples,
+)
+from c2lip.evaluation.folders import benchmark_folder
+from c2lip.evaluation.scores import Hits, score
+from c2lip.evaluation.suites import evaluate, read_folder
+from c2lip.towers import load
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory): return suites.write_examples(tmp_path_factory.mktemp("suites")/"examples")
+def examples(tmp_path_factory):
+    return write_examples(tmp_path_factory.mktemp("suites") / "examples")
 
 
 @pytest.fixture
 def copy(examples, tmp_path):
-    def one(name): shutil.copytree(examples/name, tmp_path/name); return tmp_path/name
+    def one(name):
+        shutil.copytree(examples / name, tmp_path / name)
+        return tmp_path / name
+
     return one
 
 
 class Eyes(torch.nn.Module):
     "A random projection of the pixels; of words, a random vector for each"
+
     def __init__(self):
         super().__init__()
         g = torch.Generator().manual_seed(0)
         self.words, self.pixels, self.seen = torch.randn(5000, 24, generator=g), torch.randn(768, 24, generator=g), 0
-    def visual(self, x): self.seen += len(x); return x.flatten(1).float() @ self.pixels
-    def encode_text(self, ids): return self.words[ids].sum(1)
+
+    def visual(self, x):
+        self.seen += len(x)
+        return x.flatten(1).float() @ self.pixels
+
+    def encode_text(self, ids):
+        return self.words[ids].sum(1)
 
 
 def tokenize(texts):
     import zlib
-    return torch.tensor([([zlib.crc32(w.encode()) % 4990 + 1 for w in t.lower().split()] + [0]*40)[:40] for t in texts])
+
+    return torch.tensor(
+        [([zlib.crc32(w.encode()) % 4990 + 1 for w in t.lower().split()] + [0] * 40)[:40] for t in texts]
+    )
 
 
-def towers(): return SimpleNamespace(model=Eyes(), tokenizer=tokenize, preprocess=lambda p: torch.from_numpy(np.array(p)).permute(2, 0, 1)/255 - .5)
+def towers():
+    return SimpleNamespace(
+        model=Eyes(),
+        tokenizer=tokenize,
+        preprocess=lambda p: torch.from_numpy(np.array(p)).permute(2, 0, 1) / 255 - 0.5,
+    )
 
 
-def run(folder, names=None, **kw): return ev.evaluate(towers(), folder, names, progress=False, readers=suites.READERS, **{"cache": None, **kw})
+def run(folder, names=None, **kw):
+    return evaluate(towers(), folder, names, progress=False, readers=READERS, **{"cache": None, **kw})
 
 
-def same(a, b): pd.testing.assert_frame_equal(a.drop(columns="suite", errors="ignore").reset_index(drop=True), b.drop(columns="suite", errors="ignore").reset_index(drop=True))
+def same(a, b):
+    pd.testing.assert_frame_equal(
+        a.drop(columns="suite", errors="ignore").reset_index(drop=True),
+        b.drop(columns="suite", errors="ignore").reset_index(drop=True),
+    )
 
 
-def hits_of(correct): c = torch.as_tensor(correct).bool(); return ev.Hits(c, torch.zeros_like(c), torch.zeros_like(c))
+def hits_of(correct):
+    c = torch.as_tensor(correct).bool()
+    return Hits(c, torch.zeros_like(c), torch.zeros_like(c))
 
 
 # --- the rules against slow twins
 
+
 def test_choices_equal_the_definition():
     g = torch.Generator().manual_seed(1)
-    v, t = (torch.randint(-2, 3, (40, 3), generator=g).float() for _ in range(2))          # few values: many ties
+    v, t = (torch.randint(-2, 3, (40, 3), generator=g).float() for _ in range(2))  # few values: many ties
     t[3] = float("nan")
     chance = random.Random(0)
-    items = [suites.Choice(str(n), chance.randrange(40), chance.randrange(40), tuple(chance.randrange(40) for _ in range(chance.randint(1, 4)))) for n in range(300)]
-    h = suites.choice_hits(items, lambda k: v[k], lambda k: t[k])
+    items = [
+        ChoiceItem(
+            str(n),
+            chance.randrange(40),
+            chance.randrange(40),
+            tuple(chance.randrange(40) for _ in range(chance.randint(1, 4))),
+        )
+        for n in range(300)
+    ]
+    h = choice_hits(items, lambda k: v[k], lambda k: t[k])
     for n, i in enumerate(items):
-        right, wrong = (v[i.picture] @ t[i.right]).item(), [(v[i.picture] @ t[w]).item() for w in i.wrong]
+        right, wrong = (v[i.image] @ t[i.right]).item(), [(v[i.image] @ t[w]).item() for w in i.wrong]
         assert h.correct[n] == all(right > w for w in wrong)
         assert h.tie[n] == (all(right >= w for w in wrong) and right in wrong)
         assert h.nan[n] == any(x != x for x in (right, *wrong))
@@ -75,10 +142,10 @@ def test_choices_equal_the_definition():
 def test_winoground_equals_the_published_formulas():
     g = torch.Generator().manual_seed(2)
     v, t = (torch.randint(-1, 2, (80, 3), generator=g).float() for _ in range(2))
-    items = [suites.Square(n, (2*n, 2*n + 1), (2*n, 2*n + 1)) for n in range(40)]
-    h = suites.square_hits(items, lambda k: v[k], lambda k: t[k])
+    items = [Square(n, (2 * n, 2 * n + 1), (2 * n, 2 * n + 1)) for n in range(40)]
+    h = square_hits(items, lambda k: v[k], lambda k: t[k])
     for n in range(40):
-        s = (v[2*n:2*n + 2] @ t[2*n:2*n + 2].T).tolist()                                    # picture, caption
+        s = (v[2 * n : 2 * n + 2] @ t[2 * n : 2 * n + 2].T).tolist()  # image, caption
         text, image = s[0][0] > s[0][1] and s[1][1] > s[1][0], s[0][0] > s[1][0] and s[1][1] > s[0][1]
         assert (h["text"].correct[n], h["image"].correct[n], h["group"].correct[n]) == (text, image, text and image)
         assert not (h["group"].correct & h["group"].tie).any()
@@ -86,130 +153,203 @@ def test_winoground_equals_the_published_formulas():
 
 def test_macro_equals_pandas():
     rng = np.random.default_rng(0)
-    table = pd.DataFrame(dict(group=rng.choice([f"g{i}" for i in range(30)], 500, p=(p := rng.dirichlet(np.ones(30)))), correct=rng.random(500) < .6))
-    items = [suites.Choice(str(n), None, "", ("",), g) for n, g in enumerate(table.group)]
+    table = pd.DataFrame(
+        dict(
+            group=rng.choice([f"g{i}" for i in range(30)], 500, p=(p := rng.dirichlet(np.ones(30)))),
+            correct=rng.random(500) < 0.6,
+        )
+    )
+    items = [ChoiceItem(str(n), None, "", ("",), g) for n, g in enumerate(table.group)]
     for least, without in ((1, set()), (10, set()), (1, {"g1", "g2"})):
         counted = table[~table.group.isin(without)].groupby("group").correct
-        want = counted.mean()[counted.size() >= least].mean()*100
-        assert ev.score("m", suites.macro(items, hits_of(table.correct.tolist()), least, frozenset(without))).value == pytest.approx(want)
-    assert suites.macro(items, hits_of(table.correct.tolist()), 10**6) is None
+        want = counted.mean()[counted.size() >= least].mean() * 100
+        assert score(
+            "m", macro(items, hits_of(table.correct.tolist()), least, frozenset(without))
+        ).value == pytest.approx(want)
+    assert macro(items, hits_of(table.correct.tolist()), 10**6) is None
 
 
 def test_scenes_equal_the_public_count():
     rng = random.Random(0)
     items, correct = [], []
     for scene in range(30):
-        for position in ("left", "right", "in-front", "behind"): items.append(suites.Choice("", None, "", ("",), f"s{scene} t/{position}")); correct.append(rng.random() < .7)
-    order = rng.sample(range(len(items)), len(items)); items, correct = [items[i] for i in order], [correct[i] for i in order]
-    found, table = suites.scene_hits(items, hits_of(correct)), defaultdict(dict)
-    for i, c in zip(items, correct): scene, position = i.group.split("/"); table[scene][position] = c
-    pairs = sum(s["left"] and s["right"] for s in table.values()) + sum(s["in-front"] and s["behind"] for s in table.values())
+        for position in ("left", "right", "in-front", "behind"):
+            items.append(ChoiceItem("", None, "", ("",), f"s{scene} t/{position}"))
+            correct.append(rng.random() < 0.7)
+    order = rng.sample(range(len(items)), len(items))
+    items, correct = [items[i] for i in order], [correct[i] for i in order]
+    found, table = scene_hits(items, hits_of(correct)), defaultdict(dict)
+    for i, c in zip(items, correct):
+        scene, position = i.group.split("/")
+        table[scene][position] = c
+    pairs = sum(s["left"] and s["right"] for s in table.values()) + sum(
+        s["in-front"] and s["behind"] for s in table.values()
+    )
     assert (int(found["pairs"].correct.sum()), len(found["pairs"].correct)) == (pairs, 60)
-    assert (int(found["sets"].correct.sum()), len(found["sets"].correct)) == (sum(all(s.values()) for s in table.values()), 30)
+    assert (int(found["sets"].correct.sum()), len(found["sets"].correct)) == (
+        sum(all(s.values()) for s in table.values()),
+        30,
+    )
 
 
 def test_checklist_means_of_means(examples):
     "MACCO's rule: relation of actions and places, attribute of five kinds, object of location and size"
-    tasks, rng = suites.read_vl_checklist(examples/"vl_checklist").items, random.Random(0)
-    hits = {task: hits_of([rng.random() < .5 for _ in range(rng.randint(3, 9))]) for task in tasks}
-    rows = {name: ev.score(name, h).value for name, h in suites.checklist_rows(hits)}
-    a = {task: 100*h.correct.float().mean().item() for task, h in hits.items()}
+    tasks, rng = read_vl_checklist(examples / "vl_checklist").items, random.Random(0)
+    hits = {task: hits_of([rng.random() < 0.5 for _ in range(rng.randint(3, 9))]) for task in tasks}
+    rows = {name: score(name, h).value for name, h in checklist_rows(hits)}
+    a = {task: 100 * h.correct.float().mean().item() for task, h in hits.items()}
     pick = lambda start: float(np.mean([v for k, v in a.items() if k.startswith(start)]))
-    assert rows["relation"] == pytest.approx((pick("Relation/action/") + pick("Relation/spatial/"))/2)
-    assert rows["attribute"] == pytest.approx(np.mean([pick(f"Attribute/{k}/") for k in suites.ASPECTS["Attribute"]]))
-    halves = [np.mean([pick(f"Object/{k}/") for k in part]) for part in (suites.ASPECTS["Object"][:3], suites.ASPECTS["Object"][3:])]
-    assert rows["object"] == pytest.approx(np.mean(halves)) and rows["average"] == pytest.approx(np.mean([rows[k] for k in ("relation", "attribute", "object")]))
+    assert rows["relation"] == pytest.approx((pick("Relation/action/") + pick("Relation/spatial/")) / 2)
+    assert rows["attribute"] == pytest.approx(np.mean([pick(f"Attribute/{k}/") for k in ASPECTS["Attribute"]]))
+    halves = [np.mean([pick(f"Object/{k}/") for k in part]) for part in (ASPECTS["Object"][:3], ASPECTS["Object"][3:])]
+    assert rows["object"] == pytest.approx(np.mean(halves)) and rows["average"] == pytest.approx(
+        np.mean([rows[k] for k in ("relation", "attribute", "object")])
+    )
     assert len(tasks) == 56
 
 
 def test_orders_are_drawn_the_same_anywhere():
-    right, orders = suites.word_orders("Two small brown dogs run across the wet grass, fast.")
+    right, orders = word_orders("Two small brown dogs run across the wet grass, fast.")
     assert right == "two small brown dogs run across the wet grass, fast"
-    assert orders["within threes"] == "two brown small run dogs across wet grass, the fast" and orders["threes"] == "two small brown dogs run across fast the wet grass,"
+    assert (
+        orders["within threes"] == "two brown small run dogs across wet grass, the fast"
+        and orders["threes"] == "two small brown dogs run across fast the wet grass,"
+    )
 
 
 def test_every_shuffle_holds_the_same_words():
     chance = random.Random(0)
     for _ in range(60):
-        caption = " ".join(chance.choices("a the red big dog cat mat runs on under near quickly, two".split(), k=chance.randint(1, 45)))
-        right, orders = suites.word_orders(caption)
-        assert right == suites.clean_caption(caption)
+        caption = " ".join(
+            chance.choices("a the red big dog cat mat runs on under near quickly, two".split(), k=chance.randint(1, 45))
+        )
+        right, orders = word_orders(caption)
+        assert right == clean_caption(caption)
         for kind, text in orders.items():
             assert sorted(text.split()) == sorted(right.split()) and text != right
             if kind == "within threes":
-                for n in range(0, len(right.split()), 3): assert sorted(text.split()[n:n + 3]) == sorted(right.split()[n:n + 3])
+                for n in range(0, len(right.split()), 3):
+                    assert sorted(text.split()[n : n + 3]) == sorted(right.split()[n : n + 3])
 
 
 # --- other layouts of the same data give the same numbers
 
+
 def test_winoground_as_parquet(examples, copy):
     whole = run(examples, "winoground")
     at = copy("winoground")
-    rows = [json.loads(line) for line in (at/"examples.jsonl").read_text().splitlines()]
-    cell = lambda stem: dict(bytes=(at/"images"/f"{stem}.png").read_bytes(), path=f"{stem}.png")
+    rows = [json.loads(line) for line in (at / "examples.jsonl").read_text().splitlines()]
+    cell = lambda stem: dict(bytes=(at / "images" / f"{stem}.png").read_bytes(), path=f"{stem}.png")
     table = pd.DataFrame([{**r, "image_0": cell(r["image_0"]), "image_1": cell(r["image_1"])} for r in rows])
-    (at/"data").mkdir(); table.to_parquet(at/"data"/"test-00000-of-00001.parquet")
-    (at/"examples.jsonl").unlink(); shutil.rmtree(at/"images")
+    (at / "data").mkdir()
+    table.to_parquet(at / "data" / "test-00000-of-00001.parquet")
+    (at / "examples.jsonl").unlink()
+    shutil.rmtree(at / "images")
     same(run(at.parent, "winoground"), whole)
-    table.assign(image_0="gone").to_parquet(at/"data"/"test-00000-of-00001.parquet")
-    with pytest.raises(UserError, match="item 0: 'image_0' must hold the bytes"): run(at.parent, "winoground")
+    table.assign(image_0="gone").to_parquet(at / "data" / "test-00000-of-00001.parquet")
+    with pytest.raises(UserError, match="item 0: 'image_0' must hold the bytes"):
+        run(at.parent, "winoground")
 
 
 def test_maccos_lists(examples, copy):
     "image_path, pos_caption, neg_caption; and VL_checklist_json_data"
     whole = run(examples, ["valse", "vl_checklist"])
-    at = copy("valse"); (at/"probing_data").mkdir()
-    for file in (at/"data").iterdir():
+    at = copy("valse")
+    (at / "probing_data").mkdir()
+    for file in (at / "data").iterdir():
         rows = json.loads(file.read_text()).values()
-        (at/"probing_data"/file.name).write_text(json.dumps([dict(image_path=f"{r['dataset']}/{r['image_file']}", pos_caption=r["caption"], neg_caption=r["foil"]) for r in rows if r["mturk"]["caption"] >= 2]))
-    shutil.rmtree(at/"data")
-    at = copy("vl_checklist"); old, new = at/"data", at/"VL_checklist_json_data"
+        (at / "probing_data" / file.name).write_text(
+            json.dumps(
+                [
+                    dict(
+                        image_path=f"{r['dataset']}/{r['image_file']}", pos_caption=r["caption"], neg_caption=r["foil"]
+                    )
+                    for r in rows
+                    if r["mturk"]["caption"] >= 2
+                ]
+            )
+        )
+    shutil.rmtree(at / "data")
+    at = copy("vl_checklist")
+    old, new = at / "data", at / "VL_checklist_json_data"
     for file in sorted(old.rglob("*.json")):
         kind, *rest = file.relative_to(old).with_suffix("").parts
-        aspect = next(a for a in suites.ASPECTS[kind] if a in rest[-1].split("_"))
-        place = dict(Relation=f"{'_'.join(rest[-2:]) if len(rest) > 1 else rest[-1]}.json", Attribute="/".join(rest) + ".json", Object=f"{rest[0]}/{aspect}/{rest[-1]}.json")[kind]
-        (new/kind/place).parent.mkdir(parents=True, exist_ok=True)
-        (new/kind/place).write_text(json.dumps([dict(image_path=p, POS=t["POS"][0], NEG=t["NEG"][0]) for p, t in json.loads(file.read_text())]))
-    shutil.rmtree(old); (at/"VL_checklist_datasets").mkdir()
-    for home in ("hake", "swig", "vg"): shutil.move(at/home, at/"VL_checklist_datasets"/home)
+        aspect = next(a for a in ASPECTS[kind] if a in rest[-1].split("_"))
+        place = dict(
+            Relation=f"{'_'.join(rest[-2:]) if len(rest) > 1 else rest[-1]}.json",
+            Attribute="/".join(rest) + ".json",
+            Object=f"{rest[0]}/{aspect}/{rest[-1]}.json",
+        )[kind]
+        (new / kind / place).parent.mkdir(parents=True, exist_ok=True)
+        (new / kind / place).write_text(
+            json.dumps([dict(image_path=p, POS=t["POS"][0], NEG=t["NEG"][0]) for p, t in json.loads(file.read_text())])
+        )
+    shutil.rmtree(old)
+    (at / "VL_checklist_datasets").mkdir()
+    for home in ("hake", "swig", "vg"):
+        shutil.move(at / home, at / "VL_checklist_datasets" / home)
     same(run(at.parent, ["valse", "vl_checklist"]), whole)
 
 
 def test_incomplete_means_say_so(copy):
-    at = copy("vl_checklist"); (at/"data"/"Relation"/"hake_action.json").unlink(); shutil.rmtree(at/"data"/"Object")
-    assert {"relation action (2 of 3 files)", "relation (3 of 4 files)", "attribute", "average of 2"} <= set(run(at.parent, "vl_checklist").name)
-    at = copy("valse"); (at/"data"/"relations.json").unlink()
-    names = set(run(at.parent, "valse").name); assert "average of 10" in names and "relation" not in names
-    at = copy("aro"); (at/"flickr30k_test.json").unlink()
+    at = copy("vl_checklist")
+    (at / "data" / "Relation" / "hake_action.json").unlink()
+    shutil.rmtree(at / "data" / "Object")
+    assert {"relation action (2 of 3 files)", "relation (3 of 4 files)", "attribute", "average of 2"} <= set(
+        run(at.parent, "vl_checklist").name
+    )
+    at = copy("valse")
+    (at / "data" / "relations.json").unlink()
+    names = set(run(at.parent, "valse").name)
+    assert "average of 10" in names and "relation" not in names
+    at = copy("aro")
+    (at / "flickr30k_test.json").unlink()
     assert "order of 1" in set(run(at.parent, "aro").name)
 
 
 def test_layouts_of_retrieval_agree(examples, copy, tmp_path):
     at = copy("mscoco")
-    images = [i for i in json.loads((at/"dataset_coco.json").read_text())["images"] if i["split"] == "test"]
+    images = [i for i in json.loads((at / "dataset_coco.json").read_text())["images"] if i["split"] == "test"]
     whole = run(at.parent, "mscoco")
-    (at/"dataset_coco.json").unlink()
-    (at/"coco_karpathy_test.json").write_text(json.dumps([dict(image=f"{i['filepath']}/{i['filename']}", caption=[s["raw"] for s in i["sentences"]]) for i in images]))
+    (at / "dataset_coco.json").unlink()
+    (at / "coco_karpathy_test.json").write_text(
+        json.dumps(
+            [dict(image=f"{i['filepath']}/{i['filename']}", caption=[s["raw"] for s in i["sentences"]]) for i in images]
+        )
+    )
     same(run(at.parent, "mscoco"), whole)
-    suites._write_tar(at/"test"/"0.tar", [(f"{n}.{k}", d) for n, i in enumerate(images) for k, d in (("jpg", (at/"val2014"/i["filename"]).read_bytes()), ("txt", "\n".join(s["raw"] for s in i["sentences"]).encode()))])
+    _write_tar(
+        at / "test" / "0.tar",
+        [
+            (f"{n}.{k}", d)
+            for n, i in enumerate(images)
+            for k, d in (
+                ("jpg", (at / "val2014" / i["filename"]).read_bytes()),
+                ("txt", "\n".join(s["raw"] for s in i["sentences"]).encode()),
+            )
+        ],
+    )
     same(run(at.parent, "mscoco"), whole)
 
 
 def test_layouts_of_classes_agree(copy):
     at = copy("food101")
     whole = run(at.parent, "food101")
-    colours = list(suites.EXAMPLE_COLOURS)
-    for n, c in enumerate(colours): suites._put(at/"test"/f"{n}_{c}"/"x.png", c, c)
-    (at/"test"/"0.tar").unlink()
-    same(run(at.parent, "food101"), whole)                                                   # classnames.txt names the folders
-    (at/"classnames.txt").write_text("red\n")
-    with pytest.raises(UserError, match="1 names, but .* has 4 folders"): run(at.parent, "food101")
+    colours = list(EXAMPLE_COLOURS)
+    for n, c in enumerate(colours):
+        _put(at / "test" / f"{n}_{c}" / "x.png", c, c)
+    (at / "test" / "0.tar").unlink()
+    same(run(at.parent, "food101"), whole)  # classnames.txt names the folders
+    (at / "classnames.txt").write_text("red\n")
+    with pytest.raises(UserError, match="1 names, but .* has 4 folders"):
+        run(at.parent, "food101")
 
 
-def test_pictures_beside_the_suites(copy):
+def test_images_beside_the_suites(copy):
     "val2017/ and vg_images/ may lie once, beside the suites; a relative path to the folder works"
     whole = run((at := copy("whatsup")).parent, "whatsup")
-    for home in ("val2017", "vg_images", "controlled_images"): shutil.move(at/home, at.parent/home)
+    for home in ("val2017", "vg_images", "controlled_images"):
+        shutil.move(at / home, at.parent / home)
     same(run(at.parent, "whatsup"), whole)
 
 
@@ -220,33 +360,53 @@ def test_a_relative_folder(examples, monkeypatch):
 
 def test_thousand_numbered_folders_are_imagenet(tmp_path):
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
-    for n in range(1000): suites._put(tmp_path/"imagenet1k"/"val"/f"n{n:08}"/"x.JPEG", "red", "blue")
-    data = suites.read_classes(tmp_path/"imagenet1k")
-    assert data.classnames == list(IMAGENET_CLASSNAMES) and len(data.templates) == 80 and [i.label for i in data.items] == list(range(1000)) and data.templates[0].count("{}") == 1
+
+    for n in range(1000):
+        _put(tmp_path / "imagenet1k" / "val" / f"n{n:08}" / "x.JPEG", "red", "blue")
+    data = read_classes(tmp_path / "imagenet1k")
+    assert (
+        data.classnames == list(IMAGENET_CLASSNAMES)
+        and len(data.templates) == 80
+        and [i.label for i in data.items] == list(range(1000))
+        and data.templates[0].count("{}") == 1
+    )
 
 
 # --- torchvision's folders
 
+
 def test_torchvision_sets_of_files(tmp_path):
-    colours = list(suites.EXAMPLE_COLOURS)
-    pets = tmp_path/"pets"/"oxford-iiit-pet"
-    for n, c in enumerate(colours): suites._put(pets/"images"/f"{c}_cat_1.jpg", c, c)
-    (pets/"annotations").mkdir(); (pets/"annotations"/"test.txt").write_text("".join(f"{c}_cat_1 {n + 1} 1 1\n" for n, c in enumerate(colours)))
-    data = suites.read_classes(tmp_path/"pets")
-    assert data.classnames == ["Red Cat", "Green Cat", "Blue Cat", "Yellow Cat"] and sorted(i.label for i in data.items) == [0, 1, 2, 3] and data.templates == suites.PROMPTS["pets"]
-    food = tmp_path/"food101"/"food-101"
-    (food/"meta").mkdir(parents=True); (food/"meta"/"test.json").write_text(json.dumps({f"{c}_pie": [f"{c}_pie/1"] for c in colours}))
-    for c in colours: suites._put(food/"images"/f"{c}_pie"/"1.jpg", c, c)
-    data = suites.read_classes(tmp_path/"food101")
-    assert data.classnames == ["blue pie", "green pie", "red pie", "yellow pie"] and all(isinstance(i.filename, Path) for i in data.items)
-    assert run(tmp_path, ["pets", "food101"]).n.tolist() == [4]*4
+    colours = list(EXAMPLE_COLOURS)
+    pets = tmp_path / "pets" / "oxford-iiit-pet"
+    for n, c in enumerate(colours):
+        _put(pets / "images" / f"{c}_cat_1.jpg", c, c)
+    (pets / "annotations").mkdir()
+    (pets / "annotations" / "test.txt").write_text("".join(f"{c}_cat_1 {n + 1} 1 1\n" for n, c in enumerate(colours)))
+    data = read_classes(tmp_path / "pets")
+    assert (
+        data.classnames == ["Red Cat", "Green Cat", "Blue Cat", "Yellow Cat"]
+        and sorted(i.label for i in data.items) == [0, 1, 2, 3]
+        and data.templates == PROMPTS["pets"]
+    )
+    food = tmp_path / "food101" / "food-101"
+    (food / "meta").mkdir(parents=True)
+    (food / "meta" / "test.json").write_text(json.dumps({f"{c}_pie": [f"{c}_pie/1"] for c in colours}))
+    for c in colours:
+        _put(food / "images" / f"{c}_pie" / "1.jpg", c, c)
+    data = read_classes(tmp_path / "food101")
+    assert data.classnames == ["blue pie", "green pie", "red pie", "yellow pie"] and all(
+        isinstance(i.filename, Path) for i in data.items
+    )
+    assert run(tmp_path, ["pets", "food101"]).n.tolist() == [4] * 4
 
 
 def test_pickled_sets_are_refused(tmp_path):
-    at = tmp_path/"cifar10"/"cifar-10-batches-py"; at.mkdir(parents=True)
-    (at/"data_batch_1").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path/"ran").encode() + b"'\ntR.")
-    with pytest.raises(UserError, match="holds pickles.*tar shards"): suites.read_classes(tmp_path/"cifar10")
-    assert not (tmp_path/"ran").exists()
+    at = tmp_path / "cifar10" / "cifar-10-batches-py"
+    at.mkdir(parents=True)
+    (at / "data_batch_1").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
+    with pytest.raises(UserError, match="holds pickles.*tar shards"):
+        read_classes(tmp_path / "cifar10")
+    assert not (tmp_path / "ran").exists()
 
 
 # --- embedding
@@ -256,16 +416,16 @@ NAMES = ["aro", "whatsup", "winoground", "iiw", "flickr8k"]
 
 def test_what_two_suites_show_is_embedded_once(examples):
     t = towers()
-    ev.evaluate(t, examples, NAMES, progress=False, cache=None, readers=suites.READERS)
-    assert t.model.seen <= 12 + 4 + 12                       # as many pictures as differ: side by side, upright, and cut from wide ones
+    evaluate(t, examples, NAMES, progress=False, cache=None, readers=READERS)
+    assert t.model.seen <= 12 + 4 + 12  # as many images as differ: side by side, upright, and cut from wide ones
 
 
-def test_cuts_and_pictures_in_shards_are_kept(examples, tmp_path, monkeypatch):
-    from c2lip.towers import load
+def test_cuts_and_images_in_shards_are_kept(examples, tmp_path, monkeypatch):
     base = load("base")
-    first = ev.evaluate(base, examples, NAMES, progress=False, cache=tmp_path, readers=suites.READERS)
-    for name in ("encode_images", "encode_texts"): monkeypatch.setattr(ev, name, lambda *a, **k: pytest.fail("embedded again"))
-    same(ev.evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path, readers=suites.READERS), first)
+    first = evaluate(base, examples, NAMES, progress=False, cache=tmp_path, readers=READERS)
+    for name in ("encode_images", "encode_texts"):
+        monkeypatch.setattr(f"c2lip.evaluation.embeddings.{name}", lambda *a, **k: pytest.fail("embedded again"))
+    same(evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path, readers=READERS), first)
 
 
 def test_only_what_is_asked_for(examples):
@@ -275,41 +435,62 @@ def test_only_what_is_asked_for(examples):
 
 
 def test_sources_and_readers_agree():
-    assert set(suites.SOURCES) == {n for n in suites.READERS if not n.startswith("probe/")}
-    assert set(suites.TORCHVISION) == set(suites.CLASS_SETS) - {"imagenet1k", "cifar10", "cifar100"} and len(suites.CLASS_SETS) == 11 and len(suites.VALSE) == 11
-    assert len(suites.PLAIN_WINOGROUND) == 171 and max(suites.PLAIN_WINOGROUND) < 400
-    assert set(suites.where_to_get().columns) == {"suite", "files", "size", "home", "licence"}
+    assert set(SOURCES) == {n for n in READERS if not n.startswith("probe/")}
+    assert (
+        set(TORCHVISION) == set(CLASS_SETS) - {"imagenet1k", "cifar10", "cifar100"}
+        and len(CLASS_SETS) == 11
+        and len(VALSE) == 11
+    )
+    assert len(PLAIN_WINOGROUND) == 171 and max(PLAIN_WINOGROUND) < 400
+    assert set(where_to_get().columns) == {"suite", "files", "size", "home", "licence"}
 
 
-REAL = Path(os.environ.get("C2LIP_BENCHMARKS", Path(__file__).parents[2]/"shared"/"benchmarks"))
+REAL = Path(os.environ.get("C2LIP_BENCHMARKS", Path(__file__).parents[2] / "shared" / "benchmarks"))
 
 
-@pytest.mark.skipif(not (REAL/"sugarcrepe").is_dir(), reason="the published SugarCrepe files are not here; set C2LIP_BENCHMARKS to their folder")
+@pytest.mark.skipif(
+    not (REAL / "sugarcrepe").is_dir(),
+    reason="the published SugarCrepe files are not here; set C2LIP_BENCHMARKS to their folder",
+)
 def test_known_faults_of_the_published_files():
-    found = suites.check_texts(REAL).set_index(["suite", "task"])
+    found = check_texts(REAL).set_index(["suite", "task"])
     assert found[found.equal > 0].equal.to_dict() == {("sugarcrepe_pp", "swap_obj"): 2}
-    assert [found.loc[("sugarcrepe", t), ["n", "same_words"]].tolist() for t in ("swap_obj", "swap_att")] == [[245, 166], [666, 408]]
+    assert [found.loc[("sugarcrepe", t), ["n", "same_words"]].tolist() for t in ("swap_obj", "swap_att")] == [
+        [245, 166],
+        [666, 408],
+    ]
 
 
 def test_iiw_in_parts(examples, copy):
-    at = copy("iiw"); lines = (at/"data.jsonl").read_text().splitlines()
-    for part, rows in (("IIW-400", lines[:5]), ("DOCCI_Test", [x.replace('"image/key"', '"image"') for x in lines[5:]])):
-        (at/part).mkdir(); (at/part/"data.jsonl").write_text("\n".join(rows))
-    (at/"data.jsonl").unlink()
+    at = copy("iiw")
+    lines = (at / "data.jsonl").read_text().splitlines()
+    for part, rows in (
+        ("IIW-400", lines[:5]),
+        ("DOCCI_Test", [x.replace('"image/key"', '"image"') for x in lines[5:]]),
+    ):
+        (at / part).mkdir()
+        (at / part / "data.jsonl").write_text("\n".join(rows))
+    (at / "data.jsonl").unlink()
     a, b = run(at.parent, "iiw"), run(examples, "iiw")
     assert a.n.tolist() == b.n.tolist() and sorted(a.value) == pytest.approx(sorted(b.value))
 
 
 # --- the probe
 
-@pytest.mark.parametrize("C", [.01, 1., 1000.])
+
+@pytest.mark.parametrize("C", [0.01, 1.0, 1000.0])
 def test_probe_equals_scikit_learn(C):
     from sklearn.linear_model import LogisticRegression
+
     g = torch.Generator().manual_seed(4)
     y = torch.arange(240) % 6
-    x = F.normalize(torch.randn(6, 20, generator=g)[y] + 1.2*torch.randn(240, 20, generator=g), dim=-1)
-    ours = suites.fit_probe(x, y, 6, C)(x).softmax(-1)
-    theirs = LogisticRegression(C=C, tol=1e-10, max_iter=20000).fit(x.double().numpy(), y.numpy()).predict_proba(x.double().numpy())
+    x = F.normalize(torch.randn(6, 20, generator=g)[y] + 1.2 * torch.randn(240, 20, generator=g), dim=-1)
+    ours = fit_probe(x, y, 6, C)(x).softmax(-1)
+    theirs = (
+        LogisticRegression(C=C, tol=1e-10, max_iter=20000)
+        .fit(x.double().numpy(), y.numpy())
+        .predict_proba(x.double().numpy())
+    )
     assert np.abs(ours.numpy() - theirs).max() < 1e-4
 
 
@@ -317,49 +498,89 @@ def test_probe_does_not_look_at_the_test():
     g = torch.Generator().manual_seed(5)
     make = lambda n: (F.normalize(torch.randn(n, 12, generator=g), dim=-1), torch.randint(0, 3, (n,), generator=g))
     train, val, test = make(90), make(45), make(60)
-    hits, C = suites.linear_probe(train, val, test, 3)
-    other, D = suites.linear_probe(train, val, (test[0], (test[1] + 1) % 3), 3)
+    hits, C = linear_probe(train, val, test, 3)
+    other, D = linear_probe(train, val, (test[0], (test[1] + 1) % 3), 3)
     assert C == D and not (hits.correct & other.correct).any()
-    assert suites.linear_probe(train, val, test, 3)[0].correct.equal(hits.correct)
+    assert linear_probe(train, val, test, 3)[0].correct.equal(hits.correct)
 
 
 def test_probe_splits(examples, copy):
-    "A set's own val; a seeded fifth otherwise; no picture on both sides"
-    pictures = suites.read_probe(examples/"probe"/"dtd").pictures
-    parts = pd.Series([who.split(", ")[1].split()[0] for who in pictures.values()]).value_counts().to_dict()
+    "A set's own val; a seeded fifth otherwise; no image on both sides"
+    images = read_probe(examples / "probe" / "dtd").images
+    parts = pd.Series([who.split(", ")[1].split()[0] for who in images.values()]).value_counts().to_dict()
     assert parts == dict(train=12, val=4, test=4)
-    data = suites.read_classes(examples/"dtd", "train")
-    split = lambda seed: {p for p, who in suites.probe_suite("p", data, suites.read_classes(examples/"dtd"), seed=seed).pictures.items() if ", val" in who}
+    data = read_classes(examples / "dtd", "train")
+    split = lambda seed: {
+        p
+        for p, who in probe_suite("p", data, read_classes(examples / "dtd"), seed=seed).images.items()
+        if ", val" in who
+    }
     assert split(0) == split(0) != split(1) and len(split(0)) == 2
-    with pytest.raises(UserError, match="trained on as well"): suites.probe_suite("p", data, data)
-    with pytest.raises(UserError, match="probe/food101: .*train is missing"): run(copy("food101").parent, "probe/food101")
+    with pytest.raises(UserError, match="trained on as well"):
+        probe_suite("p", data, data)
+    with pytest.raises(UserError, match="probe/food101: .*train is missing"):
+        run(copy("food101").parent, "probe/food101")
 
 
 # --- from outside: runs where clip-benchmark is installed beside us (pip install --no-deps clip-benchmark==1.6.2 pycocoevalcap)
 
+
 def test_clip_benchmark_counts_the_same(tmp_path):
     builder = pytest.importorskip("clip_benchmark.datasets.builder")
-    from clip_benchmark.metrics import zeroshot_classification as classes, zeroshot_retrieval as search
-    from c2lip.towers import load
-    world, base = ev.benchmark_folder("world", "validation", pictures=120, items=80, single=96), load("base")
-    torch.manual_seed(0)
-    with torch.no_grad():                                    # a damaged model, so that nothing stands at 100 %
-        for p in base.model.parameters():
-            if p.dim() > 1: p.add_(torch.randn_like(p)*p.std()*.55)
-    tasks = ev.read_folder(world, ["retrieval", "zeroshot"])
-    described, (zero, *_) = tasks["retrieval"]["retrieval"], tasks["zeroshot"].values()
-    for name, rows in (("flickr8k", [(i.filename, "txt", "\n".join(i.captions)) for i in described]), ("food101", [(i.filename, "cls", str(i.label)) for i in zero.items])):
-        suites._write_tar(tmp_path/name/"test"/"0.tar", [(f"s{n:07}.{k}", d) for n, (file, kind, text) in enumerate(rows) for k, d in (("png", (world/"images"/file).read_bytes()), (kind, text.encode()))])
-        (tmp_path/name/"test"/"nshards.txt").write_text("1\n")
-    (tmp_path/"flickr8k"/"dataset_type.txt").write_text("retrieval\n")
-    (tmp_path/"food101"/"classnames.txt").write_text("\n".join(zero.classnames)); (tmp_path/"food101"/"zeroshot_classification_templates.txt").write_text("\n".join(t.replace("{}", "{c}") for t in zero.templates))
-    ours = ev.evaluate(base, tmp_path, ["flickr8k", "food101"], progress=False, cache=None, readers=suites.READERS).set_index("name").value
+    from clip_benchmark.metrics import zeroshot_classification as classes
+    from clip_benchmark.metrics import zeroshot_retrieval as search
 
-    build = lambda name, **kw: (d := builder.build_wds_dataset(name, transform=base.preprocess, split="test", data_dir=str(tmp_path/name)), torch.utils.data.DataLoader(d, batch_size=32, **kw))
+    world, base = benchmark_folder("world", "validation", images=120, items=80, single=96), load("base")
+    torch.manual_seed(0)
+    with torch.no_grad():  # a damaged model, so that nothing stands at 100 %
+        for p in base.model.parameters():
+            if p.dim() > 1:
+                p.add_(torch.randn_like(p) * p.std() * 0.55)
+    tasks = read_folder(world, ["retrieval", "zeroshot"])
+    described, (zero, *_) = tasks["retrieval"]["retrieval"], tasks["zeroshot"].values()
+    for name, rows in (
+        ("flickr8k", [(i.filename, "txt", "\n".join(i.captions)) for i in described]),
+        ("food101", [(i.filename, "cls", str(i.label)) for i in zero.items]),
+    ):
+        _write_tar(
+            tmp_path / name / "test" / "0.tar",
+            [
+                (f"s{n:07}.{k}", d)
+                for n, (file, kind, text) in enumerate(rows)
+                for k, d in (("png", (world / "images" / file).read_bytes()), (kind, text.encode()))
+            ],
+        )
+        (tmp_path / name / "test" / "nshards.txt").write_text("1\n")
+    (tmp_path / "flickr8k" / "dataset_type.txt").write_text("retrieval\n")
+    (tmp_path / "food101" / "classnames.txt").write_text("\n".join(zero.classnames))
+    (tmp_path / "food101" / "zeroshot_classification_templates.txt").write_text(
+        "\n".join(t.replace("{}", "{c}") for t in zero.templates)
+    )
+    ours = (
+        evaluate(base, tmp_path, ["flickr8k", "food101"], progress=False, cache=None, readers=READERS)
+        .set_index("name")
+        .value
+    )
+
+    build = lambda name, **kw: (
+        d := builder.build_wds_dataset(name, transform=base.preprocess, split="test", data_dir=str(tmp_path / name)),
+        torch.utils.data.DataLoader(d, batch_size=32, **kw),
+    )
     _, loader = build("flickr8k", collate_fn=builder.image_captions_collate_fn)
     theirs = search.evaluate(base.model.eval(), loader, base.tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10])
     for k in (1, 5, 10):
-        assert ours[f"t2i R@{k}"] == pytest.approx(100*theirs[f"image_retrieval_recall@{k}"]) and ours[f"i2t R@{k}"] == pytest.approx(100*theirs[f"text_retrieval_recall@{k}"])
+        assert ours[f"t2i R@{k}"] == pytest.approx(100 * theirs[f"image_retrieval_recall@{k}"]) and ours[
+            f"i2t R@{k}"
+        ] == pytest.approx(100 * theirs[f"text_retrieval_recall@{k}"])
     data, loader = build("food101")
-    logits, target = classes.run_classification(base.model, classes.zero_shot_classifier(base.model, base.tokenizer, data.classes, data.templates, "cpu", amp=False), loader, "cpu", amp=False)
-    assert ours["top-1"] == pytest.approx(100*(logits.argmax(1) == target).double().mean().item()) and 50 < ours["top-1"] < 100
+    logits, target = classes.run_classification(
+        base.model,
+        classes.zero_shot_classifier(base.model, base.tokenizer, data.classes, data.templates, "cpu", amp=False),
+        loader,
+        "cpu",
+        amp=False,
+    )
+    assert (
+        ours["top-1"] == pytest.approx(100 * (logits.argmax(1) == target).double().mean().item())
+        and 50 < ours["top-1"] < 100
+    )

@@ -1,4 +1,5 @@
-"""What a model's name brings along: layers, activation, pictures, texts; and what is refused before it is opened."""
+"""What a model's name brings along: layers, activation, images, texts; and what is refused before it is opened."""
+
 import json
 import pickle
 import shutil
@@ -9,131 +10,336 @@ import pytest
 import safetensors.torch
 import torch
 
-from c2lip import towers
 from c2lip.core import UserError
+from c2lip.release import origin, save
+from c2lip.towers import base_folder, load, resolve
 
-OPENAI, HALF = (0.48145466, 0.4578275, 0.40821073), (.5, .5, .5)
+OPENAI, HALF = (0.48145466, 0.4578275, 0.40821073), (0.5, 0.5, 0.5)
 MODELS = [  # name, pixels, text tokens, vocabulary, mean, resize, quick GELU, cleaning, weights, tokenizer
-    ("ViT-B-16-SigLIP", 224, 64, 32000, HALF, "squash", False, "canonicalize", "timm/ViT-B-16-SigLIP", "timm/ViT-B-16-SigLIP"),
-    ("ViT-B-16-SigLIP:webli", 224, 64, 32000, HALF, "squash", False, "canonicalize", "timm/ViT-B-16-SigLIP", "timm/ViT-B-16-SigLIP"),
+    (
+        "ViT-B-16-SigLIP",
+        224,
+        64,
+        32000,
+        HALF,
+        "squash",
+        False,
+        "canonicalize",
+        "timm/ViT-B-16-SigLIP",
+        "timm/ViT-B-16-SigLIP",
+    ),
+    (
+        "ViT-B-16-SigLIP:webli",
+        224,
+        64,
+        32000,
+        HALF,
+        "squash",
+        False,
+        "canonicalize",
+        "timm/ViT-B-16-SigLIP",
+        "timm/ViT-B-16-SigLIP",
+    ),
     ("ViT-B-16-SigLIP:random", 224, 64, 32000, HALF, "squash", False, "canonicalize", "", "timm/ViT-B-16-SigLIP"),
-    ("ViT-L-16-SigLIP-256", 256, 64, 32000, HALF, "squash", False, "canonicalize", "timm/ViT-L-16-SigLIP-256", "timm/ViT-B-16-SigLIP"),
-    ("ViT-B-16-SigLIP2", 224, 64, 256000, HALF, "squash", False, "canonicalize", "timm/ViT-B-16-SigLIP2", "timm/ViT-B-16-SigLIP2"),
-    ("ViT-L-16-SigLIP2-256", 256, 64, 256000, HALF, "squash", False, "canonicalize", "timm/ViT-L-16-SigLIP2-256", "timm/ViT-L-16-SigLIP2-256"),
+    (
+        "ViT-L-16-SigLIP-256",
+        256,
+        64,
+        32000,
+        HALF,
+        "squash",
+        False,
+        "canonicalize",
+        "timm/ViT-L-16-SigLIP-256",
+        "timm/ViT-B-16-SigLIP",
+    ),
+    (
+        "ViT-B-16-SigLIP2",
+        224,
+        64,
+        256000,
+        HALF,
+        "squash",
+        False,
+        "canonicalize",
+        "timm/ViT-B-16-SigLIP2",
+        "timm/ViT-B-16-SigLIP2",
+    ),
+    (
+        "ViT-L-16-SigLIP2-256",
+        256,
+        64,
+        256000,
+        HALF,
+        "squash",
+        False,
+        "canonicalize",
+        "timm/ViT-L-16-SigLIP2-256",
+        "timm/ViT-L-16-SigLIP2-256",
+    ),
     ("ViT-B-32:openai", 224, 77, 49408, OPENAI, "shortest", True, "lower", "timm/vit_base_patch32_clip_224.openai", ""),
-    ("ViT-B-32-quickgelu:openai", 224, 77, 49408, OPENAI, "shortest", True, "lower", "timm/vit_base_patch32_clip_224.openai", ""),
-    ("ViT-B-32-quickgelu", 224, 77, 49408, OPENAI, "shortest", True, "lower", "timm/vit_base_patch32_clip_224.openai", ""),
-    ("ViT-B-32:laion2b_s34b_b79k", 224, 77, 49408, OPENAI, "shortest", False, "lower", "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", ""),
+    (
+        "ViT-B-32-quickgelu:openai",
+        224,
+        77,
+        49408,
+        OPENAI,
+        "shortest",
+        True,
+        "lower",
+        "timm/vit_base_patch32_clip_224.openai",
+        "",
+    ),
+    (
+        "ViT-B-32-quickgelu",
+        224,
+        77,
+        49408,
+        OPENAI,
+        "shortest",
+        True,
+        "lower",
+        "timm/vit_base_patch32_clip_224.openai",
+        "",
+    ),
+    (
+        "ViT-B-32:laion2b_s34b_b79k",
+        224,
+        77,
+        49408,
+        OPENAI,
+        "shortest",
+        False,
+        "lower",
+        "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
+        "",
+    ),
     ("ViT-B-16:openai", 224, 77, 49408, OPENAI, "shortest", True, "lower", "timm/vit_base_patch16_clip_224.openai", ""),
-    ("ViT-B-16-quickgelu:openai", 224, 77, 49408, OPENAI, "shortest", True, "lower", "timm/vit_base_patch16_clip_224.openai", ""),
+    (
+        "ViT-B-16-quickgelu:openai",
+        224,
+        77,
+        49408,
+        OPENAI,
+        "shortest",
+        True,
+        "lower",
+        "timm/vit_base_patch16_clip_224.openai",
+        "",
+    ),
     ("ViT-B/16:openai", 224, 77, 49408, OPENAI, "shortest", True, "lower", "timm/vit_base_patch16_clip_224.openai", ""),
-    ("ViT-L-14:openai", 224, 77, 49408, OPENAI, "shortest", True, "lower", "timm/vit_large_patch14_clip_224.openai", ""),
-    ("ViT-L-14:laion2b_s32b_b82k", 224, 77, 49408, HALF, "shortest", False, "lower", "laion/CLIP-ViT-L-14-laion2B-s32B-b82K", ""),
+    (
+        "ViT-L-14:openai",
+        224,
+        77,
+        49408,
+        OPENAI,
+        "shortest",
+        True,
+        "lower",
+        "timm/vit_large_patch14_clip_224.openai",
+        "",
+    ),
+    (
+        "ViT-L-14:laion2b_s32b_b82k",
+        224,
+        77,
+        49408,
+        HALF,
+        "shortest",
+        False,
+        "lower",
+        "laion/CLIP-ViT-L-14-laion2B-s32B-b82K",
+        "",
+    ),
 ]
 
 
-@pytest.mark.parametrize("name, pixels, tokens, vocabulary, mean, resize, quick, clean, weights, tokenizer", MODELS, ids=[m[0] for m in MODELS])
+@pytest.mark.parametrize(
+    "name, pixels, tokens, vocabulary, mean, resize, quick, clean, weights, tokenizer",
+    MODELS,
+    ids=[m[0] for m in MODELS],
+)
 def test_what_a_name_means(name, pixels, tokens, vocabulary, mean, resize, quick, clean, weights, tokenizer):
-    r = towers.resolve(name)
+    r = resolve(name)
     text = r.config["text_cfg"]
-    assert (r.config["vision_cfg"]["image_size"], text["context_length"], text["vocab_size"]) == (pixels, tokens, vocabulary)
-    assert (tuple(r.preprocess["mean"]), r.preprocess["resize_mode"], r.preprocess["interpolation"]) == (mean, resize, "bicubic")
-    assert r.config.get("quick_gelu", False) == quick and text.get("tokenizer_kwargs", {}).get("clean", "lower") == clean
+    assert (r.config["vision_cfg"]["image_size"], text["context_length"], text["vocab_size"]) == (
+        pixels,
+        tokens,
+        vocabulary,
+    )
+    assert (tuple(r.preprocess["mean"]), r.preprocess["resize_mode"], r.preprocess["interpolation"]) == (
+        mean,
+        resize,
+        "bicubic",
+    )
+    assert (
+        r.config.get("quick_gelu", False) == quick and text.get("tokenizer_kwargs", {}).get("clean", "lower") == clean
+    )
     assert (r.weights, r.tokenizer) == (weights, tokenizer)
 
 
 def test_every_tag_decides_its_activation():
     "Of all weights that open_clip lists, none is built without the quick GELU that it was trained with"
     for name, tag in open_clip.list_pretrained():
-        if open_clip.get_pretrained_cfg(name, tag).get("quick_gelu"): assert towers.resolve(f"{name}:{tag}").config["quick_gelu"], (name, tag)
+        if open_clip.get_pretrained_cfg(name, tag).get("quick_gelu"):
+            assert resolve(f"{name}:{tag}").config["quick_gelu"], (name, tag)
 
 
 @pytest.fixture
 def named(tmp_path, monkeypatch):
     "named(tag's extras, tokenizer=…): a tiny model under an open_clip name, whose 'download' is a file here"
+
     def make(tag, tokenizer="", text=None):
-        config = dict(embed_dim=32, custom_text=True, vision_cfg=dict(image_size=32, patch_size=8, width=32, layers=1, head_width=16),
-                      text_cfg=dict(context_length=20, vocab_size=49408, width=32, heads=2, layers=1, **(text or {}), **({"hf_tokenizer_name": tokenizer} if tokenizer else {})))
+        config = dict(
+            embed_dim=32,
+            custom_text=True,
+            vision_cfg=dict(image_size=32, patch_size=8, width=32, layers=1, head_width=16),
+            text_cfg=dict(
+                context_length=20,
+                vocab_size=49408,
+                width=32,
+                heads=2,
+                layers=1,
+                **(text or {}),
+                **({"hf_tokenizer_name": tokenizer} if tokenizer else {}),
+            ),
+        )
         monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "ViT-tiny", config)
-        monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "ViT-tiny", {"mine": {"url": "", "hf_hub": "somebody/tiny/", "mean": HALF, "std": HALF, "interpolation": "bicubic", **tag}})
+        monkeypatch.setitem(
+            open_clip.pretrained._PRETRAINED,
+            "ViT-tiny",
+            {
+                "mine": {
+                    "url": "",
+                    "hf_hub": "somebody/tiny/",
+                    "mean": HALF,
+                    "std": HALF,
+                    "interpolation": "bicubic",
+                    **tag,
+                }
+            },
+        )
         torch.manual_seed(0)
         model = open_clip.model.CustomTextCLIP(**{k: v for k, v in config.items() if k != "custom_text"})
-        safetensors.torch.save_file(model.state_dict(), tmp_path/"weights.safetensors")
-        monkeypatch.setattr(open_clip.factory, "download_pretrained", lambda *a, **k: str(tmp_path/"weights.safetensors"))
-        return towers.load("ViT-tiny:mine")
+        safetensors.torch.save_file(model.state_dict(), tmp_path / "weights.safetensors")
+        monkeypatch.setattr(
+            open_clip.factory, "download_pretrained", lambda *a, **k: str(tmp_path / "weights.safetensors")
+        )
+        return load("ViT-tiny:mine")
+
     return make
 
 
 def test_quick_gelu_follows_the_weights(named):
     quick, plain = named(dict(quick_gelu=True, resize_mode="shortest")), None
-    assert any(isinstance(m, open_clip.transformer.QuickGELU) for m in quick.model.modules()) and quick.config["quick_gelu"]
+    assert (
+        any(isinstance(m, open_clip.transformer.QuickGELU) for m in quick.model.modules())
+        and quick.config["quick_gelu"]
+    )
     assert "CenterCrop" in str(quick.preprocess) and quick.preprocess_cfg["mean"] == HALF
     plain = named(dict(resize_mode="squash"))
-    assert not any(isinstance(m, open_clip.transformer.QuickGELU) for m in plain.model.modules()) and "CenterCrop" not in str(plain.preprocess)
+    assert not any(
+        isinstance(m, open_clip.transformer.QuickGELU) for m in plain.model.modules()
+    ) and "CenterCrop" not in str(plain.preprocess)
 
 
 def test_texts_are_read_as_the_weights_expect(named):
     clip = named(dict(resize_mode="shortest"))
-    assert clip.context_length == 20 and clip.tokenizer(["A  Red MUG"]).tolist() == clip.tokenizer(["a red mug"]).tolist()
-    assert clip.tokenizer(["a red mug"]).shape == (1, 20) and clip.tokenizer(["a, mug"]).tolist() != clip.tokenizer(["a mug"]).tolist()
-    siglip = named(dict(resize_mode="squash"), str(towers.base_folder()), dict(tokenizer_kwargs=dict(clean="canonicalize")))
-    rows = siglip.tokenizer(["A  Red, MUG!", "a red mug", "a red mug "*30])
-    assert rows.shape == (3, 20) and rows[0].tolist() == rows[1].tolist() and rows[1, -1] == 0 and rows[2, -1] == 1, "padded to the length, cut at it, the end kept"
+    assert (
+        clip.context_length == 20 and clip.tokenizer(["A  Red MUG"]).tolist() == clip.tokenizer(["a red mug"]).tolist()
+    )
+    assert (
+        clip.tokenizer(["a red mug"]).shape == (1, 20)
+        and clip.tokenizer(["a, mug"]).tolist() != clip.tokenizer(["a mug"]).tolist()
+    )
+    siglip = named(dict(resize_mode="squash"), str(base_folder()), dict(tokenizer_kwargs=dict(clean="canonicalize")))
+    rows = siglip.tokenizer(["A  Red, MUG!", "a red mug", "a red mug " * 30])
+    assert rows.shape == (3, 20) and rows[0].tolist() == rows[1].tolist() and rows[1, -1] == 0 and rows[2, -1] == 1, (
+        "padded to the length, cut at it, the end kept"
+    )
 
 
 def test_a_release_remembers(named, tmp_path):
-    from c2lip import release
     first = named(dict(quick_gelu=True, resize_mode="shortest"))
-    again = towers.load(release.save(first, tmp_path/"model"))
+    again = load(save(first, tmp_path / "model"))
     x, ids = torch.randn(2, 3, 32, 32), first.tokenizer(["a red mug", "two dogs"])
     with torch.no_grad():
-        assert torch.equal(first.model.encode_image(x), again.model.encode_image(x)) and torch.equal(first.model.encode_text(ids), again.model.encode_text(again.tokenizer(["a red mug", "two dogs"])))
-    assert str(first.preprocess) == str(again.preprocess) and release.origin(first) == {"name": "ViT-tiny:mine"}
+        assert torch.equal(first.model.encode_image(x), again.model.encode_image(x)) and torch.equal(
+            first.model.encode_text(ids), again.model.encode_text(again.tokenizer(["a red mug", "two dogs"]))
+        )
+    assert str(first.preprocess) == str(again.preprocess) and origin(first) == {"name": "ViT-tiny:mine"}
 
 
-@pytest.mark.parametrize("name, words", [
-    ("ViT-B-16-SigLIP", ["hf download timm/ViT-B-16-SigLIP ", ":random"]), ("ViT-B-16-SigLIP2", ["hf download timm/ViT-B-16-SigLIP2 "]), ("ViT-L-16-SigLIP-256", ["timm/ViT-B-16-SigLIP "]),
-    ("ViT-B-32:openai", ["hf download timm/vit_base_patch32_clip_224.openai "]), ("hf-hub:somebody/model", ["hf download somebody/model "])])
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("ViT-B-16-SigLIP", ["hf download timm/ViT-B-16-SigLIP ", ":random"]),
+        ("ViT-B-16-SigLIP2", ["hf download timm/ViT-B-16-SigLIP2 "]),
+        ("ViT-L-16-SigLIP-256", ["timm/ViT-B-16-SigLIP "]),
+        ("ViT-B-32:openai", ["hf download timm/vit_base_patch32_clip_224.openai "]),
+        ("hf-hub:somebody/model", ["hf download somebody/model "]),
+    ],
+)
 def test_offline_says_what_to_download(name, words):
     start = time.time()
-    with pytest.raises(UserError) as e: towers.load(name)
+    with pytest.raises(UserError) as e:
+        load(name)
     assert all(w in str(e.value) for w in words) and "\n" not in str(e.value) and time.time() - start < 20, str(e.value)
 
 
 class Evil:
-    def __reduce__(self): return (open, ("/tmp/c2lip-opened-a-pickle", "w"))
+    def __reduce__(self):
+        return (open, ("/tmp/c2lip-opened-a-pickle", "w"))
 
 
 def test_no_pickle_is_opened(tmp_path):
     from pathlib import Path
-    mark = Path("/tmp/c2lip-opened-a-pickle"); mark.unlink(missing_ok=True)
-    for f in ("tokenizer.json", "tokenizer_config.json", "open_clip_config.json"): shutil.copy(towers.base_folder()/f, tmp_path)
+
+    mark = Path("/tmp/c2lip-opened-a-pickle")
+    mark.unlink(missing_ok=True)
+    for f in ("tokenizer.json", "tokenizer_config.json", "open_clip_config.json"):
+        shutil.copy(base_folder() / f, tmp_path)
     for name in ("open_clip_pytorch_model.bin", "epoch_5.pt", "model.pth", "x.ckpt"):
-        (tmp_path/name).write_bytes(pickle.dumps({"state_dict": Evil()}))
-        for asked in (tmp_path/name, f"ViT-B-32:{tmp_path/name}", tmp_path):
-            with pytest.raises(UserError, match="pickle"): towers.load(asked)
-        (tmp_path/name).unlink()
+        (tmp_path / name).write_bytes(pickle.dumps({"state_dict": Evil()}))
+        for asked in (tmp_path / name, f"ViT-B-32:{tmp_path / name}", tmp_path):
+            with pytest.raises(UserError, match="pickle"):
+                load(asked)
+        (tmp_path / name).unlink()
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("change, said", [
-    (lambda c: c.pop("preprocess_cfg"), "mean and std"), (lambda c: c["preprocess_cfg"].pop("std"), "does not say the std"), (lambda c: c.pop("model_cfg"), "model_cfg"),
-    (lambda c: c["model_cfg"].update(embed_dim=65), "cannot be loaded")])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda c: c.pop("preprocess_cfg"), "mean and std"),
+        (lambda c: c["preprocess_cfg"].pop("std"), "does not say the std"),
+        (lambda c: c.pop("model_cfg"), "model_cfg"),
+        (lambda c: c["model_cfg"].update(embed_dim=65), "cannot be loaded"),
+    ],
+)
 def test_a_folder_must_say_everything(change, said, tmp_path):
-    folder = shutil.copytree(towers.base_folder(), tmp_path/"model")
-    cfg = json.loads((folder/"open_clip_config.json").read_text())
-    change(cfg); (folder/"open_clip_config.json").write_text(json.dumps(cfg))
-    with pytest.raises(UserError, match=said): towers.load(folder)
+    folder = shutil.copytree(base_folder(), tmp_path / "model")
+    cfg = json.loads((folder / "open_clip_config.json").read_text())
+    change(cfg)
+    (folder / "open_clip_config.json").write_text(json.dumps(cfg))
+    with pytest.raises(UserError, match=said):
+        load(folder)
 
 
-def test_a_folders_own_pictures(tmp_path):
-    folder = shutil.copytree(towers.base_folder(), tmp_path/"run"/"model")
-    cfg = json.loads((folder/"open_clip_config.json").read_text())
-    cfg["preprocess_cfg"] |= {"mean": [.1, .2, .3], "resize_mode": "longest"}
-    (folder/"open_clip_config.json").write_text(json.dumps(cfg))
-    for name in (folder, tmp_path/"run", folder/"open_clip_model.safetensors"):
-        assert list(towers.load(name).preprocess_cfg["mean"]) == [.1, .2, .3] and "ResizeKeepRatio" in str(towers.load(name).preprocess)
-    with open(folder/"open_clip_model.safetensors", "r+b") as f: f.truncate(100_000)
-    with pytest.raises(UserError, match="cannot be loaded"): towers.load(folder)
-    (folder/"open_clip_model.safetensors").unlink()
-    with pytest.raises(UserError, match="no weights"): towers.load(folder)
+def test_a_folders_own_images(tmp_path):
+    folder = shutil.copytree(base_folder(), tmp_path / "run" / "model")
+    cfg = json.loads((folder / "open_clip_config.json").read_text())
+    cfg["preprocess_cfg"] |= {"mean": [0.1, 0.2, 0.3], "resize_mode": "longest"}
+    (folder / "open_clip_config.json").write_text(json.dumps(cfg))
+    for name in (folder, tmp_path / "run", folder / "open_clip_model.safetensors"):
+        assert list(load(name).preprocess_cfg["mean"]) == [0.1, 0.2, 0.3] and "ResizeKeepRatio" in str(
+            load(name).preprocess
+        )
+    with open(folder / "open_clip_model.safetensors", "r+b") as f:
+        f.truncate(100_000)
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load(folder)
+    (folder / "open_clip_model.safetensors").unlink()
+    with pytest.raises(UserError, match="no weights"):
+        load(folder)

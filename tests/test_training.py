@@ -1,4 +1,5 @@
 """Runs that stop, go on, freeze, split over processes or meet a NaN end as they should."""
+
 import math
 import re
 import subprocess
@@ -10,17 +11,27 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from c2lip import evaluation, scenes, training
 from c2lip.core import Batch, UserError, seed_everything
-from c2lip.data import Samples
-from c2lip.methods import c2lip, clip, siglip
-from c2lip.towers import average_gradients, load
+from c2lip.data.loading import Samples
+from c2lip.distributed import average_gradients
+from c2lip.evaluation.folders import benchmark_folder
+from c2lip.methods.c2lip import c2lip
+from c2lip.methods.finetune import clip, siglip
+from c2lip.release.run import train
+from c2lip.towers import load
+from c2lip.training.checkpoint import intact, load_checkpoint, only_writer, save_checkpoint
+from c2lip.training.config import Config
+from c2lip.training.fit import fit
+from c2lip.training.log import plot_log, read_log
+from c2lip.training.step import backward, backward_in_parts, cut, parameter_groups, train_step
+from c2lip.world_captions import train_records
 
-CFG = training.Config(epochs=2, batch_size=8, warmup=2, log_every=1, save_every=3, lr=1e-3)
+CFG = Config(epochs=2, batch_size=8, warmup=2, log_every=1, save_every=3, lr=1e-3)
 
 
 @pytest.fixture(scope="module")
-def samples(): return Samples(scenes.train_records(48), load().preprocess, cache=True)
+def samples():
+    return Samples(train_records(48), load().preprocess, cache=True)
 
 
 def fit(samples, folder, cfg=CFG, make=c2lip, stop_at=None):
@@ -31,110 +42,159 @@ def fit(samples, folder, cfg=CFG, make=c2lip, stop_at=None):
     method = make(towers)
     if stop_at:
         view, method.view = method.view, None
+
         def stopping(batch, step):
-            if step > stop_at: raise KeyboardInterrupt
+            if step > stop_at:
+                raise KeyboardInterrupt
             return view(batch, step)
+
         method.view = stopping
-    try: training.fit(towers, method, samples, cfg, folder)
-    except KeyboardInterrupt: pass
+    try:
+        fit(towers, method, samples, cfg, folder)
+    except KeyboardInterrupt:
+        pass
     return towers.model.state_dict()
 
 
-def equal(a, b): return all(torch.equal(a[k], b[k]) for k in a)
+def equal(a, b):
+    return all(torch.equal(a[k], b[k]) for k in a)
 
 
 @pytest.mark.parametrize("stop_at", [1, 11])
 def test_a_stopped_run_goes_on_bit_equal(samples, tmp_path, stop_at):
-    want = fit(samples, tmp_path/"straight")
-    fit(samples, tmp_path/"stopped", stop_at=stop_at)
-    got = fit(samples, tmp_path/"stopped", replace(CFG, resume=True))
+    want = fit(samples, tmp_path / "straight")
+    fit(samples, tmp_path / "stopped", stop_at=stop_at)
+    got = fit(samples, tmp_path / "stopped", replace(CFG, resume=True))
     assert equal(want, got)
-    rows = lambda name: [(r["step"], r["total"]) for r in training.read_log(tmp_path/name)]
+    rows = lambda name: [(r["step"], r["total"]) for r in read_log(tmp_path / name)]
     assert rows("straight") == rows("stopped"), "the log has every step once"
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(samples, tmp_path, capsys):
-    want = fit(samples, tmp_path/"straight")
-    fit(samples, tmp_path/"stopped", stop_at=8)          # checkpoints of steps 3 and 6
-    path = tmp_path/"stopped"/"checkpoint.pt"
+    want = fit(samples, tmp_path / "straight")
+    fit(samples, tmp_path / "stopped", stop_at=8)  # checkpoints of steps 3 and 6
+    path = tmp_path / "stopped" / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:5000])
-    assert equal(want, fit(samples, tmp_path/"stopped", replace(CFG, resume=True)))
+    assert equal(want, fit(samples, tmp_path / "stopped", replace(CFG, resume=True)))
     assert "damaged" in capsys.readouterr().out
 
 
 def test_weights_of_zero_are_plain_fine_tuning_bit_for_bit(samples, tmp_path):
-    assert equal(fit(samples, tmp_path/"zero", make=lambda t: c2lip(t, 0, 0)), fit(samples, tmp_path/"plain", make=siglip))
+    assert equal(
+        fit(samples, tmp_path / "zero", make=lambda t: c2lip(t, 0, 0)), fit(samples, tmp_path / "plain", make=siglip)
+    )
 
 
 def test_what_the_pattern_leaves_out_does_not_move(samples, tmp_path):
-    def text_only(towers): method = c2lip(towers); method.trainable = r"text\..*"; return method
-    before, after = load().model.state_dict(), fit(samples, tmp_path/"run", make=text_only)
+    def text_only(towers):
+        method = c2lip(towers)
+        method.trainable = r"text\..*"
+        return method
+
+    before, after = load().model.state_dict(), fit(samples, tmp_path / "run", make=text_only)
     moved = {k for k in before if not torch.equal(before[k], after[k])}
     assert moved and all(k.startswith("text.") for k in moved)
     with pytest.raises(UserError, match="matches no parameter"):
-        def nothing(towers): method = c2lip(towers); method.trainable = "texts.*"; return method
-        fit(samples, tmp_path/"run2", make=nothing)
+
+        def nothing(towers):
+            method = c2lip(towers)
+            method.trainable = "texts.*"
+            return method
+
+        fit(samples, tmp_path / "run2", make=nothing)
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_weights(samples, tmp_path):
     def spoiled(towers):
-        method = c2lip(towers); losses = method.objective.losses; calls = []
+        method = c2lip(towers)
+        losses = method.objective.losses
+        calls = []
+
         def spoil(f, batch, terms):
-            calls.append(1); found = losses(f, batch, terms)
-            return {**found, "npc": found["npc"]*math.nan} if len(calls) == 5 else found
+            calls.append(1)
+            found = losses(f, batch, terms)
+            return {**found, "npc": found["npc"] * math.nan} if len(calls) == 5 else found
+
         method.objective.losses = spoil
         return method
-    with pytest.raises(UserError, match="step 5: the npc loss is nan.*weights of step 4"): fit(samples, tmp_path/"run", make=spoiled)
-    state = torch.load(tmp_path/"run"/"checkpoint.pt", weights_only=True)
+
+    with pytest.raises(UserError, match="step 5: the npc loss is nan.*weights of step 4"):
+        fit(samples, tmp_path / "run", make=spoiled)
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
     assert state["step"] == 4 and all(v.isfinite().all() for v in state["model"].values())
 
 
 def test_a_checkpoint_with_code_in_it_is_refused(samples, tmp_path):
     import pickle
+
     class Evil:
-        def __reduce__(self): return (open, (str(tmp_path/"gone"), "w"))
-    (tmp_path/"run").mkdir()
-    (tmp_path/"run"/"checkpoint.pt").write_bytes(pickle.dumps({"step": Evil()}))
-    towers = load(); method = c2lip(towers)
-    assert training.load_checkpoint(tmp_path/"run", towers, method, torch.optim.AdamW(towers.model.parameters())) == 0
-    assert not (tmp_path/"gone").exists()
+        def __reduce__(self):
+            return (open, (str(tmp_path / "gone"), "w"))
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint.pt").write_bytes(pickle.dumps({"step": Evil()}))
+    towers = load()
+    method = c2lip(towers)
+    assert load_checkpoint(tmp_path / "run", towers, method, torch.optim.AdamW(towers.model.parameters())) == 0
+    assert not (tmp_path / "gone").exists()
 
 
 def test_two_processes_train_what_one_does(tmp_path):
-    settings = dict(method="c2lip", pictures=32, epochs=1, batch_size=8, warmup=2, log_every=1, lr=1e-4, duplicates="merge", device="cpu", threads=1)
+    settings = dict(
+        method="c2lip",
+        images=32,
+        epochs=1,
+        batch_size=8,
+        warmup=2,
+        log_every=1,
+        lr=1e-4,
+        duplicates="merge",
+        device="cpu",
+        threads=1,
+    )
     weights = {}
     for gpus in (1, 2):
-        (tmp_path/f"{gpus}").mkdir()
-        weights[gpus] = training.train({**settings, "gpus": gpus}, tmp_path/f"{gpus}").model.state_dict()
-    losses = [[r["total"] for r in training.read_log(tmp_path/f"{g}")] for g in (1, 2)]
+        (tmp_path / f"{gpus}").mkdir()
+        weights[gpus] = train({**settings, "gpus": gpus}, tmp_path / f"{gpus}").model.state_dict()
+    losses = [[r["total"] for r in read_log(tmp_path / f"{g}")] for g in (1, 2)]
     assert losses[0] == pytest.approx(losses[1], rel=2e-3)
     start = load().model.state_dict()
     for k, w in weights[1].items():
-        assert (w - weights[2][k]).norm() <= .05*(w - start[k]).norm() + 1e-6, k
+        assert (w - weights[2][k]).norm() <= 0.05 * (w - start[k]).norm() + 1e-6, k
 
 
 def test_a_rank_that_fails_is_named(tmp_path):
     with pytest.raises(UserError, match="no model"):
-        training.train(dict(model="ViT-B-61", gpus=2, pictures=32, device="cpu"), tmp_path)
+        train(dict(model="ViT-B-61", gpus=2, images=32, device="cpu"), tmp_path)
 
 
 # Accumulation
 
-WAYS = [(c2lip, dict(concepts=c, duplicates=d)) for c in ("pool", "encode") for d in ("separate", "mask", "merge")] + [(siglip, {}), (clip, {})]
+WAYS = [(c2lip, dict(concepts=c, duplicates=d)) for c in ("pool", "encode") for d in ("separate", "mask", "merge")] + [
+    (siglip, {}),
+    (clip, {}),
+]
 
 
 def gradients(rank, ranks, parts):
     "For each way, this rank's gradients after averaging, in float64, and the losses"
-    towers = load(); towers.model.double()
-    pictures = Samples(scenes.train_records(8), towers.preprocess, cache=True)
-    own = [replace(pictures[i], image=pictures[i].image.double()) for i in range(8)][rank*8//ranks:(rank + 1)*8//ranks]
-    own[0].phrases = []                                                        # a picture may have none
+    towers = load()
+    towers.model.double()
+    images = Samples(train_records(8), towers.preprocess, cache=True)
+    own = [replace(images[i], image=images[i].image.double()) for i in range(8)][
+        rank * 8 // ranks : (rank + 1) * 8 // ranks
+    ]
+    own[0].phrases = []  # an image may have none
     for make, options in WAYS:
         towers.model.zero_grad()
         method = make(towers, **options)
-        if parts == 1: losses = training.backward(towers, method, own, 0, "cpu")
-        else: losses = training.backward_in_parts(towers, method, own, 0, "cpu", parts=parts)
-        named = [(n, p) for n, p in towers.model.named_parameters() if not n.endswith("pos_embed")]     # timm resizes it in float32
+        if parts == 1:
+            losses = backward(towers, method, own, 0, "cpu")
+        else:
+            losses = backward_in_parts(towers, method, own, 0, "cpu", parts=parts)
+        named = [
+            (n, p) for n, p in towers.model.named_parameters() if not n.endswith("pos_embed")
+        ]  # timm resizes it in float32
         average_gradients([p for _, p in named])
         yield {k: v.detach() for k, v in losses.items()}, {n: p.grad.clone() for n, p in named if p.grad is not None}
 
@@ -143,181 +203,293 @@ def on_two_ranks(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     found = [list(gradients(rank, 2, parts)) for parts in (1, 3)]
-    if rank == 0: torch.save(found, f"{folder}/found.pt")
+    if rank == 0:
+        torch.save(found, f"{folder}/found.pt")
     dist.destroy_process_group()
 
 
 def assert_same(want, got):
     for (make, options), (want_losses, want_grads), (got_losses, got_grads) in zip(WAYS, want, got, strict=True):
-        for k in want_losses: assert torch.allclose(want_losses[k], got_losses[k], rtol=1e-12), (make, options, k)
+        for k in want_losses:
+            assert torch.allclose(want_losses[k], got_losses[k], rtol=1e-12), (make, options, k)
         assert want_grads.keys() >= got_grads.keys()
         for k, w in want_grads.items():
             error = (w - got_grads[k]).norm() if k in got_grads else w.norm()
-            assert error <= 1e-12*max(1., w.norm()), (make, options, k, error)
+            assert error <= 1e-12 * max(1.0, w.norm()), (make, options, k, error)
 
 
 @pytest.mark.parametrize("parts", [5])
-def test_parts_give_the_whole_batchs_gradients(parts): assert_same(list(gradients(0, 1, 1)), list(gradients(0, 1, parts)))
+def test_parts_give_the_whole_batchs_gradients(parts):
+    assert_same(list(gradients(0, 1, 1)), list(gradients(0, 1, parts)))
 
 
 def test_parts_on_two_ranks_too(tmp_path):
     mp.spawn(on_two_ranks, (str(tmp_path),), nprocs=2)
-    assert_same(*torch.load(tmp_path/"found.pt", weights_only=True))
+    assert_same(*torch.load(tmp_path / "found.pt", weights_only=True))
 
 
 def test_a_batch_is_cut_with_all_that_belongs_to_its_rows():
-    batch = Batch({"image": torch.arange(6.)}, {"caption": torch.arange(6), "negative": torch.arange(3)}, masks={"caption": torch.arange(6), "weights": torch.arange(2)},
-                  spans=torch.tensor([[4, 1, 2], [0, 3, 5], [5, 0, 1], [2, 2, 3]]))
-    (a, ra), (b, rb) = training.cut(batch, 2)
-    assert a.texts["caption"].tolist() == [0, 1, 2] and b.texts["negative"].tolist() == [1, 2] and b.masks["caption"].tolist() == [3, 4, 5] and b.masks["weights"].tolist() == [0, 1]
+    batch = Batch(
+        {"image": torch.arange(6.0)},
+        {"caption": torch.arange(6), "negative": torch.arange(3)},
+        masks={"caption": torch.arange(6), "weights": torch.arange(2)},
+        spans=torch.tensor([[4, 1, 2], [0, 3, 5], [5, 0, 1], [2, 2, 3]]),
+    )
+    (a, ra), (b, rb) = cut(batch, 2)
+    assert (
+        a.texts["caption"].tolist() == [0, 1, 2]
+        and b.texts["negative"].tolist() == [1, 2]
+        and b.masks["caption"].tolist() == [3, 4, 5]
+        and b.masks["weights"].tolist() == [0, 1]
+    )
     assert a.spans.tolist() == [[0, 3, 5], [2, 2, 3]] and ra["phrase"].tolist() == [1, 3]
     assert b.spans.tolist() == [[1, 1, 2], [2, 0, 1]] and rb["phrase"].tolist() == [0, 2]
 
 
 def test_parts_keep_less(samples):
     "Bytes that autograd holds at once for the backward pass"
-    towers = load(); method = c2lip(towers); part = [samples[i] for i in range(24)]
+    towers = load()
+    method = c2lip(towers)
+    part = [samples[i] for i in range(24)]
+
     def held(run):
         now, most = [0], [0]
-        def pack(t): now[0] += t.nbytes; most[0] = max(most[0], now[0]); return t
+
+        def pack(t):
+            now[0] += t.nbytes
+            most[0] = max(most[0], now[0])
+            return t
+
         usual = torch.autograd.backward
-        def counted(*a, **k): usual(*a, **k); now[0] = 0
+
+        def counted(*a, **k):
+            usual(*a, **k)
+            now[0] = 0
+
         torch.autograd.backward = counted
         try:
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t): run()
-        finally: torch.autograd.backward = usual
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                run()
+        finally:
+            torch.autograd.backward = usual
         return most[0]
-    whole = held(lambda: training.backward(towers, method, part, 0, "cpu"))
-    assert held(lambda: training.backward_in_parts(towers, method, part, 0, "cpu", parts=6)) < whole/3
+
+    whole = held(lambda: backward(towers, method, part, 0, "cpu"))
+    assert held(lambda: backward_in_parts(towers, method, part, 0, "cpu", parts=6)) < whole / 3
 
 
 def test_accumulation_under_bf16_and_with_a_batch_that_cannot_be_cut(samples, tmp_path):
     rows = {}
     for k in (1, 4):
-        end = fit(samples, tmp_path/f"{k}", replace(CFG, precision="bf16", accumulate=k))
-        rows[k] = training.read_log(tmp_path/f"{k}")
-        assert any(not torch.equal(v, load().model.state_dict()[n]) for n, v in end.items() if n.startswith("visual")), "weights move: no cast was cached without its graph"
-    assert [r["total"] for r in rows[1]] == pytest.approx([r["total"] for r in rows[4]], rel=.05)
-    assert [r["grad_norm"] for r in rows[1]] == pytest.approx([r["grad_norm"] for r in rows[4]], rel=.2)
-    with pytest.raises(UserError, match="not a multiple of 1 processes × accumulate 3"): fit(samples, tmp_path/"no", replace(CFG, accumulate=3))
+        end = fit(samples, tmp_path / f"{k}", replace(CFG, precision="bf16", accumulate=k))
+        rows[k] = read_log(tmp_path / f"{k}")
+        assert any(
+            not torch.equal(v, load().model.state_dict()[n]) for n, v in end.items() if n.startswith("visual")
+        ), "weights move: no cast was cached without its graph"
+    assert [r["total"] for r in rows[1]] == pytest.approx([r["total"] for r in rows[4]], rel=0.05)
+    assert [r["grad_norm"] for r in rows[1]] == pytest.approx([r["grad_norm"] for r in rows[4]], rel=0.2)
+    with pytest.raises(UserError, match="not a multiple of 1 processes × accumulate 3"):
+        fit(samples, tmp_path / "no", replace(CFG, accumulate=3))
 
 
 def test_what_is_no_number_is_caught_in_parts_too(samples):
-    towers = load(); method = c2lip(towers); before = {k: v.clone() for k, v in towers.model.state_dict().items()}
-    part = [samples[i] for i in range(8)]; part[5] = replace(part[5], image=part[5].image*math.nan)
-    optimizer = torch.optim.AdamW(training.parameter_groups(towers, method, CFG))
-    with pytest.raises(UserError, match="step 3: the contrastive loss is nan"): training.train_step(towers, method, optimizer, part, 3, "cpu", accumulate=4)
+    towers = load()
+    method = c2lip(towers)
+    before = {k: v.clone() for k, v in towers.model.state_dict().items()}
+    part = [samples[i] for i in range(8)]
+    part[5] = replace(part[5], image=part[5].image * math.nan)
+    optimizer = torch.optim.AdamW(parameter_groups(towers, method, CFG))
+    with pytest.raises(UserError, match="step 3: the contrastive loss is nan"):
+        train_step(towers, method, optimizer, part, 3, "cpu", accumulate=4)
     assert equal(before, towers.model.state_dict())
 
 
 # Towers, averages, patterns
 
+
 def test_compiled_towers_train_alike(samples, tmp_path, monkeypatch):
     usual, calls = torch.nn.Module.compile, []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: (calls.append(1), usual(self, backend="eager"))[1])    # the path, without minutes of C++
-    want, got = fit(samples, tmp_path/"a"), fit(samples, tmp_path/"b", replace(CFG, compiled=True))
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self: (calls.append(1), usual(self, backend="eager"))[1]
+    )  # the path, without minutes of C++
+    want, got = fit(samples, tmp_path / "a"), fit(samples, tmp_path / "b", replace(CFG, compiled=True))
     assert len(calls) == 9 and want.keys() == got.keys()
-    for k in want: assert torch.allclose(want[k], got[k], atol=1e-5), k
+    for k in want:
+        assert torch.allclose(want[k], got[k], atol=1e-5), k
 
 
 def test_averaged_weights_are_released_and_resumed(samples, tmp_path):
     seen = []
+
     def follow(towers):
-        method = c2lip(towers); view = method.view
-        def noting(batch, step): seen.append(towers.model.logit_bias.item()); return view(batch, step)
+        method = c2lip(towers)
+        view = method.view
+
+        def noting(batch, step):
+            seen.append(towers.model.logit_bias.item())
+            return view(batch, step)
+
         method.view = noting
         return method
-    cfg = replace(CFG, ema=.6)
-    want = fit(samples, tmp_path/"straight", cfg, follow)
-    bias = [*seen[1:], torch.load(tmp_path/"straight"/"checkpoint.pt", weights_only=True)["model"]["logit_bias"].item()]    # after each step
+
+    cfg = replace(CFG, ema=0.6)
+    want = fit(samples, tmp_path / "straight", cfg, follow)
+    bias = [
+        *seen[1:],
+        torch.load(tmp_path / "straight" / "checkpoint.pt", weights_only=True)["model"]["logit_bias"].item(),
+    ]  # after each step
     average = bias[0]
-    for b in bias[1:]: average = .6*average + .4*b
+    for b in bias[1:]:
+        average = 0.6 * average + 0.4 * b
     assert want["logit_bias"].item() == pytest.approx(average, rel=1e-6) and average != bias[-1]
-    fit(samples, tmp_path/"stopped", cfg, stop_at=7)
-    assert equal(want, fit(samples, tmp_path/"stopped", replace(cfg, resume=True)))
+    fit(samples, tmp_path / "stopped", cfg, stop_at=7)
+    assert equal(want, fit(samples, tmp_path / "stopped", replace(cfg, resume=True)))
 
 
 def test_the_pattern_of_what_is_trained(samples, tmp_path):
-    before, after = load().model.state_dict(), fit(samples, tmp_path/"run", replace(CFG, trainable=r"logit_.*|visual\..*"))
+    before, after = (
+        load().model.state_dict(),
+        fit(samples, tmp_path / "run", replace(CFG, trainable=r"logit_.*|visual\..*")),
+    )
     moved = {k.split(".")[0] for k in before if not torch.equal(before[k], after[k])}
     assert moved == {"visual", "logit_scale", "logit_bias"}
     for pattern, said in (("vision.*", "matches no parameter"), ("(visual", "no regular expression")):
-        with pytest.raises(UserError, match=said): fit(samples, tmp_path/"none", replace(CFG, trainable=pattern))
+        with pytest.raises(UserError, match=said):
+            fit(samples, tmp_path / "none", replace(CFG, trainable=pattern))
 
 
 # Looking at validation
 
+
 def test_looking_at_validation_changes_nothing(tmp_path):
-    settings = dict(method="c2lip", pictures=32, epochs=1, batch_size=8, warmup=2, lr=1e-3, log_every=1, device="cpu", threads=1, items=8, bench_pictures=24)
-    for name, more in (("without", {}), ("with", dict(evaluate_every=2, alarm=0.))): (tmp_path/name).mkdir(); training.train({**settings, **more}, tmp_path/name)
-    weights = [(tmp_path/n/"model"/"open_clip_model.safetensors").read_bytes() for n in ("without", "with")]
+    settings = dict(
+        method="c2lip",
+        images=32,
+        epochs=1,
+        batch_size=8,
+        warmup=2,
+        lr=1e-3,
+        log_every=1,
+        device="cpu",
+        threads=1,
+        items=8,
+        bench_images=24,
+    )
+    for name, more in (("without", {}), ("with", dict(evaluate_every=2, alarm=0.0))):
+        (tmp_path / name).mkdir()
+        train({**settings, **more}, tmp_path / name)
+    weights = [(tmp_path / n / "model" / "open_clip_model.safetensors").read_bytes() for n in ("without", "with")]
     assert weights[0] == weights[1]
-    looks = [r for r in training.read_log(tmp_path/"with") if "validation/zero-shot" in r]
-    assert [r["step"] for r in looks] == [0, 2, 4] and {"validation/sugarcrepe average", "validation/retrieval i2t R@1"} <= looks[0].keys()
-    assert training.plot_log(tmp_path/"with") is not None
+    looks = [r for r in read_log(tmp_path / "with") if "validation/zero-shot" in r]
+    assert [r["step"] for r in looks] == [0, 2, 4] and {
+        "validation/sugarcrepe average",
+        "validation/retrieval i2t R@1",
+    } <= looks[0].keys()
+    assert plot_log(tmp_path / "with") is not None
 
 
-def test_own_pictures_and_a_folder_are_looked_at_and_an_alarm_stops_the_run(tmp_path, capsys, monkeypatch):
-    home = evaluation.benchmark_folder("world", "validation", items=8, pictures=24)
-    (data := tmp_path/"data").mkdir()
-    for i, (_, image, caption) in enumerate(scenes.train_records(60)): image().save(data/f"{i}.png"); (data/f"{i}.txt").write_text(caption)
-    settings = dict(method="siglip", data=str(data), epochs=1, batch_size=16, warmup=1, lr=1e-3, log_every=1, evaluate_every=1, hold_back=.3, device="cpu", threads=1)
+def test_own_images_and_a_folder_are_looked_at_and_an_alarm_stops_the_run(tmp_path, capsys, monkeypatch):
+    home = benchmark_folder("world", "validation", items=8, images=24)
+    (data := tmp_path / "data").mkdir()
+    for i, (_, image, caption) in enumerate(train_records(60)):
+        image().save(data / f"{i}.png")
+        (data / f"{i}.txt").write_text(caption)
+    settings = dict(
+        method="siglip",
+        data=str(data),
+        epochs=1,
+        batch_size=16,
+        warmup=1,
+        lr=1e-3,
+        log_every=1,
+        evaluate_every=1,
+        hold_back=0.3,
+        device="cpu",
+        threads=1,
+    )
     for name, validation in (("own", "auto"), ("folder", str(home))):
-        (tmp_path/name).mkdir(); training.train({**settings, "validation": validation}, tmp_path/name)
-        look = training.read_log(tmp_path/name)[0]
+        (tmp_path / name).mkdir()
+        train({**settings, "validation": validation}, tmp_path / name)
+        look = read_log(tmp_path / name)[0]
         assert "validation/zero-shot" in look and ("validation/sugarcrepe average" in look) == (name == "folder")
     falling = iter(range(100, 0, -3))
-    monkeypatch.setattr(training, "summary", lambda table: {"zero-shot": float(next(falling))})
-    (tmp_path/"alarm").mkdir()
-    with pytest.raises(UserError, match="step 2: zero-shot has fallen more than 5 points; the run stopped, and .*weights of step 2"):
-        training.train({**settings, "epochs": 2, "stop_on_alarm": True}, tmp_path/"alarm")
+    monkeypatch.setattr("c2lip.training.validation.summary", lambda table: {"zero-shot": float(next(falling))})
+    (tmp_path / "alarm").mkdir()
+    with pytest.raises(
+        UserError, match="step 2: zero-shot has fallen more than 5 points; the run stopped, and .*weights of step 2"
+    ):
+        train({**settings, "epochs": 2, "stop_on_alarm": True}, tmp_path / "alarm")
     assert "ALARM: zero-shot has fallen 6.0 points" in capsys.readouterr().out
 
 
 # Checkpoints
 
+
 def test_chance_is_the_steps_own(samples, tmp_path):
     "Noise in a view: stopped and resumed in the same bits, and the caller's generator is left alone"
+
     def noisy(towers):
-        method = c2lip(towers); view = method.view
-        def noise(batch, step): found = view(batch, step); found.images["image"] = found.images["image"] + .1*torch.randn_like(found.images["image"]); return found
+        method = c2lip(towers)
+        view = method.view
+
+        def noise(batch, step):
+            found = view(batch, step)
+            found.images["image"] = found.images["image"] + 0.1 * torch.randn_like(found.images["image"])
+            return found
+
         method.view = noise
         return method
-    want = fit(samples, tmp_path/"straight", make=noisy)
-    assert not equal(want, fit(samples, tmp_path/"plain"))
-    fit(samples, tmp_path/"stopped", stop_at=7, make=noisy); torch.manual_seed(99)
-    assert equal(want, fit(samples, tmp_path/"stopped", replace(CFG, resume=True), make=noisy))
+
+    want = fit(samples, tmp_path / "straight", make=noisy)
+    assert not equal(want, fit(samples, tmp_path / "plain"))
+    fit(samples, tmp_path / "stopped", stop_at=7, make=noisy)
+    torch.manual_seed(99)
+    assert equal(want, fit(samples, tmp_path / "stopped", replace(CFG, resume=True), make=noisy))
 
 
 def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(samples, tmp_path):
     resource = pytest.importorskip("resource")
-    usual, calls = training.save_checkpoint, []
+    usual, calls = save_checkpoint, []
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
     def save(*a):
         calls.append(1)
-        if len(calls) > 1: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))      # as if the disk had no more room
+        if len(calls) > 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # as if the disk had no more room
         usual(*a)
-    training.save_checkpoint = save
+
+    save_checkpoint = save
     try:
-        with pytest.raises(UserError, match="step 6: the checkpoint cannot be written .*last good one is kept"): fit(samples, tmp_path/"run")
-    finally: training.save_checkpoint = usual; resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert training.intact(tmp_path/"run"/"checkpoint.pt") and torch.load(tmp_path/"run"/"checkpoint.pt", weights_only=True)["step"] == 3
-    assert not (tmp_path/"run"/"checkpoint.tmp").exists()
-    assert equal(fit(samples, tmp_path/"straight"), fit(samples, tmp_path/"run", replace(CFG, resume=True)))
+        with pytest.raises(UserError, match="step 6: the checkpoint cannot be written .*last good one is kept"):
+            fit(samples, tmp_path / "run")
+    finally:
+        save_checkpoint = usual
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (
+        intact(tmp_path / "run" / "checkpoint.pt")
+        and torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] == 3
+    )
+    assert not (tmp_path / "run" / "checkpoint.tmp").exists()
+    assert equal(fit(samples, tmp_path / "straight"), fit(samples, tmp_path / "run", replace(CFG, resume=True)))
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path):
     code = "import fcntl, sys, time; f = open(sys.argv[1], 'a+'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
-    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path/"lock")], stdout=subprocess.PIPE)
+    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE)
     try:
         other.stdout.readline()
-        with pytest.raises(UserError, match="another process is training in"), training.only_writer(tmp_path, .5): pass
-    finally: other.kill(); other.wait()
-    with training.only_writer(tmp_path, .5): pass
+        with pytest.raises(UserError, match="another process is training in"), only_writer(tmp_path, 0.5):
+            pass
+    finally:
+        other.kill()
+        other.wait()
+    with only_writer(tmp_path, 0.5):
+        pass
 
 
 def test_a_line_of_the_log_says_all(samples, tmp_path, capsys):
-    fit(samples, tmp_path/"run")
+    fit(samples, tmp_path / "run")
     line = [l for l in capsys.readouterr().out.splitlines() if l.startswith("12/12")][0]
-    for part in ("steps/s", "left", "contrastive", "npc", "xac", "total", "∇", "τ", "b ", "img/s", "data ", "GB"): assert part in line, (part, line)
+    for part in ("steps/s", "left", "contrastive", "npc", "xac", "total", "∇", "τ", "b ", "img/s", "data ", "GB"):
+        assert part in line, (part, line)
     assert re.search(r"12/12 █+", line)

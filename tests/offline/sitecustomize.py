@@ -3,6 +3,7 @@
 A connection to another machine is refused, and noted in the file named by C2LIP_REFUSED, since a library may swallow the
 error and go on. Loopback and Unix sockets pass: kernels talk over them.
 """
+
 import os
 import socket
 
@@ -10,17 +11,22 @@ _connect, _connect_ex, _getaddrinfo = socket.socket.connect, socket.socket.conne
 
 
 def _refuse(host):
-    if isinstance(host, bytes): host = host.decode("ascii", "replace")
-    if host in (None, "", "localhost", "0.0.0.0", "::", "::1", socket.gethostname()) or host.startswith("127."): return
+    if isinstance(host, bytes):
+        host = host.decode("ascii", "replace")
+    if host in (None, "", "localhost", "0.0.0.0", "::", "::1", socket.gethostname()) or host.startswith("127."):
+        return
     if os.environ.get("C2LIP_REFUSED"):
-        with open(os.environ["C2LIP_REFUSED"], "a", encoding="utf8") as f: f.write(f"{host}\n")
+        with open(os.environ["C2LIP_REFUSED"], "a", encoding="utf8") as f:
+            f.write(f"{host}\n")
     raise socket.gaierror(socket.EAI_NONAME, f"the tests are offline, {host} was asked for")
 
 
 def _guard(method):
     def guarded(self, address):
-        if self.family in (socket.AF_INET, socket.AF_INET6): _refuse(address[0])
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            _refuse(address[0])
         return method(self, address)
+
     return guarded
 
 
