@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['Features', 'Phrase', 'Sample', 'Batch', 'UserError', 'did_you_mean', 'project_root', 'run_folder', 'seed_everything',
-           'pick_device', 'write_json', 'read_json', 'folder_digest', 'derive_seed', 'seeded']
+           'pick_device', 'write_json', 'read_json', 'folder_digest', 'full_precision', 'derive_seed', 'seeded']
 
 # %% ../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -182,6 +182,13 @@ def folder_digest(
         if path.is_file() and name.parts[0] not in skip:
             total.update(name.as_posix().encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()
+
+# %% ../nbs/1_method/01_core.ipynb #fp000001
+def full_precision(
+    x: Tensor,  # of any floating type
+) -> Tensor:  # the same numbers, float32 where x was float16 or bfloat16
+    "Upcast half precision; float32 and float64 stay as they are"
+    return x.float() if x.element_size() < 4 else x
 
 # %% ../nbs/1_method/01_core.ipynb #a7240b57
 def derive_seed(*parts) -> int:  # below 2^32
