@@ -6,7 +6,7 @@ FINDPY := for p in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 pytho
           $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test lab app notebooks clean
+.PHONY: help install train test quick lab app notebooks outputs clean
 
 help:             ## say what can be made
 	@sed -n 's/^\([a-z]*\): *[^#]*## */  make \1	/p' $(MAKEFILE_LIST)
@@ -28,8 +28,11 @@ $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
 train: $(STAMP)   ## the main job: papermill nbs/train.ipynb (ARGS="-p epochs 2" adds parameters)
 	@$(BIN)/papermill nbs/train.ipynb $(ARGS)
 
-test: $(STAMP)    ## nbdev_test on every notebook and pytest on tests/, side by side, offline
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP)    ## every notebook and every test, offline, on all cores (ARGS="-k losses" chooses)
+	@$(BIN)/python -m pytest -n auto $(ARGS)
+
+quick: $(STAMP)   ## gates and fast tests, under a minute
+	@$(BIN)/python -m pytest -n auto -m quick $(ARGS)
 
 lab: $(STAMP)     ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter-lab nbs/index.ipynb
@@ -37,9 +40,12 @@ lab: $(STAMP)     ## open the notebooks in JupyterLab
 app: $(STAMP)     ## open the attention explorer as a page of its own
 	@$(BIN)/voila nbs/explore.ipynb
 
-notebooks: $(STAMP) ## before a commit: export the library, clean the notebooks, write README.md
-	@$(BIN)/python -c 'from c2lip.workshop.readme import tidy; tidy()'
+notebooks: $(STAMP) ## before a commit: ruff, export the library, clean the notebooks, write README.md
+	@$(BIN)/python -c 'from c2lip.workshop.upkeep import tidy; tidy()'
+
+outputs: $(STAMP) ## run launchers with their defaults and store what they show (ARGS="train evaluate")
+	@$(BIN)/python -c 'import sys; from c2lip.workshop.upkeep import store_outputs; store_outputs(sys.argv[1:])' $(ARGS)
 
 clean:            ## remove .venv and what tools leave behind; runs/ stays
-	rm -rf $(VENV) c2lip.egg-info .pytest_cache _proc _docs
+	rm -rf $(VENV) c2lip.egg-info .pytest_cache .ruff_cache _proc _docs build dist
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

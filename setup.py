@@ -32,6 +32,7 @@ setup(
     ],
     python_requires=f">={python}",
     packages=find_packages(include=[lib, f"{lib}.*"]),
+    package_data={lib: ["py.typed"]},
     install_requires=cfg["requirements"].split(),
     extras_require={name: cfg[f"{name}_requirements"].split() for name in ("dev", "app", "ray")},
     entry_points={

@@ -1,4 +1,4 @@
-"""All tests run offline, on one thread each; nbdev_test runs beside them and is the last to be asked."""
+"""All tests run offline, on one thread each, spread over the cores by pytest-xdist."""
 
 import os
 import subprocess
@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 OFFLINE = ROOT / "tests" / "offline"
 sys.path.insert(0, str(OFFLINE))
-os.environ["C2LIP_REFUSED"] = tempfile.mkstemp(prefix="c2lip-refused-")[1]
+# one file for this process, the workers and every process that they start: who was asked for in vain
+os.environ.setdefault("C2LIP_REFUSED", tempfile.mkstemp(prefix="c2lip-refused-")[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(OFFLINE), os.environ.get("PYTHONPATH")]))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ |= {
@@ -24,6 +25,15 @@ os.environ |= {
 import sitecustomize  # noqa: E402  (this process too)
 
 assert Path(sitecustomize.__file__).parent == OFFLINE or not hasattr(sitecustomize, "_guard")
+
+# Modules whose tests share nothing that is costly to make: their tests go to whichever worker is free.
+# The tests of any other module run one after the other on one worker.
+SPREAD = {"test_notebooks", "test_cluster", "test_launch"}
+# The longest go first, so that no worker is left alone with one of them at the end.
+LONGEST = ["test_resume", "test_notebooks", "test_own_images", "test_cluster", "test_prepare", "test_launchers"]
+# Made of tests that take well under a second each.
+QUICK = {"test_gates", "test_losses", "test_methods", "test_settings", "test_tables", "test_world"}
+CLOUDS = {"169.254.169.254", "metadata.google.internal"}  # where Ray asks at its start whether it runs in one
 
 
 @pytest.fixture(autouse=True)
@@ -57,27 +67,29 @@ def run():
     return call
 
 
+def _place(item):
+    name = item.path.stem
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    "What waits for the notebooks comes last"
-    items.sort(key=lambda item: item.path.name == "test_notebooks.py")
-
-
-def pytest_collection_finish(session):
-    "Start nbdev_test when the whole collection asks for it: the tests run on one core, the notebooks on the other"
-    if session.config.option.collectonly or not any(i.name == "test_every_notebook_runs" for i in session.items):
-        return
-    log = tempfile.TemporaryFile("w+", encoding="utf8")
-    workers = "2" if len(session.items) < 20 else "1"
-    session.config.notebooks = (
-        subprocess.Popen(
-            ["nbdev_test", "--n_workers", workers, "--do_print"], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
-        ),
-        log,
-    )
+    "Longest first; what shares a costly fixture stays together; fast modules are marked"
+    items.sort(key=_place)
+    for item in items:
+        if item.path.stem not in SPREAD:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.path.stem in QUICK and "long" not in item.name:
+            item.add_marker(pytest.mark.quick)
 
 
 def pytest_sessionfinish(session):
-    child, _ = getattr(session.config, "notebooks", (None, None))
-    if child and child.poll() is None:
-        child.terminate()
-    Path(os.environ["C2LIP_REFUSED"]).unlink(missing_ok=True)
+    "At the very end, where all workers are through: nothing may have asked for another machine"
+    if hasattr(session.config, "workerinput"):
+        return
+    log = Path(os.environ["C2LIP_REFUSED"])
+    asked = set(log.read_text().split()) - CLOUDS - {"example.org"}  # example.org: the test that the guard works
+    log.unlink()
+    if asked:
+        print(f"\nconnections to other machines were asked for, and refused: {', '.join(sorted(asked))}")
+        session.exitstatus = 1

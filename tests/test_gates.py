@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,17 +14,27 @@ import pytest
 from papermill.inspection import _infer_parameters
 from papermill.iorw import load_notebook_node
 
-from c2lip.training.settings import _kinds, check
+from c2lip.training.settings import KINDS, check
+from c2lip.workshop import upkeep
 from c2lip.workshop.launch import add_output
 from c2lip.workshop.parameters import read_parameters, smoke
-from c2lip.workshop.readme import kernel
 
 ROOT = Path(__file__).resolve().parent.parent
-NBS = sorted(p for p in (ROOT / "nbs").glob("*.ipynb") if not p.name.startswith("_"))
-LAUNCHERS = [p for p in NBS if not p.name[0].isdigit() and p.stem != "index"]
-read = lambda path: json.loads(path.read_text(encoding="utf8"))
-sources = lambda path, kind="code": ["".join(c["source"]) for c in read(path)["cells"] if c["cell_type"] == kind]
-name = lambda path: path.stem
+NBS = upkeep.notebooks_of(ROOT)
+LAUNCHERS = [p for p in NBS if p.parent.name == "nbs" and p.stem != "index"]
+ROOMS = [p for p in NBS if p.parent.name != "nbs"]
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf8"))
+
+
+def sources(path, kind="code"):
+    return ["".join(c["source"]) for c in read(path)["cells"] if c["cell_type"] == kind]
+
+
+def name(path):
+    return path.relative_to(ROOT / "nbs").with_suffix("").as_posix()
 
 
 # ---- notebooks and what is made from them
@@ -32,71 +43,116 @@ name = lambda path: path.stem
 def test_nothing_lags_behind(tmp_path, run):
     "`make notebooks` in a copy without c2lip/ and README.md makes exactly the tree's: clean, exported, no stale module"
     shutil.copytree(ROOT / "nbs", tmp_path / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints", "_*"))
-    shutil.copy(ROOT / "settings.ini", tmp_path)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__", "data"))
+    for file in ("settings.ini", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path)
     (tmp_path / "c2lip").mkdir()
-    done = run(sys.executable, "-c", "from c2lip.workshop.readme import tidy; tidy()", cwd=tmp_path)
-    assert done.returncode == 0, done.out
-    tree = lambda root: {
-        p.relative_to(root).as_posix(): p.read_bytes()
-        for p in [*(root / "nbs").glob("*.ipynb"), *(root / "c2lip").rglob("*.py"), root / "README.md"]
-        if not p.name.startswith("_") or p.suffix == ".py"
-    }
+    env = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}  # the tool itself is the tree's
+    done = run(sys.executable, "-P", "-c", "    assert done.returncode == 0, done.out
+
+    def tree(root):
+        files = [*upkeep.notebooks_of(root), *(root / "c2lip").rglob("*.py"), root / "README.md"]
+        files += [f for f in (root / "tests").rglob("*.py") if "data" not in f.relative_to(root).parts]
+        return {p.relative_to(root).as_posix(): p.read_bytes() for p in files}
+
     ours, made = tree(ROOT), tree(tmp_path)
-    assert sorted(ours) == sorted(made), (
-        f"modules without a notebook, or the reverse: {sorted(set(ours) ^ set(made))}; run make notebooks, delete what is stale"
-    )
+    odd = sorted(set(ours) ^ set(made))
+    assert not odd, f"modules without a notebook, or the reverse: {odd}; run make notebooks, delete what is stale"
     late = [f for f in ours if ours[f] != made[f]]
     assert not late, f"not as `make notebooks` leaves them: {late}"
+
+
+def test_ruff_is_content(run):
+    done = run(sys.executable, "-m", "ruff", "check", "nbs", "tests")
+    assert done.returncode == 0, done.out[-4000:]
+
+
+def test_types_are_right(run):
+    "The type checker in basic mode over the exported library"
+    done = run("basedpyright", "--level", "error", "--pythonpath", sys.executable, timeout=500)
+    assert done.returncode == 0, done.out[-6000:]
 
 
 @pytest.mark.parametrize("path", NBS, ids=name)
 def test_kernel(path):
     notebook = read(path)
-    assert notebook["metadata"] == kernel and (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert notebook["metadata"] == upkeep.KERNEL and (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     ids = [c["id"] for c in notebook["cells"]]
     assert len(ids) == len(set(ids)), "two cells share an id"
 
 
 def exports(path):
-    "The module a notebook exports, or None"
+    "The module a notebook exports, or None; methods.__init__ is methods"
     found = re.findall(r"^#\|\s*default_exp\s+(\S+)", "\n".join(sources(path)), re.M)
     assert len(found) < 2
-    return found[0] if found else None
+    return found[0].removesuffix(".__init__") if found else None
 
 
-def imported(code):
-    "Modules of c2lip that python code imports; magics and shell lines are skipped"
+def imported(code, known):
+    "The modules of c2lip, among `known`, that python code imports; magics and shell lines are skipped"
     code = "\n".join(line if line.lstrip()[:1] not in ("%", "!") else "" for line in code.splitlines())
     for node in ast.walk(ast.parse(code)):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and (node.module == "c2lip" or (node.level == 1 and not node.module))
-        ):
-            yield from (a.name for a in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.level == 1 or (node.module or "").startswith("c2lip.")):
-            yield node.module.removeprefix("c2lip.")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "c2lip":
+            module = node.module.removeprefix("c2lip").lstrip(".")
+            for a in node.names:
+                inner = f"{module}.{a.name}".lstrip(".")
+                yield inner if inner in known else module
         elif isinstance(node, ast.Import):
             yield from (a.name.removeprefix("c2lip.") for a in node.names if a.name.startswith("c2lip."))
 
 
-@pytest.mark.parametrize("path", [p for p in NBS if p.name[0].isdigit()], ids=name)
-def test_imports_lower_numbers_only(path):
-    number = {exports(p): p.stem.split("_")[0] for p in NBS if exports(p)}
+@pytest.mark.parametrize("path", ROOMS, ids=name)
+def test_a_room_imports_earlier_rooms_only(path):
+    place = {exports(p): i for i, p in enumerate(ROOMS)}
     own = exports(path)
-    assert own, "a numbered notebook exports a module"
+    assert own, "a notebook of a chapter exports a module"
     for code in sources(path):
-        for module in imported(code):
-            if module in number and module != own:
-                assert number[module] < path.stem.split("_")[0], f"{path.name} imports {module}, {number[module]}"
+        for module in imported(code, place):
+            if module in place and module != own:
+                assert place[module] < place[own], f"{name(path)} imports {module}, a later room"
 
 
 def test_import_reader():
-    assert list(
-        imported(
-            "import os\nfrom c2lip.core import a\nfrom c2lip import data, losses\n%matplotlib inline\nimport c2lip.towers as t"
-        )
-    ) == ["core", "data", "losses", "towers"]
+    code = "import os\n    assert list(imported(code, {"data.index", "losses"})) == ["core", "data.index", "losses", "towers"]
+
+
+def test_a_public_name_stands_in_one_room():
+    "No public function, class or constant is defined in two rooms with different meanings"
+    homes = {}
+    for path in ROOMS:
+        exported = [code for code in sources(path) if re.search(r"^#\|\s*export", code, re.M)]
+        for node in ast.parse("\n".join(exported)).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                homes.setdefault(node.name, set()).add(exports(path))
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        homes.setdefault(target.id, set()).add(exports(path))
+    twice = {n: sorted(where) for n, where in homes.items() if len(where) > 1 and not n.startswith("_")}
+    assert not twice
+
+
+def test_the_loss_stands_near_the_front():
+    "A reader meets the loss within the first thousand exported lines"
+    lines = 0
+    for path in ROOMS:
+        lines += sum(len(code.splitlines()) for code in sources(path) if re.search(r"^#\|\s*export", code, re.M))
+        if exports(path) == "losses":
+            break
+    assert lines <= 1000
+
+
+def test_stored_outputs_are_of_these_defaults():
+    "What launchers show was made with the parameters that they have now, and holds no path of a machine"
+    register = read(ROOT / "data" / "results" / "launchers.json")
+    for launcher, record in register.items():
+        notebook = read(ROOT / "nbs" / f"{launcher}.ipynb")
+        digest = upkeep.parameters_digest(notebook)
+        assert digest == record["parameters"], f"make outputs ARGS={launcher}: its defaults have changed"
+        outputs = [o for c in notebook["cells"] for o in c.get("outputs", [])]
+        assert outputs and len(json.dumps(outputs)) < 1.5e6, launcher
+    silent = {"explore", "pipeline"}  # widgets; treebanks that do not ship
+    assert {p.stem for p in LAUNCHERS} - set(register) <= silent | {"walkthrough"}
 
 
 # ---- launchers
@@ -111,7 +167,7 @@ def test_launcher(path):
     inferred = {p.name: p for p in _infer_parameters(load_notebook_node(str(path)))}
     assert list(inferred) == list(declared), "papermill does not see every parameter; a second = in the line hides it"
     for p in declared.values():
-        assert p.kind in _kinds and p.help, f"{p.name} needs a type and a comment"
+        assert p.kind in KINDS and p.help, f"{p.name} needs a type and a comment"
         assert inferred[p.name].inferred_type_name == p.kind and inferred[p.name].help == p.help
     assert check(declared, {}) == {n: p.default for n, p in declared.items()}, "a default breaks its own rule or type"
     check(declared, smoke(ROOT, path.stem), f"data/smoke.yaml: {path.stem}")
@@ -186,7 +242,7 @@ def test_every_requirement_is_pinned():
 
 
 def test_every_import_is_required():
-    "What the library imports stands in settings.ini (requirements; nbdev, which only c2lip.workshop.readme needs, is for development, and Ray is an extra)"
+    "What the library imports is in settings.ini: requirements; nbdev, which only upkeep needs, and Ray, an extra"
     from importlib.metadata import packages_distributions
 
     plain = lambda s: re.split(r"[<>=!~\[;]", s)[0].lower().replace("_", "-")
