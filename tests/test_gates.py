@@ -48,7 +48,8 @@ def test_nothing_lags_behind(tmp_path, run):
         shutil.copy(ROOT / file, tmp_path)
     (tmp_path / "c2lip").mkdir()
     env = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}  # the tool itself is the tree's
-    done = run(sys.executable, "-P", "-c", "    assert done.returncode == 0, done.out
+    done = run(sys.executable, "-P", "-c", "from c2lip.workshop.upkeep import tidy; tidy()", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.out
 
     def tree(root):
         files = [*upkeep.notebooks_of(root), *(root / "c2lip").rglob("*.py"), root / "README.md"]
@@ -113,7 +114,9 @@ def test_a_room_imports_earlier_rooms_only(path):
 
 
 def test_import_reader():
-    code = "import os\n    assert list(imported(code, {"data.index", "losses"})) == ["core", "data.index", "losses", "towers"]
+    code = "import os\nfrom c2lip.core import a\nfrom c2lip.data import index\nfrom c2lip import losses\n%time\n"
+    code += "import c2lip.towers"
+    assert list(imported(code, {"data.index", "losses"})) == ["core", "data.index", "losses", "towers"]
 
 
 def test_a_public_name_stands_in_one_room():
@@ -265,7 +268,8 @@ def test_every_import_is_required():
 
 def test_library_starts_light(run):
     "papermill loads c2lip.workshop.launch at each of its starts, in whatever project"
-    code = "import sys, c2lip.workshop.launch; print(*{m.split('.')[0] for m in sys.modules} & {'torch','numpy','pandas','papermill','IPython','yaml'})"
+    heavy = {"torch", "numpy", "pandas", "papermill", "IPython", "yaml"}
+    code = f"import sys, c2lip.workshop.launch; print(*{{m.split('.')[0] for m in sys.modules}} & {heavy})"
     assert run(sys.executable, "-c", code).out.strip() == ""
 
 

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom: the chapters, and the launchers with the small settings of data/smoke.yaml."""
+"""Every notebook runs from top to bottom: chapters, and launchers with the small settings of data/smoke.yaml."""
 
 from pathlib import Path
 
