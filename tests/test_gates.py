@@ -232,13 +232,16 @@ def settings():
     return cfg["DEFAULT"]
 
 
+def plain(requirement):
+    return re.split(r"[<>=!~\[;]", requirement)[0].lower().replace("_", "-")
+
+
 def test_every_requirement_is_pinned():
     pins = dict(
         line.split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if line and not line.startswith("#")
     )
-    plain = lambda s: re.split(r"[<>=!~\[;]", s)[0].lower().replace("_", "-")
     pinned = {plain(p) for p in pins}
     wanted = [plain(r) for r in (settings()["requirements"] + " " + settings()["dev_requirements"]).split()]
     assert not set(wanted) - pinned and {"torch", "torchvision"} <= pinned
@@ -248,7 +251,6 @@ def test_every_import_is_required():
     "What the library imports is in settings.ini: requirements; nbdev, which only upkeep needs, and Ray, an extra"
     from importlib.metadata import packages_distributions
 
-    plain = lambda s: re.split(r"[<>=!~\[;]", s)[0].lower().replace("_", "-")
     required = {plain(r) for r in settings()["requirements"].split()} | {"nbdev", "ray"}
     homes, missing = packages_distributions(), set()
     for f in sorted((ROOT / "c2lip").rglob("*.py")):
