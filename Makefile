@@ -47,5 +47,5 @@ outputs: $(STAMP) ## run launchers with their defaults and store what they show 
 	@$(BIN)/python -c 'import sys; from c2lip.workshop.upkeep import store_outputs; store_outputs(sys.argv[1:])' $(ARGS)
 
 clean:            ## remove .venv and what tools leave behind; runs/ stays
-	rm -rf $(VENV) c2lip.egg-info .pytest_cache .ruff_cache _proc _docs build dist
+	rm -rf $(VENV) c2lip.egg-info .pytest_cache .ruff_cache .mypy_cache _proc _docs build dist
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
