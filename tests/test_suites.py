@@ -169,7 +169,7 @@ def test_macro_equals_pandas():
     assert macro(items, hits_of(table.correct.tolist()), 10**6) is None
 
 
-def test_world_equal_the_public_count():
+def test_scenes_equal_the_public_count():
     rng = random.Random(0)
     items, correct = [], []
     for scene in range(30):
