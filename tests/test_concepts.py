@@ -551,7 +551,7 @@ def test_english_passes(public):
 def silver_score(captions, gold, pipeline=None):
     "Exact precision, recall and F1 of base phrases with measures joined; nothing dropped, as in the silver standard"
     found = noun_phrases_many(captions, pipeline, drop_generic=False, max_phrases=99, max_words=99)
-    found = spans(found)
+    found = spans_of(found)
     right = sum(len(f & g) for f, g in zip(found, gold))
     precision, recall = right / sum(map(len, found)), right / sum(map(len, gold))
     return precision, recall, 2 * precision * recall / (precision + recall)
@@ -577,7 +577,7 @@ def agreement(texts, gold, found):
     return right / sum(map(len, gold)), right / sum(map(len, found)), right / overlapping
 
 
-def spans(rows):
+def spans_of(rows):
     "The characters of the phrases of each text"
     return [{(p.start, p.end) for p in phrases} for phrases in rows]
 
@@ -596,8 +596,8 @@ def test_phrases_of_held_out_trees(treebank_file, least, tmp_path):
     docs = [to_doc([s]) for s in read_conllu(tmp_path / "a.conllu")]
     rules = dict(drop_generic=False, max_phrases=99, max_words=99)
     texts = [d.text for d in docs]
-    gold = spans([phrases_of(d, Rules(**rules)) for d in docs])
-    scores = agreement(texts, gold, spans(noun_phrases_many(texts, **rules)))
+    gold = spans_of([phrases_of(d, Rules(**rules)) for d in docs])
+    scores = agreement(texts, gold, spans_of(noun_phrases_many(texts, **rules)))
     print(f"{treebank_file}: recall {scores[0]:.3f} precision {scores[1]:.3f} boundary precision {scores[2]:.3f}")
     assert all(score >= bar for score, bar in zip(scores, least))
 
@@ -613,7 +613,7 @@ def test_vispro():
         spans = {tuple(s) for s in i["gold"] if i["caption"][s[0] : s[1]].lower() not in PRONOUNS}
         gold.append({s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)})
     precision, recall, f1 = silver_score(captions, gold)
-    found = spans(noun_phrases_many(captions, drop_generic=False, max_phrases=99, max_words=99))
+    found = spans_of(noun_phrases_many(captions, drop_generic=False, max_phrases=99, max_words=99))
     bare_recall, bare_precision, boundary = agreement(captions, gold, found)
     print(f"VisPro: precision {precision:.3f} recall {recall:.3f} F1 {f1:.3f}")
     print(f"without determiners: recall {bare_recall:.3f} precision {bare_precision:.3f} boundary {boundary:.3f}")
