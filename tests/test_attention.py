@@ -40,7 +40,7 @@ def tiny_clip():
         text_cfg=dict(context_length=48, vocab_size=512, width=64, heads=2, layers=1),
     )
     base = load("base")
-    model = open_clip.model.CLIP(**{k: v for k, v in config.items()}).eval()
+    model = open_clip.model.CLIP(**config).eval()
     cfg = dict(size=64, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), interpolation="bicubic", resize_mode="shortest")
     return Towers(model, base.tokenizer, config, cfg, "tiny")
 
@@ -53,20 +53,19 @@ def test_cosines_are_those_of_the_tokens(base):
     assert torch.allclose(maps[0], slow, atol=1e-6)
     v, read = phrase_scores(base, view, ["a red mug"], xac_scale=3.0)
     a = (3 * view.tokens @ c).softmax(0)
-    assert math.isclose(read[0], F.normalize(a @ view.tokens, dim=0) @ c, abs_tol=1e-5) and math.isclose(
-        v[0], view.image @ c, abs_tol=1e-6
-    )
+    assert math.isclose(read[0], F.normalize(a @ view.tokens, dim=0) @ c, abs_tol=1e-5)
+    assert math.isclose(v[0], view.image @ c, abs_tol=1e-6)
 
 
 def test_rows_run_downwards(base):
-    "The first token is the top left patch: a change there moves the first row's first value the most"
+    "The first token is the top left patch: a change at the top right moves a token of the first rows, last columns"
     plain = Image.new("RGB", (96, 96), "grey")
     spot = plain.copy()
     spot.paste((255, 0, 0), (80, 0, 96, 16))
     a, b = (encode_view(base, p).tokens for p in (plain, spot))
-    assert (
-        divmod(int((a - b).norm(dim=-1).argmax()), 6)[0] < 3 and divmod(int((a - b).norm(dim=-1).argmax()), 6)[1] >= 3
-    )
+    row, column = divmod(int((a - b).norm(dim=-1).argmax()), 6)
+    assert row < 3
+    assert column >= 3
 
 
 def test_head_attention_of_both_towers(base, tiny_clip):
@@ -176,13 +175,11 @@ def test_perfect_and_mistaken_maps():
 
 def test_a_random_map_is_at_chance():
     generator = np.random.default_rng(1)
-    rows = pd.concat(
-        [
-            oracle_rows(lambda p: generator.random((6, 6)) > 0.5).assign(image=lambda t: t.image + 100 * k)
-            for k in range(6)
-        ],
-        ignore_index=True,
-    )
+    tables = []
+    for k in range(6):
+        rows = oracle_rows(lambda p: generator.random((6, 6)) > 0.5)
+        tables.append(rows.assign(image=rows.image + 100 * k))
+    rows = pd.concat(tables, ignore_index=True)
     table = localisation_table(rows)
     for r in table.itertuples():
         if r.name in ("AUROC", "mass inside", "mass over same colour", "AUROC over same noun"):
@@ -289,22 +286,16 @@ def coco(tmp_path):
 def test_probes_of_a_coco_file(coco, tmp_path, base):
     (tmp_path / "x.json").write_text(json.dumps(coco))
     probes = coco_probes(tmp_path / "x.json", tmp_path, "mine")
-    assert [p.phrase for p in probes] == ["the cat below", "the cat above", "dog"] and {p.group for p in probes} == {
-        "mine"
-    }
-    assert (
-        probes[2].mask.sum() == 300
-        and probes[0].mask.sum() == 1200
-        and np.array_equal(probes[0].rivals["noun"], probes[1].mask)
-        and not probes[2].rivals
-    )
+    assert [p.phrase for p in probes] == ["the cat below", "the cat above", "dog"]
+    assert {p.group for p in probes} == {"mine"}
+    assert [p.mask.sum() for p in probes] == [1200, 600, 300]
+    assert np.array_equal(probes[0].rivals["noun"], probes[1].mask)
+    assert not probes[2].rivals
     table = localisation_table(localisation(base, probes)).set_index("name")
-    assert (
-        set(table.suite) == {"mine/localisation"}
-        and table.n["AUROC"] == 3
-        and table.n["AUROC over same noun"] == 2
-        and abs(table.chance["mass inside"] - 100 * (1200 + 600 + 300) / 2400 / 3) < 3
-    )
+    assert set(table.suite) == {"mine/localisation"}
+    assert table.n["AUROC"] == 3
+    assert table.n["AUROC over same noun"] == 2
+    assert abs(table.chance["mass inside"] - 100 * (1200 + 600 + 300) / 2400 / 3) < 3
     coarse = coco_probes(coco, tmp_path, points=30)
     assert coarse[0].mask.shape == (20, 30) and coarse[0].mask.mean() == 0.5
 
@@ -321,6 +312,12 @@ def test_probes_of_a_coco_file(coco, tmp_path, base):
         (lambda c: c["annotations"][2].update(segmentation=dict(counts=[2400], size=[60, 40])), "image has .40, 60."),
         (lambda c: c["images"][0].update(file_name="gone.jpg"), "gone.jpg is missing"),
         (lambda c: c["annotations"][1].update(segmentation="circle"), "list of polygons"),
+        (lambda c: c["annotations"][1].update(segmentation=dict(size=[40, 60])), "annotation 2: the run lengths"),
+        (lambda c: c["annotations"][1].update(segmentation=dict(counts=[2400], size=7)), "image has .40, 60."),
+        (lambda c: c["annotations"].append("a dog"), "entry 4 of annotations is no object"),
+        (lambda c: c["annotations"][0].update(image_id=[8]), "entry 0 of annotations has no usable image_id"),
+        (lambda c: c["images"][1].pop("width"), "entry 1 of images has no usable width"),
+        (lambda c: c["categories"][0].update(name=None), "entry 0 of categories has no usable name"),
         (lambda c: c["annotations"][1].update(segmentation=dict(counts="~~", size=[40, 60])), "cannot be read"),
     ],
 )

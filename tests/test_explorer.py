@@ -73,11 +73,9 @@ def test_before_and_after_exchanged(state, clip_folder):
     panel = Panel(state)
     panel.model.value = str(clip_folder)
     name = clip_folder.parent.name
-    assert (
-        (panel.before.value, panel.after.value) == ("base", name)
-        and panel.model.value == ""
-        and name in panel.before.options
-    )
+    assert (panel.before.value, panel.after.value) == ("base", name)
+    assert panel.model.value == ""
+    assert name in panel.before.options
     panel.swap.click()
     assert (panel.before.value, panel.after.value) == (name, "base") and "resampled" in panel.status.value
     panel.model.value = str(clip_folder)  # known by now, under its short name
@@ -89,12 +87,10 @@ def test_models_leave_in_their_order(state, clip_folder, monkeypatch):
     monkeypatch.setattr("c2lip.attention.explorer.load", lambda name, device: loaded.append(name) or load(name, device))
     small = Explorer(after="base")
     small.cache.keep = 1
-    assert (
-        small.update(after=str(clip_folder))
-        and small.update(phrase="a hat")
-        and small.update(after="base")
-        and len(small.cache.towers) == 1
-    )
+    assert small.update(after=str(clip_folder))
+    assert small.update(phrase="a hat")
+    assert small.update(after="base")
+    assert len(small.cache.towers) == 1
     assert all(name in small.cache.towers for name, _ in small.cache.views)
 
 
@@ -124,11 +120,9 @@ def test_refusals(state, wish, word):
 def test_a_huge_image_is_refused(state, tmp_path):
     Image.new("1", (20_000, 20_000)).save(tmp_path / "huge.png")
     start = time.process_time()
-    assert (
-        not state.update(image=str(tmp_path / "huge.png"))
-        and "too large" in state.status
-        and time.process_time() - start < 5
-    )
+    assert not state.update(image=str(tmp_path / "huge.png"))
+    assert "too large" in state.status
+    assert time.process_time() - start < 5
 
 
 def test_odd_words_are_shown_as_they_are(state):
@@ -143,12 +137,8 @@ def test_odd_words_are_shown_as_they_are(state):
 def test_saved_files_say_what_they_show(state, tmp_path):
     assert state.update(phrase="a red mug", kind="softmax", scale=5.0)
     data = json.loads((state.save(str(tmp_path)) / "maps.json").read_text())
-    assert (
-        data["phrases"] == ["a red mug"]
-        and data["kind"] == "softmax"
-        and data["scale"] == 5
-        and (tmp_path / "maps.svg").read_text().startswith("<?xml")
-    )
+    assert (data["phrases"], data["kind"], data["scale"]) == (["a red mug"], "softmax", 5)
+    assert (tmp_path / "maps.svg").read_text().startswith("<?xml")
 
 
 def test_models_of_runs(tmp_path):
@@ -166,22 +156,18 @@ def test_wrong_models_at_the_start():
 def test_the_panel_follows(state):
     panel = Panel(state)
     panel.kind.value, panel.opacity.value, panel.smooth.value = "centred", 0.5, True
-    assert (state.selection.kind, state.selection.opacity, state.selection.smooth) == (
-        "centred",
-        0.5,
-        True,
-    ) and panel.scale.disabled
+    selection = state.selection
+    assert (selection.kind, selection.opacity, selection.smooth) == ("centred", 0.5, True)
+    assert panel.scale.disabled
     buttons, plus = panel.chips.children, next(b for b in panel.beside.values() if b.description == "+")
     plus.click()
     assert len(state.selection.phrases) == 2 and plus.description == "−"
     plus.click()
-    assert (
-        len(state.selection.phrases) == 1 and plus.description == "+" and panel.chips.children == buttons
-    )  # the same ones: the focus stays
+    assert len(state.selection.phrases) == 1 and plus.description == "+"
+    assert panel.chips.children == buttons  # the same ones: the focus stays
     panel.caption.value = "A yellow boat stands over a pink hat."
     assert state.selection.phrases == ("a yellow boat",) and list(panel.chip) == ["a yellow boat", "a pink hat"]
-    assert [b.layout.display for b in panel.beside.values()] == ["none", None] and panel.beside[
-        "a pink hat"
-    ].description == "+"
+    assert [b.layout.display for b in panel.beside.values()] == ["none", None]
+    assert panel.beside["a pink hat"].description == "+"
     panel.path.value = "/no/such.png"
     assert panel.path.value == "/no/such.png" and "c2lip-wrong" in panel.status.value
