@@ -11,7 +11,7 @@ from PIL import Image
 
 from c2lip.attention.explorer import Explorer
 from c2lip.attention.gallery import find_models
-from c2lip.attention.maps import KINDS
+from c2lip.attention.maps import MAP_KINDS
 from c2lip.attention.panel import Panel
 from c2lip.base import BASE_CONFIG
 from c2lip.core import UserError
@@ -40,7 +40,7 @@ def clip_folder(tmp_path_factory):
 
 
 def test_a_slider_runs_no_tower(state, monkeypatch):
-    for kind in KINDS:
+    for kind in MAP_KINDS:
         assert state.update(kind=kind), state.error
 
     def never(*a, **k):
@@ -64,7 +64,7 @@ def test_a_model_of_another_grid(state, clip_folder):
     assert state.update(before=str(clip_folder), phrase="a red mug | a blue mug"), state.error
     assert "resampled" in state.status and state.shown.maps[0].shape == state.shown.maps[1].shape == (2, 4, 4)
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 200, 3), np.uint8))
-    for kind in KINDS:
+    for kind in MAP_KINDS:
         assert state.update(image=wide, kind=kind), state.error
     assert len(state.png()) > 5000
 
