@@ -240,7 +240,7 @@ def test_a_visit(page, tuned, tmp_path):
     page.get_by_placeholder("path of an image").fill("/no/such/image.png")
     page.keyboard.press("Enter")
     page.wait_for_function("document.querySelector('.c2lip-status').innerText.includes('/no/such')")
-    # and a good one of one's own afterwards
+    # and a good one of the user's afterwards
     from PIL import Image
 
     Image.linear_gradient("L").resize((300, 200)).convert("RGB").save(tmp_path / "mine.png")
