@@ -11,20 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from sklearn.metrics import roc_auc_score
 
 from c2lip.attention.coco import coco_mask, coco_probes
 from c2lip.attention.figures import compare_figure, difference_figure
-from c2lip.attention.localisation import (
-    Probe,
-    auroc,
-    binding_scenes,
-    coverage,
-    localisation,
-    localisation_table,
-    measure_map,
-    scene_probes,
-)
+from c2lip.attention.localisation import auroc, localisation, localisation_table, measure_map
 from c2lip.attention.maps import attention_map, embed_phrases, encode_view, head_attention, phrase_scores, resample_map
+from c2lip.attention.probes import Probe, binding_scenes, coverage, probe_maps, scene_probes
 from c2lip.core import UserError
 from c2lip.towers import Towers, load
 from c2lip.world import Thing, draw_scene, make_scene, object_mask
@@ -47,7 +40,7 @@ def tiny_clip():
         text_cfg=dict(context_length=48, vocab_size=512, width=64, heads=2, layers=1),
     )
     base = load("base")
-    model = open_clip.model.CLIP(**{k: v for k, v in config.items()}).eval()
+    model = open_clip.model.CLIP(**config).eval()
     cfg = dict(size=64, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), interpolation="bicubic", resize_mode="shortest")
     return Towers(model, base.tokenizer, config, cfg, "tiny")
 
@@ -60,20 +53,19 @@ def test_cosines_are_those_of_the_tokens(base):
     assert torch.allclose(maps[0], slow, atol=1e-6)
     v, read = phrase_scores(base, view, ["a red mug"], xac_scale=3.0)
     a = (3 * view.tokens @ c).softmax(0)
-    assert math.isclose(read[0], F.normalize(a @ view.tokens, dim=0) @ c, abs_tol=1e-5) and math.isclose(
-        v[0], view.image @ c, abs_tol=1e-6
-    )
+    assert math.isclose(read[0], F.normalize(a @ view.tokens, dim=0) @ c, abs_tol=1e-5)
+    assert math.isclose(v[0], view.image @ c, abs_tol=1e-6)
 
 
 def test_rows_run_downwards(base):
-    "The first token is the top left patch: a change there moves the first row's first value the most"
+    "The first token is the top left patch: a change at the top right moves a token of the first rows, last columns"
     plain = Image.new("RGB", (96, 96), "grey")
     spot = plain.copy()
     spot.paste((255, 0, 0), (80, 0, 96, 16))
     a, b = (encode_view(base, p).tokens for p in (plain, spot))
-    assert (
-        divmod(int((a - b).norm(dim=-1).argmax()), 6)[0] < 3 and divmod(int((a - b).norm(dim=-1).argmax()), 6)[1] >= 3
-    )
+    row, column = divmod(int((a - b).norm(dim=-1).argmax()), 6)
+    assert row < 3
+    assert column >= 3
 
 
 def test_head_attention_of_both_towers(base, tiny_clip):
@@ -114,7 +106,7 @@ def test_coverage_keeps_area(size, grid):
     assert abs(float(half.mean()) - mask[:, : size // 2].mean()) < 0.01
 
 
-def test_order_is_the_pixelwise_rank_statistic():
+def test_auroc_is_the_pixelwise_rank_statistic():
     rng = np.random.default_rng(0)
     mask = object_mask(Thing("key", "red", x=0.4, y=0.6, side=0.42), 96)
     values = torch.tensor(rng.integers(0, 5, (6, 6)) / 7.0).float()
@@ -125,9 +117,30 @@ def test_order_is_the_pixelwise_rank_statistic():
     assert math.isclose(auroc(values.flatten(), cover.flatten(), 1 - cover.flatten()), slow, rel_tol=1e-5)
 
 
+@pytest.mark.parametrize("patches", [4, 36])
+def test_auroc_is_that_of_scikit_learn(patches):
+    "Every patch twice: inside with its coverage as weight, and outside with the rest"
+    rng = np.random.default_rng(patches)
+    for _ in range(10):
+        values = torch.tensor(rng.integers(0, 6, patches) / 7.0)
+        inside = torch.tensor(rng.uniform(0, 1, patches))
+        twice, weights = torch.cat([values, values]), torch.cat([inside, 1 - inside])
+        expected = roc_auc_score([1] * patches + [0] * patches, twice, sample_weight=weights)
+        assert math.isclose(auroc(values, inside, 1 - inside), expected, rel_tol=1e-12)
+
+
+def test_images_in_several_batches(base):
+    probes = binding_probes()[:12]
+    whole, numbers, _ = probe_maps(base, probes)
+    assert numbers == [0] * 4 + [1] * 4 + [2] * 4
+    parts, *_ = probe_maps(base, probes, batch_size=2)
+    assert torch.allclose(whole, parts, atol=1e-5)
+    assert localisation(base, probes, batch_size=1).auroc.notna().all()
+
+
 def oracle_rows(aim):
     "Localisation of maps that are exactly the coverage of what `aim(probe)` returns"
-    probes = scene_probes()
+    probes = binding_probes()
     rows = []
     for number, p in enumerate(probes):
         covers = {k: coverage(m, (6, 6), WHOLE).flatten() for k, m in p.rivals.items()}
@@ -140,7 +153,7 @@ def oracle_rows(aim):
     return pd.DataFrame(rows)
 
 
-def scene_probes():
+def binding_probes():
     return scene_probes(binding_scenes(6, "validation") + binding_scenes(6, "validation", True), draw_scene)
 
 
@@ -148,39 +161,37 @@ def test_perfect_and_mistaken_maps():
     right, wrong = oracle_rows(lambda p: p.mask), oracle_rows(lambda p: p.rivals["colour"])
     table = localisation_table(wrong, right).set_index(["suite", "name"])
     for suite in ("localisation", "heldout/localisation"):
-        for name in ("order", "pointing", "pointing over same colour"):
+        for name in ("AUROC", "pointing", "pointing over same colour"):
             assert table.loc[(suite, name)].after > 90, (suite, name)
         assert (
-            table.loc[(suite, "order over same colour")].before < 15
-            and table.loc[(suite, "order over same colour")].low > 50
+            table.loc[(suite, "AUROC over same colour")].before < 15
+            and table.loc[(suite, "AUROC over same colour")].low > 50
         )
         assert table.loc[(suite, "pointing over same colour")].before == 0
-        assert 20 < table.loc[(suite, "order over same noun")].before < 80  # neither of the two is looked at
+        assert 20 < table.loc[(suite, "AUROC over same noun")].before < 80  # neither of the two is looked at
         mass = table.loc[(suite, "mass inside")]
         assert mass.after > 5 * mass.chance and mass.before < mass.chance
 
 
 def test_a_random_map_is_at_chance():
     generator = np.random.default_rng(1)
-    rows = pd.concat(
-        [
-            oracle_rows(lambda p: generator.random((6, 6)) > 0.5).assign(image=lambda t: t.image + 100 * k)
-            for k in range(6)
-        ],
-        ignore_index=True,
-    )
+    tables = []
+    for k in range(6):
+        rows = oracle_rows(lambda p: generator.random((6, 6)) > 0.5)
+        tables.append(rows.assign(image=rows.image + 100 * k))
+    rows = pd.concat(tables, ignore_index=True)
     table = localisation_table(rows)
     for r in table.itertuples():
-        if r.name in ("order", "mass inside", "mass over same colour", "order over same noun"):
+        if r.name in ("AUROC", "mass inside", "mass over same colour", "AUROC over same noun"):
             assert r.low - 2 < r.chance < r.high + 2, r
 
 
 def test_interval_needs_no_single_group_and_counts_what_is_missing():
     rows = oracle_rows(lambda p: p.mask)
-    rows.loc[:3, "order colour"] = math.nan
+    rows.loc[:3, "auroc colour"] = math.nan
     table = localisation_table(rows)
     n = table.set_index(["suite", "name"]).n
-    assert n["localisation", "order"] == 24 and n["localisation", "order over same colour"] == 20
+    assert n["localisation", "AUROC"] == 24 and n["localisation", "AUROC over same colour"] == 20
 
 
 def test_bad_input(base):
@@ -225,6 +236,24 @@ def test_compressed_run_lengths():
             assert np.array_equal(coco_mask(dict(segmentation=dict(counts=counts, size=[7, 9])), 9, 7), mask)
 
 
+@pytest.mark.parametrize(
+    "counts", ["4~", "~~", "4", "99999", "", b"\xff", "P", "\n", "狗", [-1, 13], [], [12.5, "x"], 7]
+)
+def test_malformed_run_lengths(counts):
+    "Each is an error of one line; none makes the library read beyond its memory"
+    with pytest.raises(UserError) as e:
+        coco_mask(dict(segmentation=dict(counts=counts, size=[3, 4])), 4, 3)
+    assert "\n" not in str(e.value)
+
+
+def test_run_lengths_written_out():
+    mask = np.random.default_rng(0).random((7, 9)) < 0.5
+    column_wise = np.r_[False, mask.T.ravel()]
+    changes = np.flatnonzero(column_wise[1:] != column_wise[:-1])
+    counts = np.diff(np.r_[0, changes, mask.size]).tolist()
+    assert np.array_equal(coco_mask(dict(counts=counts, size=[7, 9]), 9, 7), mask)
+
+
 def test_a_polygon_has_its_area():
     star = [
         [320 + r * math.cos(a), 240 + r * math.sin(a)]
@@ -257,22 +286,16 @@ def coco(tmp_path):
 def test_probes_of_a_coco_file(coco, tmp_path, base):
     (tmp_path / "x.json").write_text(json.dumps(coco))
     probes = coco_probes(tmp_path / "x.json", tmp_path, "mine")
-    assert [p.phrase for p in probes] == ["the cat below", "the cat above", "dog"] and {p.group for p in probes} == {
-        "mine"
-    }
-    assert (
-        probes[2].mask.sum() == 300
-        and probes[0].mask.sum() == 1200
-        and np.array_equal(probes[0].rivals["noun"], probes[1].mask)
-        and not probes[2].rivals
-    )
+    assert [p.phrase for p in probes] == ["the cat below", "the cat above", "dog"]
+    assert {p.group for p in probes} == {"mine"}
+    assert [p.mask.sum() for p in probes] == [1200, 600, 300]
+    assert np.array_equal(probes[0].rivals["noun"], probes[1].mask)
+    assert not probes[2].rivals
     table = localisation_table(localisation(base, probes)).set_index("name")
-    assert (
-        set(table.suite) == {"mine/localisation"}
-        and table.n["order"] == 3
-        and table.n["order over same noun"] == 2
-        and abs(table.chance["mass inside"] - 100 * (1200 + 600 + 300) / 2400 / 3) < 3
-    )
+    assert set(table.suite) == {"mine/localisation"}
+    assert table.n["AUROC"] == 3
+    assert table.n["AUROC over same noun"] == 2
+    assert abs(table.chance["mass inside"] - 100 * (1200 + 600 + 300) / 2400 / 3) < 3
     coarse = coco_probes(coco, tmp_path, points=30)
     assert coarse[0].mask.shape == (20, 30) and coarse[0].mask.mean() == 0.5
 
@@ -289,6 +312,12 @@ def test_probes_of_a_coco_file(coco, tmp_path, base):
         (lambda c: c["annotations"][2].update(segmentation=dict(counts=[2400], size=[60, 40])), "image has .40, 60."),
         (lambda c: c["images"][0].update(file_name="gone.jpg"), "gone.jpg is missing"),
         (lambda c: c["annotations"][1].update(segmentation="circle"), "list of polygons"),
+        (lambda c: c["annotations"][1].update(segmentation=dict(size=[40, 60])), "annotation 2: the run lengths"),
+        (lambda c: c["annotations"][1].update(segmentation=dict(counts=[2400], size=7)), "image has .40, 60."),
+        (lambda c: c["annotations"].append("a dog"), "entry 4 of annotations is no object"),
+        (lambda c: c["annotations"][0].update(image_id=[8]), "entry 0 of annotations has no usable image_id"),
+        (lambda c: c["images"][1].pop("width"), "entry 1 of images has no usable width"),
+        (lambda c: c["categories"][0].update(name=None), "entry 0 of categories has no usable name"),
         (lambda c: c["annotations"][1].update(segmentation=dict(counts="~~", size=[40, 60])), "cannot be read"),
     ],
 )

@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from c2lip.attention.explorer import Explorer, find_models
-from c2lip.attention.maps import KINDS
+from c2lip.attention.explorer import Explorer
+from c2lip.attention.gallery import find_models
+from c2lip.attention.maps import MAP_KINDS
 from c2lip.attention.panel import Panel
 from c2lip.base import BASE_CONFIG
 from c2lip.core import UserError
@@ -39,8 +40,8 @@ def clip_folder(tmp_path_factory):
 
 
 def test_a_slider_runs_no_tower(state, monkeypatch):
-    for kind in KINDS:
-        assert state.ask(kind=kind), state.error
+    for kind in MAP_KINDS:
+        assert state.update(kind=kind), state.error
 
     def never(*a, **k):
         raise AssertionError("a tower was asked")
@@ -55,16 +56,16 @@ def test_a_slider_runs_no_tower(state, monkeypatch):
         dict(kind="head"),
         dict(kind="similarity"),
     ):
-        assert state.ask(**wish), state.error
-    assert not state.ask(phrase="a new phrase") and "asked" in state.error
+        assert state.update(**wish), state.error
+    assert not state.update(phrase="a new phrase") and "asked" in state.error
 
 
 def test_a_model_of_another_grid(state, clip_folder):
-    assert state.ask(before=str(clip_folder), phrase="a red mug | a blue mug"), state.error
-    assert "resampled" in state.status and state.maps[0].shape == state.maps[1].shape == (2, 4, 4)
+    assert state.update(before=str(clip_folder), phrase="a red mug | a blue mug"), state.error
+    assert "resampled" in state.status and state.shown.maps[0].shape == state.shown.maps[1].shape == (2, 4, 4)
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 200, 3), np.uint8))
-    for kind in KINDS:
-        assert state.ask(image=wide, kind=kind), state.error
+    for kind in MAP_KINDS:
+        assert state.update(image=wide, kind=kind), state.error
     assert len(state.png()) > 5000
 
 
@@ -72,11 +73,9 @@ def test_before_and_after_exchanged(state, clip_folder):
     panel = Panel(state)
     panel.model.value = str(clip_folder)
     name = clip_folder.parent.name
-    assert (
-        (panel.before.value, panel.after.value) == ("base", name)
-        and panel.model.value == ""
-        and name in panel.before.options
-    )
+    assert (panel.before.value, panel.after.value) == ("base", name)
+    assert panel.model.value == ""
+    assert name in panel.before.options
     panel.swap.click()
     assert (panel.before.value, panel.after.value) == (name, "base") and "resampled" in panel.status.value
     panel.model.value = str(clip_folder)  # known by now, under its short name
@@ -87,14 +86,12 @@ def test_models_leave_in_their_order(state, clip_folder, monkeypatch):
     loaded = []
     monkeypatch.setattr("c2lip.attention.explorer.load", lambda name, device: loaded.append(name) or load(name, device))
     small = Explorer(after="base")
-    small.keep = 1
-    assert (
-        small.ask(after=str(clip_folder))
-        and small.ask(phrase="a hat")
-        and small.ask(after="base")
-        and len(small.towers) == 1
-    )
-    assert all(name in small.towers for name, _ in small.views)
+    small.cache.keep = 1
+    assert small.update(after=str(clip_folder))
+    assert small.update(phrase="a hat")
+    assert small.update(after="base")
+    assert len(small.cache.towers) == 1
+    assert all(name in small.cache.towers for name, _ in small.cache.views)
 
 
 @pytest.mark.parametrize(
@@ -112,25 +109,25 @@ def test_models_leave_in_their_order(state, clip_folder, monkeypatch):
     ],
 )
 def test_refusals(state, wish, word):
-    before, models = state.choice, dict(state.models)
-    assert not state.ask(**wish) and word in state.status and "\n" not in state.status and "unchanged" in state.status
-    assert state.choice is before and state.models == models
-    assert state.ask(smooth=True) and not state.error
+    before, models = state.selection, dict(state.models)
+    assert (
+        not state.update(**wish) and word in state.status and "\n" not in state.status and "unchanged" in state.status
+    )
+    assert state.selection is before and state.models == models
+    assert state.update(smooth=True) and not state.error
 
 
 def test_a_huge_image_is_refused(state, tmp_path):
     Image.new("1", (20_000, 20_000)).save(tmp_path / "huge.png")
     start = time.process_time()
-    assert (
-        not state.ask(image=str(tmp_path / "huge.png"))
-        and "too large" in state.status
-        and time.process_time() - start < 5
-    )
+    assert not state.update(image=str(tmp_path / "huge.png"))
+    assert "too large" in state.status
+    assert time.process_time() - start < 5
 
 
 def test_odd_words_are_shown_as_they_are(state):
     for phrase in ("a $5 mug", "<b>mug</b> & hat", "a_b^c", "ein roter Bär", "狗", "100 % mug"):
-        assert state.ask(phrase=phrase), state.error
+        assert state.update(phrase=phrase), state.error
         assert state.png()
     panel = Panel(state)
     panel.phrase.value = "<script>x</script>"
@@ -138,14 +135,10 @@ def test_odd_words_are_shown_as_they_are(state):
 
 
 def test_saved_files_say_what_they_show(state, tmp_path):
-    assert state.ask(phrase="a red mug", kind="softmax", scale=5.0)
+    assert state.update(phrase="a red mug", kind="softmax", scale=5.0)
     data = json.loads((state.save(str(tmp_path)) / "maps.json").read_text())
-    assert (
-        data["phrases"] == ["a red mug"]
-        and data["kind"] == "softmax"
-        and data["scale"] == 5
-        and (tmp_path / "maps.svg").read_text().startswith("<?xml")
-    )
+    assert (data["phrases"], data["kind"], data["scale"]) == (["a red mug"], "softmax", 5)
+    assert (tmp_path / "maps.svg").read_text().startswith("<?xml")
 
 
 def test_models_of_runs(tmp_path):
@@ -163,22 +156,18 @@ def test_wrong_models_at_the_start():
 def test_the_panel_follows(state):
     panel = Panel(state)
     panel.kind.value, panel.opacity.value, panel.smooth.value = "centred", 0.5, True
-    assert (state.choice.kind, state.choice.opacity, state.choice.smooth) == (
-        "centred",
-        0.5,
-        True,
-    ) and panel.scale.disabled
+    selection = state.selection
+    assert (selection.kind, selection.opacity, selection.smooth) == ("centred", 0.5, True)
+    assert panel.scale.disabled
     buttons, plus = panel.chips.children, next(b for b in panel.beside.values() if b.description == "+")
     plus.click()
-    assert len(state.choice.phrases) == 2 and plus.description == "−"
+    assert len(state.selection.phrases) == 2 and plus.description == "−"
     plus.click()
-    assert (
-        len(state.choice.phrases) == 1 and plus.description == "+" and panel.chips.children == buttons
-    )  # the same ones: the focus stays
+    assert len(state.selection.phrases) == 1 and plus.description == "+"
+    assert panel.chips.children == buttons  # the same ones: the focus stays
     panel.caption.value = "A yellow boat stands over a pink hat."
-    assert state.choice.phrases == ("a yellow boat",) and list(panel.chip) == ["a yellow boat", "a pink hat"]
-    assert [b.layout.display for b in panel.beside.values()] == ["none", None] and panel.beside[
-        "a pink hat"
-    ].description == "+"
+    assert state.selection.phrases == ("a yellow boat",) and list(panel.chip) == ["a yellow boat", "a pink hat"]
+    assert [b.layout.display for b in panel.beside.values()] == ["none", None]
+    assert panel.beside["a pink hat"].description == "+"
     panel.path.value = "/no/such.png"
     assert panel.path.value == "/no/such.png" and "c2lip-wrong" in panel.status.value

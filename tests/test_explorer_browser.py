@@ -1,4 +1,6 @@
-"""The explorer as a person uses it, in Chromium driven by Playwright: in JupyterLab, and as a Voilà app. Skipped, with a word, where one of them is missing."""
+"""The explorer as a person uses it, in Chromium driven by Playwright: in JupyterLab, and as a Voilà app.
+
+Skipped, with the reason, where one of them is missing."""
 
 import json
 import os
@@ -9,6 +11,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from contextlib import ExitStack
 
 import pytest
 from conftest import ROOT
@@ -32,7 +35,7 @@ PANEL, STATUS, FIGURE = ".c2lip-explorer", ".c2lip-status", "img.c2lip-figure"
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    "JupyterLab and, where it is installed, Voilà, side by side, each with a copy of explore.ipynb: name → (address, token)"
+    "JupyterLab and, where it is installed, Voilà, each with a copy of explore.ipynb: name → (address, token)"
     home, running, token = tmp_path_factory.mktemp("home"), {}, secrets.token_hex(8)
     shutil.copy(ROOT / "nbs" / "explore.ipynb", home)
     (home / "config" / "labconfig").mkdir(parents=True)
@@ -57,40 +60,43 @@ def servers(tmp_path_factory):
         ],
         voila=["voila", str(home / "explore.ipynb"), "--Voila.ip=127.0.0.1"],
     )
-    try:
+    commands = {name: command for name, command in commands.items() if shutil.which(command[0])}
+    with ExitStack() as stack:
         for name, command in commands.items():
-            if not shutil.which(command[0]):
-                continue
-            with socket.socket() as s:
-                s.bind(("127.0.0.1", 0))
-                port = s.getsockname()[1]
-            log = open(home / f"{name}.log", "w")
-            running[name] = (
-                f"http://127.0.0.1:{port}",
-                subprocess.Popen(
-                    [*command, "--no-browser", f"--port={port}"], env=env, stdout=log, stderr=log, cwd=home
-                ),
-                log,
-            )
-        for name, (address, server, _) in running.items():
-            deadline = time.time() + 120
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", int(address.rsplit(":")[-1])), 1).close()
-                    break
-                except OSError:
-                    time.sleep(0.1)
-                assert server.poll() is None and time.time() < deadline, (home / f"{name}.log").read_text()[-2000:]
-        yield {name: (address, token) for name, (address, *_) in running.items()}
-    finally:
-        for _, server, _ in running.values():
-            server.terminate()
-        for _, server, log in running.values():
-            try:
-                server.wait(20)
-            except subprocess.TimeoutExpired:
-                server.kill()
-            log.close()
+            port = free_port()
+            log = stack.enter_context(open(home / f"{name}.log", "w"))
+            command = [*command, "--no-browser", f"--port={port}"]
+            server = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=home)
+            stack.callback(stop, server)
+            running[name] = port, server
+        for name, (port, server) in running.items():
+            wait_for_port(port, server, home / f"{name}.log")
+        yield {name: (f"http://127.0.0.1:{port}", token) for name, (port, _) in running.items()}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def stop(server):
+    server.terminate()
+    try:
+        server.wait(20)
+    except subprocess.TimeoutExpired:
+        server.kill()
+
+
+def wait_for_port(port, server, log):
+    deadline = time.time() + 120
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+        assert server.poll() is None and time.time() < deadline, log.read_text()[-2000:]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +108,8 @@ def tuned(servers, tmp_path_factory):  # after the servers, so that they start m
     torch.manual_seed(0)
     with torch.no_grad():
         for p in model.model.parameters():
-            p.add_(0.05 * p.std(correction=0) * torch.randn_like(p)) if p.ndim > 1 else None
+            if p.ndim > 1:
+                p.add_(0.05 * p.std(correction=0) * torch.randn_like(p))
     return save(model, tmp_path_factory.mktemp("tuned") / "model", dict(note="noise for a test"))
 
 
@@ -139,7 +146,11 @@ def page(servers, tuned, browser):
     page.set_default_timeout(120_000)
     page.goto(f"{address}/lab/tree/explore.ipynb?token={token}&reset")
     page.wait_for_selector(".jp-Notebook")
-    sessions = lambda: json.load(urllib.request.urlopen(f"{address}/api/sessions?token={token}"))
+
+    def sessions():
+        with urllib.request.urlopen(f"{address}/api/sessions?token={token}") as answer:
+            return json.load(answer)
+
     deadline = time.time() + 120  # Run All before the kernel is connected is dropped without a word
     while not any(s["kernel"]["execution_state"] == "idle" and s["kernel"]["connections"] for s in sessions()):
         assert time.time() < deadline, "no kernel"
@@ -229,7 +240,7 @@ def test_a_visit(page, tuned, tmp_path):
     page.get_by_placeholder("path of an image").fill("/no/such/image.png")
     page.keyboard.press("Enter")
     page.wait_for_function("document.querySelector('.c2lip-status').innerText.includes('/no/such')")
-    # and a good one of one's own afterwards
+    # and a good one of the user's afterwards
     from PIL import Image
 
     Image.linear_gradient("L").resize((300, 200)).convert("RGB").save(tmp_path / "mine.png")
@@ -274,6 +285,17 @@ def test_a_keyboard_is_enough(page):
     say, _ = after(page, lambda: page.keyboard.press("ArrowUp"))
 
 
+# names of the widgets that reach beyond the explorer's right edge
+OUTSIDE = """() => {
+    const box = document.querySelector('.c2lip-explorer').getBoundingClientRect();
+    const beyond = e => e.offsetWidth && e.getBoundingClientRect().right > box.right + 2;
+    return [...document.querySelectorAll('.c2lip-explorer *')]
+        .filter(e => beyond(e) && !e.closest('.noUi-target')).map(e => e.className);
+}"""
+SHELF_TOPS = """() => [...document.querySelectorAll('.c2lip-shelf button')]
+    .map(e => e.offsetTop + e.offsetParent.offsetTop)"""
+
+
 def test_it_fits_the_page(page):
     "Nothing stands out on the right, at either width; the screenshots are for looking at"
     if not page.inner_text(STATUS).startswith("binding 10"):
@@ -284,17 +306,9 @@ def test_it_fits_the_page(page):
         page.evaluate(f"document.querySelector('{PANEL}').scrollIntoView()")
         page.wait_for_timeout(400)
         keep(page, f"explorer-{width}")
-        over = page.evaluate("""() => { const box = document.querySelector('.c2lip-explorer').getBoundingClientRect();
-            return [...document.querySelectorAll('.c2lip-explorer *')].filter(e => e.offsetWidth && e.getBoundingClientRect().right > box.right + 2 && !e.closest('.noUi-target')).map(e => e.className) }""")
+        over = page.evaluate(OUTSIDE)
         assert not over, over
-        assert (
-            len(
-                page.evaluate(
-                    "[...new Set([...document.querySelectorAll('.c2lip-shelf button')].map(e => e.offsetTop + e.offsetParent.offsetTop))]"
-                )
-            )
-            == 1
-        )
+        assert len(set(page.evaluate(SHELF_TOPS))) == 1
         assert page.evaluate("document.querySelector('img.c2lip-figure').getBoundingClientRect().width") > 500
 
 
