@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from c2lip.core import Batch
+from c2lip.core import Batch, Texts
 from c2lip.distributed import average_gradients, gather, rank_and_world_size
 from c2lip.losses import c2lip_losses, phrase_signs, softmax_loss
 from c2lip.methods import Objective
@@ -45,31 +45,32 @@ class Toy(nn.Module):
             "image": unit(self.x[rows].mean(1) @ self.image, dim=-1),
             "image_tokens": unit(self.x[rows] @ self.image, dim=-1),
             "caption": unit(self.t[rows] @ self.text, dim=-1),
-            "phrase": unit(self.words[ids].reshape(-1, D) @ self.text, dim=-1),
             "scale": self.scale,
             "bias": self.bias,
         }
-        return f, Batch({"image": self.x[rows]}, {}, owner, torch.arange(len(ids)), torch.tensor(ids, dtype=torch.long))
+        distinct = list(dict.fromkeys(ids))
+        column = torch.tensor([distinct.index(p) for p in ids], dtype=torch.long)
+        f["phrase"] = unit(self.words[distinct].reshape(-1, D) @ self.text, dim=-1)
+        phrase = Texts(owner=owner, column=column, number=torch.tensor(distinct, dtype=torch.long))
+        return f, Batch({"image": self.x[rows]}, {"phrase": phrase})
 
 
 def objective(name):
     if name == "clip":
         return Objective(
-            lambda f, b, _: {"contrastive": softmax_loss(f["image"], f["caption"], f["scale"], len(b.images["image"]))},
+            lambda f, b, _: {"contrastive": softmax_loss(f["image"], f["caption"], f["scale"], b.rows)},
             {"contrastive": 1.0},
-            {"contrastive": set()},
-            ("image", "caption"),
+            columns=("image", "caption"),
         )
 
     def c2lip(f, b, terms):
-        signs, keep = phrase_signs(b.owner, b.column, b.phrase_id, len(f["image"]), name)
+        phrase = b.texts["phrase"]
+        signs, keep = phrase_signs(phrase.owner, phrase.column, phrase.number, b.rows, name)
         return c2lip_losses(
             f["image"], f["caption"], f["phrase"][keep], f["image_tokens"], signs, f["scale"], f["bias"], 3.0, terms
         )
 
-    return Objective(
-        c2lip, {"contrastive": 1.0, "npc": 0.7, "xac": 0.3}, dict.fromkeys(("contrastive", "npc", "xac"), set())
-    )
+    return Objective(c2lip, {"contrastive": 1.0, "npc": 0.7, "xac": 0.3})
 
 
 def one_step(name, rows):
