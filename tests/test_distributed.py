@@ -1,5 +1,8 @@
-"""W ranks give one process's loss and gradients: uneven phrase counts, a rank without a phrase, duplicates across ranks, every method; and what they send."""
+"""W ranks give one process's loss and gradients, for every method; and what they send.
 
+Uneven phrase counts, a rank without a phrase and duplicates across ranks are among the cases."""
+
+import contextlib
 import os
 import shutil
 import subprocess
@@ -29,7 +32,10 @@ class Toy(nn.Module):
     def __init__(self):
         super().__init__()
         g = torch.Generator().manual_seed(0)
-        make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)
+
+        def make(*shape):
+            return torch.randn(*shape, generator=g, dtype=torch.float64)
+
         self.image, self.text = nn.Parameter(make(D, D)), nn.Parameter(make(D, D))
         self.scale, self.bias = (
             nn.Parameter(torch.tensor(9.0, dtype=torch.float64)),
@@ -185,22 +191,23 @@ def test_two_machines_equal_one_process_and_send_no_visual_tokens(cable, tmp_pat
         "GLOO_SOCKET_IFNAME": "wire",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
-    logs = [open(tmp_path / f"{rank}.log", "w+", encoding="utf8") for rank in range(2)]
-    ranks = [
-        subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, __file__, str(rank), str(tmp_path)],
-            env=env,
-            stdout=logs[rank],
-            stderr=subprocess.STDOUT,
-        )
-        for rank, name in enumerate(cable)
-    ]
-    end = time.monotonic() + 240
-    while time.monotonic() < end and any(r.poll() is None for r in ranks) and not any(r.poll() for r in ranks):
-        time.sleep(0.2)  # a rank that fails leaves the other waiting
-    for r in ranks:
-        r.kill()
-        r.wait()
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context(open(tmp_path / f"{rank}.log", "w", encoding="utf8")) for rank in range(2)]
+        ranks = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, sys.executable, __file__, str(rank), str(tmp_path)],
+                env=env,
+                stdout=logs[rank],
+                stderr=subprocess.STDOUT,
+            )
+            for rank, name in enumerate(cable)
+        ]
+        end = time.monotonic() + 240
+        while time.monotonic() < end and any(r.poll() is None for r in ranks) and not any(r.poll() for r in ranks):
+            time.sleep(0.2)  # a rank that fails leaves the other waiting
+        for r in ranks:
+            r.kill()
+            r.wait()
     assert [r.returncode for r in ranks] == [0, 0], "".join(
         (tmp_path / f"{rank}.log").read_text(encoding="utf8") for rank in range(2)
     )

@@ -126,26 +126,6 @@ def part_of(batch, rank):
     )
 
 
-def part_of_entry(entry):
-        if entry.owner is None:
-            return Texts(entry.ids[mine], mask=None if entry.mask is None else entry.mask[mine])
-        owned = (entry.owner >= first) == bool(rank)
-        return Texts(
-            entry.ids if entry.column is None else entry.ids[entry.column[owned]],
-            entry.owner[owned] - (mine.start or 0),
-            column=None if entry.column is None else torch.arange(int(owned.sum())),
-            number=None if entry.number is None else entry.number[entry.column[owned]],
-            weight=None if entry.weight is None else entry.weight[owned],
-        )
-
-    parts = {name: part_of_entry(entry) for name, entry in batch.texts.items()}
-    for name, entry in batch.texts.items():
-        if entry.owner is not None and entry.column is None:
-            parts[name].ids = entry.ids[(entry.owner >= first) == bool(rank)]
-    images = {name: x[mine] for name, x in batch.images.items()}
-    return Batch(images, parts, {name: x[mine] for name, x in batch.masks.items()})
-
-
 def test_two_ranks_give_what_one_gives(samples, tmp_path, run):
     "The same batch, cut in two with uneven numbers of hard captions"
     for name, step in CASES:
@@ -251,7 +231,10 @@ def test_a_method_whose_first_parameter_has_another_name(own_modules, samples):
     (own_modules / "half.py").write_text(OWN)
     towers = load("base")
     method = build("half", towers, {"share": 0.25, "lr": 1.0})
-    losses = {name: backward(towers, m, samples, 1, "cpu") for name, m in (("half", method), ("c2lip", made("c2lip", False)[1]))}
+    losses = {
+        name: backward(towers, m, samples, 1, "cpu")
+        for name, m in (("half", method), ("c2lip", made("c2lip", False)[1]))
+    }
     assert math.isclose(losses["half"]["half"].item(), 0.25 * losses["c2lip"]["contrastive"].item(), rel_tol=1e-5)
     with pytest.raises(UserError, match="has no option 'towers'"):
         build("half", towers, {}, {"towers": 1})
