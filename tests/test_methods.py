@@ -1,4 +1,6 @@
-"""All methods on one spine: gradients in parts and over ranks equal those of one process, weights of training alone stay out of the release."""
+"""All methods on one spine: gradients in parts and over ranks equal those of one process.
+
+Weights that only training has stay out of the release."""
 
 import math
 import re
