@@ -1,5 +1,8 @@
-"""W ranks give one process's loss and gradients: uneven phrase counts, a rank without a phrase, duplicates across ranks, every method; and what they send."""
+"""W ranks give one process's loss and gradients, for every method; and what they send.
 
+Uneven phrase counts, a rank without a phrase and duplicates across ranks are among the cases."""
+
+import contextlib
 import os
 import shutil
 import subprocess
@@ -13,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from c2lip.core import Batch
+from c2lip.core import Batch, Texts
 from c2lip.distributed import average_gradients, gather, rank_and_world_size
 from c2lip.losses import c2lip_losses, phrase_signs, softmax_loss
 from c2lip.methods import Objective
@@ -29,7 +32,10 @@ class Toy(nn.Module):
     def __init__(self):
         super().__init__()
         g = torch.Generator().manual_seed(0)
-        make = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)
+
+        def make(*shape):
+            return torch.randn(*shape, generator=g, dtype=torch.float64)
+
         self.image, self.text = nn.Parameter(make(D, D)), nn.Parameter(make(D, D))
         self.scale, self.bias = (
             nn.Parameter(torch.tensor(9.0, dtype=torch.float64)),
@@ -45,31 +51,32 @@ class Toy(nn.Module):
             "image": unit(self.x[rows].mean(1) @ self.image, dim=-1),
             "image_tokens": unit(self.x[rows] @ self.image, dim=-1),
             "caption": unit(self.t[rows] @ self.text, dim=-1),
-            "phrase": unit(self.words[ids].reshape(-1, D) @ self.text, dim=-1),
             "scale": self.scale,
             "bias": self.bias,
         }
-        return f, Batch({"image": self.x[rows]}, {}, owner, torch.arange(len(ids)), torch.tensor(ids, dtype=torch.long))
+        distinct = list(dict.fromkeys(ids))
+        column = torch.tensor([distinct.index(p) for p in ids], dtype=torch.long)
+        f["phrase"] = unit(self.words[distinct].reshape(-1, D) @ self.text, dim=-1)
+        phrase = Texts(owner=owner, column=column, number=torch.tensor(distinct, dtype=torch.long))
+        return f, Batch({"image": self.x[rows]}, {"phrase": phrase})
 
 
 def objective(name):
     if name == "clip":
         return Objective(
-            lambda f, b, _: {"contrastive": softmax_loss(f["image"], f["caption"], f["scale"], len(b.images["image"]))},
+            lambda f, b, _: {"contrastive": softmax_loss(f["image"], f["caption"], f["scale"], b.rows)},
             {"contrastive": 1.0},
-            {"contrastive": set()},
-            ("image", "caption"),
+            columns=("image", "caption"),
         )
 
     def c2lip(f, b, terms):
-        signs, keep = phrase_signs(b.owner, b.column, b.phrase_id, len(f["image"]), name)
+        phrase = b.texts["phrase"]
+        signs, keep = phrase_signs(phrase.owner, phrase.column, phrase.number, b.rows, name)
         return c2lip_losses(
             f["image"], f["caption"], f["phrase"][keep], f["image_tokens"], signs, f["scale"], f["bias"], 3.0, terms
         )
 
-    return Objective(
-        c2lip, {"contrastive": 1.0, "npc": 0.7, "xac": 0.3}, dict.fromkeys(("contrastive", "npc", "xac"), set())
-    )
+    return Objective(c2lip, {"contrastive": 1.0, "npc": 0.7, "xac": 0.3})
 
 
 def one_step(name, rows):
@@ -184,22 +191,23 @@ def test_two_machines_equal_one_process_and_send_no_visual_tokens(cable, tmp_pat
         "GLOO_SOCKET_IFNAME": "wire",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
-    logs = [open(tmp_path / f"{rank}.log", "w+", encoding="utf8") for rank in range(2)]
-    ranks = [
-        subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, __file__, str(rank), str(tmp_path)],
-            env=env,
-            stdout=logs[rank],
-            stderr=subprocess.STDOUT,
-        )
-        for rank, name in enumerate(cable)
-    ]
-    end = time.monotonic() + 240
-    while time.monotonic() < end and any(r.poll() is None for r in ranks) and not any(r.poll() for r in ranks):
-        time.sleep(0.2)  # a rank that fails leaves the other waiting
-    for r in ranks:
-        r.kill()
-        r.wait()
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context(open(tmp_path / f"{rank}.log", "w", encoding="utf8")) for rank in range(2)]
+        ranks = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, sys.executable, __file__, str(rank), str(tmp_path)],
+                env=env,
+                stdout=logs[rank],
+                stderr=subprocess.STDOUT,
+            )
+            for rank, name in enumerate(cable)
+        ]
+        end = time.monotonic() + 240
+        while time.monotonic() < end and any(r.poll() is None for r in ranks) and not any(r.poll() for r in ranks):
+            time.sleep(0.2)  # a rank that fails leaves the other waiting
+        for r in ranks:
+            r.kill()
+            r.wait()
     assert [r.returncode for r in ranks] == [0, 0], "".join(
         (tmp_path / f"{rank}.log").read_text(encoding="utf8") for rank in range(2)
     )

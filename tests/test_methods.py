@@ -1,4 +1,6 @@
-"""All methods on one spine: gradients in parts and over ranks equal those of one process, weights of training alone stay out of the release."""
+"""All methods on one spine: gradients in parts and over ranks equal those of one process.
+
+Weights that only training has stay out of the release."""
 
 import math
 import re
@@ -8,8 +10,9 @@ import pytest
 import torch
 from conftest import ROOT
 
+import c2lip.methods
 from c2lip.concepts import noun_phrases
-from c2lip.core import Batch, Sample, UserError
+from c2lip.core import Batch, Sample, Texts, UserError
 from c2lip.data.loading import Samples
 from c2lip.methods import build, method_names
 from c2lip.release import save
@@ -76,8 +79,8 @@ RANK = """
 import sys, torch, torch.distributed as dist
 sys.path.insert(0, {tests!r})
 from test_methods import CASES, made, gradients, doubled, part_of, twelve
-from c2lip import training
-from c2lip.towers import average_gradients, sum_over_ranks
+from c2lip.distributed import average_gradients, sum_over_ranks
+from c2lip.training.step import backward
 dist.init_process_group("gloo")
 rank, samples = dist.get_rank(), doubled(twelve())
 for name, step in CASES:
@@ -85,39 +88,43 @@ for name, step in CASES:
     whole = torch.load({folder!r} + f"/{{name}}{{step}}.pt", weights_only=True)
     part = part_of(method.view(samples, step), rank)
     method.view = lambda *_: part
-    losses = training.backward(towers, method, [None], step, "cpu")
-    average_gradients([p for p in [*towers.model.parameters(), *method.objective.parameters()] if p.requires_grad])
+    losses = backward(towers, method, [None], step, "cpu")
+    trained = [*towers.model.parameters(), *method.objective.parameters()]
+    average_gradients([p for p in trained if p.requires_grad])
     for k, v in losses.items():
         total = sum_over_ranks(v.detach().clone()).item()
         assert abs(total - whole["losses"][k]) <= 1e-6*max(1, abs(total)), (name, step, k, total, whole["losses"][k])
     for k, g in gradients(towers, method).items():
-        assert torch.allclose(g, whole["gradients"][k], rtol=1e-5, atol=1e-7*max(1., whole["gradients"][k].abs().max().item())), (name, step, k)
-    if rank == 0: print("equal", name, step, flush=True)
+        want = whole["gradients"][k]
+        assert torch.allclose(g, want, rtol=1e-5, atol=1e-7*max(1., want.abs().max().item())), (name, step, k)
+    if rank == 0:
+        print("equal", name, step, flush=True)
 dist.destroy_process_group()
 """
 
 
+def part_of_entry(entry, images):
+    "The texts of some of the images, a row for every mention"
+    if entry.owner is None:
+        return Texts(entry.ids[images], mask=None if entry.mask is None else entry.mask[images])
+    mine = (entry.owner >= images.start) & (entry.owner < images.stop)
+    rows = (torch.arange(len(entry)) if entry.column is None else entry.column)[mine]
+    return Texts(
+        entry.ids[rows],
+        entry.owner[mine] - images.start,
+        torch.arange(len(rows)),
+        number=None if entry.number is None else entry.number[rows],
+        weight=None if entry.weight is None else entry.weight[mine],
+    )
+
+
 def part_of(batch, rank):
-    "What one of two ranks would have made: its half of the pairs and the further texts of these"
-    n = len(batch.images["image"]) // 2
-    mine = slice(rank * n, rank * n + n)
-    owned = None if batch.owner is None else (batch.owner >= mine.start) & (batch.owner < mine.stop)
-
-    def rows(x, entry):
-        if entry == "hard":
-            return x[:3] if rank == 0 else x[3:]  # these belong to nobody
-        return x[owned] if entry in ("negative", "phrase") else x[mine]
-
-    take = lambda entries: {k: rows(x, k) for k, x in entries.items()}
-    owner = None if owned is None else batch.owner[owned] - mine.start
+    "What one of two ranks would have made: five or seven of the twelve images, and the texts of these"
+    mine = (slice(0, 5), slice(5, 12))[rank]
     return Batch(
-        take(batch.images),
-        take(batch.texts),
-        owner,
-        None if batch.column is None else torch.arange(len(owner)),
-        None if batch.phrase_id is None else batch.phrase_id[owned],
-        None,
-        take(batch.masks),
+        {name: x[mine] for name, x in batch.images.items()},
+        {name: part_of_entry(entry, mine) for name, entry in batch.texts.items()},
+        {name: x[mine] for name, x in batch.masks.items()},
     )
 
 
@@ -179,18 +186,77 @@ def test_heads_have_their_own_rate(samples):
     ] == 1e-4
 
 
-def test_the_trainer_names_no_method():
-    text = (ROOT / "c2lip" / "training.py").read_text(encoding="utf8")
-    for name in set(method_names()) - {"c2lip", "clip", "siglip", "finetune"} | {"npc", "xac", "phrase_signs"}:
-        assert not re.search(rf"\b{name}\b", text), name
+def test_the_trainer_names_no_method_and_no_entry():
+    files = [ROOT / "c2lip" / "distributed.py", *(ROOT / "c2lip" / "training").glob("*.py")]
+    assert len(files) > 5
+    words = set(method_names()) - {"c2lip", "clip", "siglip", "finetune"} | {"npc", "xac", "phrase_signs"}
+    words |= {"phrase", "caption", "negative", "positive_1"}
+    for file in files:
+        text = re.sub(r"^# %%.*$", "", file.read_text(encoding="utf8"), flags=re.M)
+        for word in words:
+            assert not re.search(rf"\b{word}\b", text), (file.name, word)
 
 
 def test_unknown_method_and_option():
     towers = load("base")
     with pytest.raises(UserError, match="did you mean clic"):
         build("click", towers, {})
-    with pytest.raises(UserError, match="has no option 'regimes'.*regime"):
+    with pytest.raises(UserError, match="has no option 'regimes'; did you mean regime?"):
         build("concrete_jungle", towers, {}, {"regimes": "low"})
+    with pytest.raises(UserError, match="c2lip.methods.edits holds no function that is declared to return a Method"):
+        build("edits", towers, {})
+
+
+OWN = """
+from c2lip.methods import Method, Objective, caption_view, contrast
+
+def half(model, share: float = 0.5) -> "Method":
+    loss = contrast(model)
+
+    def losses(f, batch, terms):
+        return {"half": share * loss(f["image"], f["caption"], f, batch.rows)}
+
+    return Method(caption_view(model), Objective(losses, {"half": 1.0}, columns=("image", "caption")))
+"""
+
+
+@pytest.fixture
+def own_modules(tmp_path, monkeypatch):
+    "A folder whose modules are modules of c2lip.methods for a while"
+    monkeypatch.setattr(c2lip.methods, "__path__", [*c2lip.methods.__path__, str(tmp_path)])
+    yield tmp_path
+    for name in [f"c2lip.methods.{file.stem}" for file in tmp_path.glob("*.py")]:
+        sys.modules.pop(name, None)
+
+
+def test_a_method_whose_first_parameter_has_another_name(own_modules, samples):
+    (own_modules / "half.py").write_text(OWN)
+    towers = load("base")
+    method = build("half", towers, {"share": 0.25, "lr": 1.0})
+    losses = {
+        name: backward(towers, m, samples, 1, "cpu")
+        for name, m in (("half", method), ("c2lip", made("c2lip", False)[1]))
+    }
+    assert math.isclose(losses["half"]["half"].item(), 0.25 * losses["c2lip"]["contrastive"].item(), rel_tol=1e-5)
+    with pytest.raises(UserError, match="has no option 'towers'"):
+        build("half", towers, {}, {"towers": 1})
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("import no_such_library", "cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"),
+        ("def broken(:", "cannot be imported: SyntaxError"),
+        ("def broken(towers):\n    pass", "holds no function that is declared to return a Method"),
+    ],
+    ids=["missing library", "syntax error", "no annotation"],
+)
+def test_a_module_that_fails_leaves_the_others(own_modules, text, message):
+    towers, before = load("base"), method_names()
+    (own_modules / "broken.py").write_text(text)
+    with pytest.raises(UserError, match=f"the module c2lip.methods.broken {message}"):
+        build("broken", towers)
+    assert method_names() == before and build("finetune", towers).objective.terms == ["contrastive"]
 
 
 @pytest.mark.parametrize("name", ["macco", "clic"])
