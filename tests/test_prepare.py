@@ -19,7 +19,8 @@ from PIL import Image
 
 from c2lip.concepts import load_pipeline, noun_phrases_many, phrases_of
 from c2lip.core import UserError
-from c2lip.data.prepare import PIECE, prepare, prepare_part
+from c2lip.data.parts import prepare_part
+from c2lip.data.prepare import PIECE, prepare
 from c2lip.data.sources import open_data
 from c2lip.workshop.treebank import read_grammar, sentence_text, template_caption
 
