@@ -1,4 +1,4 @@
-"""The measures of speed: memory against a fresh process, counted traffic against its formula; and the shipped record against the targets."""
+"""Speed: peak memory against a fresh process, counted traffic against its formula, the record against the targets."""
 
 import math
 import sys
