@@ -1,12 +1,14 @@
-"""A release is the model wherever it is loaded: in stock open_clip and in transformers, by processes that never saw this library."""
+"""A release is the same model wherever it is loaded: stock open_clip and transformers, without this library."""
 
 import json
+import shutil
 from copy import deepcopy
 
 import numpy as np
 import open_clip
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from c2lip.core import UserError
@@ -14,110 +16,135 @@ from c2lip.encoding import encode_images, encode_texts
 from c2lip.release import digest, push, save
 from c2lip.release.interpolation import interpolate
 from c2lip.release.transformers import expressible, to_hugging_face
-from c2lip.towers import Towers, base_folder, load
+from c2lip.towers import Towers, base_folder, has_bias, load
 
 TEXTS = ["A red mug, left of the two_dogs!", "a photo of a dog", "naïve café"]
 STOCK = """
-import sys, numpy as np, open_clip, torch
+import sys
+from pathlib import Path
+
+import numpy as np
+import open_clip
+import torch
 from PIL import Image
+
 for folder in sys.argv[1:]:
     model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}/model")
     tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}/model")
+    texts = Path(folder, "texts.txt").read_text(encoding="utf8").split("\\n")
     with torch.no_grad():
         image = model.eval().encode_image(preprocess(Image.open(f"{folder}/image.png"))[None], normalize=True)
-        text = model.encode_text(tokenizer(open(f"{folder}/texts.txt", encoding="utf8").read().split("\\n")), normalize=True)
+        text = model.encode_text(tokenizer(texts), normalize=True)
     np.savez(f"{folder}/stock.npz", image=image, text=text)
 assert not any(m.split(".")[0] == "c2lip" for m in sys.modules)
 """
 TRANSFORMERS = """
-import sys, numpy as np, torch, transformers
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from PIL import Image
-from transformers import AutoModel, AutoProcessor
+from transformers import AutoModel, AutoProcessor, SiglipVisionModel
+
 for folder in sys.argv[1:]:
-    model, processor = AutoModel.from_pretrained(f"{folder}/hf").eval(), AutoProcessor.from_pretrained(f"{folder}/hf", backend="pil")
-    inputs = processor(text=open(f"{folder}/texts.txt", encoding="utf8").read().split("\\n"), images=Image.open(f"{folder}/image.png"), padding="max_length", truncation=True, return_tensors="pt")
-    with torch.no_grad(): out = model(**inputs)
-    alone = out.image_embeds
-    if type(model).__name__ == "SiglipModel":
-        with torch.no_grad(): alone = torch.nn.functional.normalize(transformers.SiglipVisionModel.from_pretrained(f"{folder}/hf").eval()(inputs.pixel_values).pooler_output, dim=-1)
-    np.savez(f"{folder}/hf.npz", image=out.image_embeds, text=out.text_embeds, logits=out.logits_per_image, alone=alone)
+    model = AutoModel.from_pretrained(f"{folder}/hf").eval()
+    processor = AutoProcessor.from_pretrained(f"{folder}/hf", backend="pil")
+    texts = Path(folder, "texts.txt").read_text(encoding="utf8").split("\\n")
+    image = Image.open(f"{folder}/image.png")
+    inputs = processor(text=texts, images=image, padding="max_length", truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        out = model(**inputs)
+        alone = out.image_embeds
+        if type(model).__name__ == "SiglipModel":
+            vision_tower = SiglipVisionModel.from_pretrained(f"{folder}/hf").eval()
+            alone = F.normalize(vision_tower(inputs.pixel_values).pooler_output, dim=-1)
+    found = {"image": out.image_embeds, "text": out.text_embeds, "logits": out.logits_per_image, "alone": alone}
+    np.savez(f"{folder}/hf.npz", **found)
     print(type(model).__name__)
 assert not any(m.split(".")[0] == "c2lip" for m in sys.modules)
 """
 
 
-def shake(made):
-    "Random weights far from their start, so that nothing hides behind a zero"
+def shake(towers):
+    "Random weights far from their start, so that no weight of zero hides a mistake"
     torch.manual_seed(1)
     with torch.no_grad():
-        for p in made.model.parameters():
-            if p.ndim:
-                p += 0.02 * torch.randn_like(p)
-    made.model.eval()
-    return made
+        for parameter in towers.model.parameters():
+            if parameter.ndim:
+                parameter += 0.02 * torch.randn_like(parameter)
+    towers.model.eval()
+    return towers
 
 
-def clip(quick):
+def tiny_clip(quick_gelu):
     "A tiny CLIP as OpenAI's: its own tokenizer, quick GELU or not, cut to the middle"
     config = dict(
         embed_dim=32,
-        quick_gelu=quick,
+        quick_gelu=quick_gelu,
         vision_cfg=dict(image_size=64, patch_size=16, width=64, layers=2, head_width=32),
         text_cfg=dict(context_length=77, vocab_size=49408, width=64, heads=2, layers=2),
     )
-    torch.manual_seed(0)
-    look = dict(
+    preprocess_cfg = dict(
         size=64,
         mean=open_clip.OPENAI_DATASET_MEAN,
         std=open_clip.OPENAI_DATASET_STD,
         interpolation="bicubic",
         resize_mode="shortest",
     )
-    return Towers(open_clip.model.CLIP(**deepcopy(config)), open_clip.tokenizer.SimpleTokenizer(), config, look, "new")
+    torch.manual_seed(0)
+    model = open_clip.model.CLIP(**deepcopy(config))
+    return Towers(model, open_clip.tokenizer.SimpleTokenizer(), config, preprocess_cfg, "new")
 
 
-def prepared(folder, made):
-    "The release, its export where there is one, an image and texts; and our own embeddings"
-    rng = np.random.default_rng(0)
-    image = Image.fromarray(rng.integers(0, 255, (90, 130, 3), dtype=np.uint8)).resize((260, 180))
+def make_towers(kind):
+    if kind == "ViT-B-16-SigLIP":
+        return load("ViT-B-16-SigLIP:random")
+    if kind == "base":
+        return load("base")
+    return tiny_clip(quick_gelu=kind == "quick clip")
+
+
+KINDS = ("ViT-B-16-SigLIP", "clip", "quick clip", "base")
+
+
+def write_inputs(folder):
+    "An image and texts for the processes that load the release"
+    noise = np.random.default_rng(0).integers(0, 255, (90, 130, 3), dtype=np.uint8)
+    image = Image.fromarray(noise).resize((260, 180))
     image.save(folder / "image.png")
     (folder / "texts.txt").write_text("\n".join(TEXTS), encoding="utf8")
-    save(made, folder / "model")
+    return image
+
+
+def own_outputs(towers, image):
+    "Our embeddings and logits"
+    model = towers.model
     with torch.no_grad():
-        v = encode_images(made.model, made.preprocess(image)[None])[0]
-        t = encode_texts(made.model, made.tokenizer(TEXTS))[0]
-        scale, bias = made.model.logit_scale.exp(), getattr(made.model, "logit_bias", None)
-        return dict(
-            image=v.numpy(),
-            text=t.numpy(),
-            logits=(scale * v @ t.T + (0 if bias is None else bias)).numpy(),
-            scale=float(scale),
-        )
-
-
-KINDS = {
-    "ViT-B-16-SigLIP": lambda: load("ViT-B-16-SigLIP:random"),
-    "clip": lambda: clip(False),
-    "quick clip": lambda: clip(True),
-    "base": lambda: load("base"),
-}
+        v = encode_images(model, towers.preprocess(image)[None])[0]
+        t = encode_texts(model, towers.tokenizer(TEXTS))[0]
+        scale = model.logit_scale.exp()
+        logits = scale * v @ t.T + (model.logit_bias if has_bias(towers) else 0)
+    return {"image": v.numpy(), "text": t.numpy(), "logits": logits.numpy(), "scale": float(scale)}
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
-    "kind → (folder, our embeddings, largest difference of the export or why there is none); ViT-B-16-SigLIP is of full size, its weights are random"
+    """kind → (folder, our outputs, largest difference of the export or why there is none).
+    ViT-B-16-SigLIP is of full size, its weights are random"""
     home, made = tmp_path_factory.mktemp("released"), {}
-    for kind, make in KINDS.items():
-        model = shake(make())
-        (home / kind).mkdir()
-        ours = prepared(home / kind, model)
+    for kind in KINDS:
+        towers, folder = shake(make_towers(kind)), home / kind
+        folder.mkdir()
+        image = write_inputs(folder)
+        save(towers, folder / "model")
         try:
-            made[kind] = home / kind, ours, to_hugging_face(model, home / kind / "hf")
+            export = to_hugging_face(towers, folder / "hf")
         except UserError as e:
-            made[kind] = home / kind, ours, str(e)
+            export = str(e)
+        made[kind] = folder, own_outputs(towers, image), export
     yield made
-    import shutil
-
     shutil.rmtree(home)  # 1.7 GB
 
 
@@ -130,106 +157,95 @@ def test_stock_open_clip(released, run):
     assert done.returncode == 0, done.out[-3000:]
     for kind, (folder, ours, _) in released.items():
         stock = np.load(folder / "stock.npz")
-        assert same(stock["image"], ours["image"], 1e-6) and same(stock["text"], ours["text"], 1e-6), kind
-        assert abs(ours["text"][0] @ ours["text"][1]) < 0.999, "the texts are told apart, so equality says something"
+        assert same(stock["image"], ours["image"], 1e-6), kind
+        assert same(stock["text"], ours["text"], 1e-6), kind
+        assert abs(ours["text"][0] @ ours["text"][1]) < 0.999, "equality says nothing where all texts are alike"
 
 
 def test_transformers(released, run):
-    done = run(
-        "python",
-        "-c",
-        TRANSFORMERS,
-        *(folder for folder, _, found in released.values() if isinstance(found, float)),
-        cwd="/",
-    )
-    assert (
-        done.returncode == 0 and done.out.split().count("SiglipModel") == 1 and done.out.split().count("CLIPModel") == 2
-    ), done.out[-3000:]
-    for kind, (folder, ours, found) in released.items():
-        if kind == "base":
-            continue
+    exported = {kind: found for kind, found in released.items() if kind != "base"}
+    done = run("python", "-c", TRANSFORMERS, *(folder for folder, *_ in exported.values()), cwd="/")
+    assert done.returncode == 0, done.out[-3000:]
+    kinds = done.out.split()
+    assert kinds.count("SiglipModel") == 1 and kinds.count("CLIPModel") == 2, done.out[-3000:]
+    for kind, (folder, ours, largest) in exported.items():
+        assert largest <= 1e-5, kind
         hf = np.load(folder / "hf.npz")
-        assert (
-            found <= 1e-5
-            and all(same(hf[k], ours[k], 1e-5) for k in ("image", "text"))
-            and same(hf["logits"], ours["logits"], 1e-5 * ours["scale"])
-            and same(hf["alone"], hf["image"], 1e-5)
-        ), kind
+        assert same(hf["image"], ours["image"], 1e-5), kind
+        assert same(hf["text"], ours["text"], 1e-5), kind
+        assert same(hf["logits"], ours["logits"], 1e-5 * ours["scale"]), kind
+        assert same(hf["alone"], hf["image"], 1e-5), kind
         config = json.loads((folder / "hf" / "config.json").read_text())
-        assert {config[f"{tower}_config"]["hidden_act"] for tower in ("vision", "text")} == {
-            "quick_gelu" if kind == "quick clip" else "gelu"
-        }, kind
-    names = json.loads((released["ViT-B-16-SigLIP"][0] / "hf" / "tokenizer_config.json").read_text())
-    assert names["tokenizer_class"] == "PreTrainedTokenizerFast" and names["model_input_names"] == ["input_ids"], (
-        "transformers 4 knows this class; SigLIP reads its padding"
-    )
+        activations = {config[f"{tower}_config"]["hidden_act"] for tower in ("vision", "text")}
+        assert activations == {"quick_gelu" if kind == "quick clip" else "gelu"}, kind
 
 
-def test_what_transformers_cannot_say(released):
+def test_transformers_4_knows_the_tokenizer(released):
+    folder = released["ViT-B-16-SigLIP"][0] / "hf"
+    names = json.loads((folder / "tokenizer_config.json").read_text())
+    assert names["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert names["model_input_names"] == ["input_ids"], "SigLIP reads its padding"
+
+
+def test_what_transformers_cannot_express(released):
     folder, _, why = released["base"]
-    assert (
-        why == expressible(load("base"))[1]
-        and why in (folder / "model" / "README.md").read_text()
-        and "SiglipModel.from_pretrained" in (released["ViT-B-16-SigLIP"][0] / "model" / "README.md").read_text()
-    )
+    assert why == expressible(load("base"))[1]
     assert "causal" in why and "class or register tokens" in why and not (folder / "hf").exists()
+    assert why in (folder / "model" / "README.md").read_text()
+    assert "SiglipModel.from_pretrained" in (released["ViT-B-16-SigLIP"][0] / "model" / "README.md").read_text()
 
 
 def test_average_of_folders(tmp_path):
     other = shake(load("base"))
     save(other, tmp_path / "run" / "model")
     mixed = interpolate("base", tmp_path / "run", 0.3)
-    a, b = load("base").model.state_dict(), other.model.state_dict()
-    for k, v in mixed.model.state_dict().items():
-        assert v.dtype == torch.float32 and torch.allclose(
-            v.double(), 0.7 * a[k].double() + 0.3 * b[k].double(), rtol=1e-7, atol=1e-9
-        ), k
-    assert not torch.equal(mixed.model.logit_scale, a["logit_scale"]) or torch.equal(a["logit_scale"], b["logit_scale"])
+    before, after = load("base").model.state_dict(), other.model.state_dict()
+    for name, weight in mixed.model.state_dict().items():
+        want = 0.7 * before[name].double() + 0.3 * after[name].double()
+        assert weight.dtype == torch.float32, name
+        assert torch.allclose(weight.double(), want, rtol=1e-7, atol=1e-9), name
+    scale = mixed.model.logit_scale
+    assert not torch.equal(scale, before["logit_scale"]) or torch.equal(before["logit_scale"], after["logit_scale"])
     with pytest.raises(UserError, match="cannot be averaged.*both must be of one model"):
-        interpolate("base", clip(False), 0.5)
-    quick, plain = clip(True), clip(False)
+        interpolate("base", tiny_clip(False), 0.5)
     with pytest.raises(UserError, match="configurations differ in quick_gelu"):
-        interpolate(quick, plain, 0.5)
+        interpolate(tiny_clip(True), tiny_clip(False), 0.5)
+
+
+def front_matter(text):
+    return yaml.safe_load(text.split("---")[1])
 
 
 def test_the_card(tmp_path):
-    record = {
-        "settings": {
-            "method": "c2lip",
-            "data": "/data/somebody/secret/photos",
-            "run_dir": "/data/somebody/run",
-            "model": "/data/somebody/x/y",
-            "note": "a | b",
-        },
-        "steps": 3,
-        "versions": {"torch": "2"},
+    settings = {
+        "method": "c2lip",
+        "data": "/data/somebody/secret/photos",
+        "images": 6000,
+        "run_dir": "/data/somebody/run",
+        "model": "/data/somebody/x/y",
+        "note": "a | b",
     }
+    record = {"settings": settings, "steps": 3, "versions": {"torch": "2"}}
     folder = save(load("base"), tmp_path / "run-7" / "model", record)
     text = (folder / "README.md").read_text(encoding="utf8")
-    import yaml
-
-    head = yaml.safe_load(text.split("---")[1])
-    assert (
-        head["license"] == "unknown"
-        and head["library_name"] == "open_clip"
-        and "base_model" not in head
-        and "c2lip" in head["tags"]
-    )
-    assert (
-        "# run-7" in text
-        and "/data/somebody" not in text
-        and "photos" in text
-        and "…/x/y" in text
-        and r"a \| b" in text
-        and "Nothing was measured" in text
-    )
+    head = front_matter(text)
+    assert head["license"] == "unknown" and head["library_name"] == "open_clip"
+    assert "base_model" not in head and "c2lip" in head["tags"]
+    assert "# run-7" in text and "Nothing was measured" in text
+    assert "/data/somebody" not in text and "photos" in text and "…/x/y" in text
+    assert r"a \| b" in text
     assert digest(folder) in text and digest(base_folder()) in text
-    named = load("base")
-    named.name = "ViT-B-16-SigLIP:webli"
-    assert (
-        yaml.safe_load((save(named, tmp_path / "b") / "README.md").read_text().split("---")[1])["base_model"]
-        == "timm/ViT-B-16-SigLIP"
-    )
+    assert "`images`" not in text, "the size of the embedded world says nothing of a model trained on photographs"
+    record["settings"]["data"] = "world"
+    save(load("base"), tmp_path / "run-8", record)
+    assert "| `images` | 6000 |" in (tmp_path / "run-8" / "README.md").read_text(encoding="utf8")
+
+
+def test_the_card_names_the_repository_of_the_first_weights(tmp_path):
+    towers = load("base")
+    towers.name = "ViT-B-16-SigLIP:webli"
+    text = (save(towers, tmp_path / "b") / "README.md").read_text()
+    assert front_matter(text)["base_model"] == "timm/ViT-B-16-SigLIP"
 
 
 def test_push(tmp_path, monkeypatch):
