@@ -14,7 +14,8 @@ from c2lip.concepts import noun_phrases
 from c2lip.core import UserError, read_json
 from c2lip.data.batches import batches
 from c2lip.data.sources import open_data
-from c2lip.release.run import main, train
+from c2lip.release import run as run_room
+from c2lip.release.run import main
 from c2lip.training.log import read_log
 from c2lip.training.settings import check
 from c2lip.training.step import train_step
@@ -160,21 +161,12 @@ def test_the_other_recipes_run(recipe, shards, tmp_path):
 # hostile data
 
 
+HOSTILE = dict(method="c2lip", lr=1e-4, crop_scale=0.8, hold_back=0, max_skipped=0.4, epochs=2, batches="random")
+
+
 def train(source, folder, **settings):
-    return train(
-        {
-            **TINY,
-            "method": "c2lip",
-            "data": str(source),
-            "lr": 1e-4,
-            "crop_scale": 0.8,
-            "hold_back": 0,
-            "max_skipped": 0.4,
-            "epochs": 2,
-            **settings,
-        },
-        folder,
-    )
+    "Train on `source` with settings that let it have damage"
+    return run_room.train({**TINY, **HOSTILE, "data": str(source), **settings}, folder)
 
 
 def test_damaged_shards_are_trained_on_and_counted(damaged, tmp_path, capfd):
