@@ -1,4 +1,4 @@
-"""Several processes and several machines: they train what one does, and the end of one is the end of all, with its reason."""
+"""Several processes or machines train what one does; the end of one is the end of all, with its reason."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -198,10 +199,8 @@ def machines():
         pytest.skip("the ip command is not here")
     finally:
         for n in names:
-            try:
+            with suppress(FileNotFoundError):
                 ip("netns", "del", n)
-            except FileNotFoundError:
-                pass
 
 
 def start(machines, port, *words):

@@ -1,4 +1,4 @@
-"""The papermill entry point, in processes of its own on a toy project: what a terminal shows and what a run leaves behind."""
+"""The papermill entry point on a toy project: what a terminal shows and what a run leaves behind."""
 
 import json
 import os
@@ -168,7 +168,7 @@ def test_no_notebook_of_that_name(toy, run):
 
 
 def test_code_in_a_name_is_not_run(toy, run):
-    "papermill writes `name = value` into a cell; the same attempt does run without the entry point, so it is a real one"
+    "papermill writes `name = value` into a cell; without the entry point the same attempt does run"
     attempt = "lr = 1e-5; open('gone', 'w').close(); x"
     for option in ("-p", "-r"):
         done = run("papermill", "nbs/train.ipynb", option, attempt, "1", cwd=toy)

@@ -1,4 +1,6 @@
-"""Every recipe is accepted as it stands and runs on small shards; damaged shards are counted, stop a run only where they must, and cost no exactness."""
+"""Every recipe is accepted and runs on small shards.
+
+Damaged shards are counted, stop a run only where they must, and cost no exactness."""
 
 import io
 import json
@@ -75,13 +77,13 @@ def damaged(shards, tmp_path_factory):
     folder = tmp_path_factory.mktemp("damaged")
     for f in shards.glob("*.tar"):
         shutil.copy(f, folder)
-    good, bomb = [], b"\xff\xd8\xff\xc0\x00\x11\x08\xff\xff\xff\xff\x03\x01\x11\x00\x02\x11\x00\x03\x11\x00\xff\xd9"
+    bomb = b"\xff\xd8\xff\xc0\x00\x11\x08\xff\xff\xff\xff\x03\x01\x11\x00\x02\x11\x00\x03\x11\x00\xff\xd9"
     with (
         tarfile.open(folder / "cc3m-train-0003.tar", "w") as tar,
         tarfile.open(shards / "cc3m-train-0000.tar") as first,
     ):
         image = first.extractfile("000000000.jpg").read()
-        for name, image, text in (
+        for name, content, text in (
             ("broken", image[:500], '{"caption": "A broken one."}'),
             ("bomb", bomb, '{"caption": "A large one."}'),
             ("json", image, "{"),
@@ -89,7 +91,7 @@ def damaged(shards, tmp_path_factory):
             ("phrases", image, '{"caption": "A mug.", "nounphrases": 3}'),
             ("good", image, '{"caption": "A red mug."}'),
         ):
-            add(tar, f"{name}.jpg", image)
+            add(tar, f"{name}.jpg", content)
             add(tar, f"{name}.json", text.encode())
             add(tar, f"{name}.pickle", b"cos\nsystem\n(S'exit'\ntR.")
         add(tar, "good.jpg", image)

@@ -1,6 +1,7 @@
-"""Killed with SIGKILL at any moment and started again with the same settings, a run resumes bit-identical.
+"""Killed with SIGKILL at any moment and started again with the same settings, a run is bit-identical.
 
-One process of its own imports the library once and forks every run, since a kill costs a start; `python tests/test_resume.py [runs] [kills]` shows more of them."""
+One process of its own imports the library once and forks every run, since a kill costs a start.
+`python tests/test_resume.py [kills] [seed]` shows more of them."""
 
 import hashlib
 import json
@@ -97,7 +98,7 @@ def arm(place, step):
 def one_rank(rank, ranks, folder, attempt, workers, strike):
     import torch.distributed as dist
 
-    log = open(Path(folder) / f"rank{rank}.txt", "a")
+    log = open(Path(folder) / f"rank{rank}.txt", "a")  # noqa: SIM115 (as long as the process)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = log

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from c2lip.core import UserError
-from c2lip.methods import known_methods
+from c2lip.methods import find_methods
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT / "nbs"
 LAUNCHERS = sorted(p for p in NBS.glob("*.ipynb") if read_parameters(p))
 SETTINGS = declared_by(Config, Launcher)
+METHODS, _ = find_methods()
 OPTIONS = options_of(c2lip)
 ASPECTS = {"default", "meaning", "rule", "type"}
 
@@ -78,7 +79,7 @@ def test_settings_are_well_formed():
 
 def test_options_of_methods_are_well_formed():
     "A default keeps its own rule; no option has a setting's name, which would take its value"
-    for method, function in known_methods().items():
+    for method, function in METHODS.items():
         for name, p in options_of(function).items():
             assert name not in SETTINGS, f"{method}: {name} is a setting of the run"
             assert p.help, f"{method}: {name} needs a comment"
@@ -95,7 +96,7 @@ def test_recipes_hold_known_names_and_allowed_values(path):
     found = complete(given)
     assert {name: found[name] for name in given} == given, "a value is read as something else"
     options = yaml.safe_load(given.get("method_options", "{}"))
-    assert set(options) <= set(inspect.signature(known_methods()[found["method"]]).parameters)
+    assert set(options) <= set(inspect.signature(METHODS[found["method"]]).parameters)
 
 
 def test_smoke_holds_known_names_and_allowed_values():
