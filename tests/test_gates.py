@@ -13,7 +13,7 @@ import pytest
 from papermill.inspection import _infer_parameters
 from papermill.iorw import load_notebook_node
 
-from c2lip.training.settings import _kinds, check
+from c2lip.training.settings import KINDS, check
 from c2lip.workshop.launch import add_output
 from c2lip.workshop.parameters import read_parameters, smoke
 from c2lip.workshop.readme import kernel
@@ -111,7 +111,7 @@ def test_launcher(path):
     inferred = {p.name: p for p in _infer_parameters(load_notebook_node(str(path)))}
     assert list(inferred) == list(declared), "papermill does not see every parameter; a second = in the line hides it"
     for p in declared.values():
-        assert p.kind in _kinds and p.help, f"{p.name} needs a type and a comment"
+        assert p.kind in KINDS and p.help, f"{p.name} needs a type and a comment"
         assert inferred[p.name].inferred_type_name == p.kind and inferred[p.name].help == p.help
     assert check(declared, {}) == {n: p.default for n, p in declared.items()}, "a default breaks its own rule or type"
     check(declared, smoke(ROOT, path.stem), f"data/smoke.yaml: {path.stem}")

@@ -110,14 +110,18 @@ def test_smoke_holds_known_names_and_allowed_values():
 
 def another(parameter):
     "A value that the setting allows and that is not its default"
-    candidates = [not parameter.default] if parameter.kind == "bool" else []
-    if parameter.rule.startswith("one of"):
-        candidates += parameter.rule.removeprefix("one of: ").split(", ")
-    elif parameter.kind == "str":
-        candidates += [f"{parameter.default}x"]
-    elif parameter.kind in ("int", "float"):
-        candidates += [as_kind(parameter.kind, n) for n in (parameter.default + 1, parameter.default / 2 + 0.125, 0.5)]
-    return next(v for v in candidates if v != parameter.default and allows(parameter.rule, v))
+    default, kind, rule = parameter.default, parameter.kind, parameter.rule
+    if kind == "bool":
+        return not default
+    if rule.startswith("one of"):
+        candidates = rule.removeprefix("one of: ").split(", ")
+    elif kind == "str":
+        candidates = [f"{default}x"]
+    elif kind == "int":
+        candidates = [default + 1]
+    else:
+        candidates = [default + 1, default / 2, 0.5]
+    return next(v for v in candidates if v != default and allows(rule, v))
 
 
 def test_a_checkpoint_belongs_to_every_setting_that_may_not_change():
