@@ -177,11 +177,12 @@ def test_code_in_a_name_is_not_run(toy, run):
     assert (toy / "gone").exists()
 
 
-def test_a_text_stays_a_text(toy, run):
+def test_a_text_stays_a_text(toy, run, monkeypatch):
     value = '007"; open("gone", "w"); "'
     done = run("papermill", "nbs/train.ipynb", "out.ipynb", "-p", "run_dir", ".", "-p", "fail", "no", cwd=toy)
     assert done.returncode == 0, done.out
-    assert add_output(["papermill", str(toy / "nbs" / "train.ipynb"), "-p", "run_dir", value])[1:4] == [
+    monkeypatch.chdir(toy)
+    assert add_output(["papermill", "nbs/train.ipynb", "-p", "run_dir", value])[1:4] == [
         "-r",
         "run_dir",
         value,
