@@ -1,4 +1,4 @@
-"""Several processes and several machines: they train what one does, and the end of one is the end of all, with its reason."""
+"""Several processes or machines train what one does; the end of one is the end of all, with its reason."""
 
 import json
 import os
@@ -8,16 +8,17 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from c2lip.core import UserError, read_json
-from c2lip.release.run import launch_ranks, main, train
-from c2lip.release.run.log import read_log
-from c2lip.release.run.settings import check
+from c2lip.core import UserError, read_json, write_json
+from c2lip.release.run import main, train
 from c2lip.towers import load
-from c2lip.workshop.parameters import read_parameters
+from c2lip.training.config import complete
+from c2lip.training.log import read_log
+from c2lip.training.ranks import launch_ranks
 from c2lip.world_captions import train_records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,7 +90,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(own, tmp_path, capfd):
 
     def run():
         try:
-            launch_ranks({**LONG, "data": str(tmp_path / "t.jsonl"), "gpus": 2}, tmp_path)
+            train({**LONG, "data": str(tmp_path / "t.jsonl"), "gpus": 2}, tmp_path)
         except UserError as e:
             said.append(str(e))
 
@@ -106,36 +107,49 @@ def test_a_killed_rank_ends_the_run_and_is_named(own, tmp_path, capfd):
     assert listed in (1, 2) and read_log(tmp_path)[-1]["skipped"] == listed, "by the rank that met it, or by both"
 
 
+BROKEN = """
+import os
+import time
+
+from c2lip.release import run
+from c2lip.training import fit
+
+step = fit.train_step
+
+
+def broken(*args, **kw):
+    if os.environ["RANK"] == "1" and args[4] == 3:
+        print("raised at", time.time(), flush=True)
+        raise RuntimeError("a GPU fell off the bus")
+    return step(*args, **kw)
+
+
+fit.train_step = broken
+run.main()
+"""
+
+
 def test_a_rank_that_raises_ends_the_run_with_its_own_traceback(own, tmp_path, capfd, monkeypatch):
     "While rank 0 is in the middle of an exchange"
-    code = """
-import os, time
-from c2lip import training
-step = training.train_step
-def broken(*args, **kw):
-    if os.environ["RANK"] == "1" and args[4] == 3: print("raised at", time.time(), flush=True); raise RuntimeError("a GPU fell off the bus")
-    return step(*args, **kw)
-training.train_step = broken
-training.main()
-"""
-    (tmp_path / "rank.py").write_text(code)
-    popen = subprocess.Popen
-    monkeypatch.setattr(
-        subprocess,
-        "Popen",
-        lambda command, **kw: popen(command[:-4] + [str(tmp_path / "rank.py")] + command[-2:], **kw),
-    )  # for -m c2lip.release.run
+    (tmp_path / "broken_run.py").write_text(BROKEN)  # in place of c2lip.release.run
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    write_json(tmp_path / "ranks.json", {**LONG, "data": str(own), "gpus": 2})
     with pytest.raises(UserError, match="rank 1: RuntimeError: a GPU fell off the bus"):
-        launch_ranks({**LONG, "data": str(own), "gpus": 2}, tmp_path)
+        launch_ranks("broken_run", [tmp_path / "ranks.json", tmp_path], 2)
     end, out = time.time(), capfd.readouterr().out
-    assert "[rank 1] Traceback (most recent call last):" in out and 'rank.py", line 6, in broken' in out
+    assert "[rank 1] Traceback (most recent call last):" in out and re.search(
+        r'broken_run.py", line \d+, in broken', out
+    )
     assert end - float(re.search(r"raised at ([\d.]+)", out)[1]) < 60
 
 
 def test_hand_started_runs_take_recipes(tmp_path, capsys):
     "Settings are checked as papermill's are, and what a recipe leaves out has the notebook's defaults"
     (tmp_path / "r.yaml").write_text("images: 32\nbatch_size: 8\nepochs: 1\nthreads: 1\nwarmup: 1\n")
-    start = lambda name, *words: main([str(tmp_path / name), str(tmp_path / "run"), *words])
+
+    def start(name, *words):
+        main([str(tmp_path / name), str(tmp_path / "run"), *words])
+
     start("r.yaml", "lambda_xac=0", "lr=0.0001", "device=cpu")
     record = read_json(tmp_path / "run" / "params.json")
     assert (
@@ -146,7 +160,7 @@ def test_hand_started_runs_take_recipes(tmp_path, capsys):
     )
     assert (tmp_path / "run" / "model" / "open_clip_model.safetensors").exists()
     for words, message in (
-        (["lamda_xac=1"], "nearest: lambda_xac"),
+        (["lamda_xac=1"], "did you mean lambda_xac"),
         (["epochs=-1"], "epochs must be"),
         (["resume"], "usage"),
     ):
@@ -185,10 +199,8 @@ def machines():
         pytest.skip("the ip command is not here")
     finally:
         for n in names:
-            try:
+            with suppress(FileNotFoundError):
                 ip("netns", "del", n)
-            except FileNotFoundError:
-                pass
 
 
 def start(machines, port, *words):
@@ -238,7 +250,7 @@ def test_two_machines_train_what_one_process_does(own, machines, tmp_path):
     jobs = start(machines, 29511, tmp_path / "r.yaml", tmp_path / "two", f"data={own}")
     out = [j.communicate(timeout=240)[0] for j in jobs]
     assert [j.returncode for j in jobs] == [0, 0], "\n".join(out)
-    settings = check(read_parameters(ROOT / "nbs" / "train.ipynb"), {**SMALL, "data": str(own)})
+    settings = complete({**SMALL, "data": str(own)})
     (tmp_path / "one").mkdir()
     one = train(settings, tmp_path / "one").model.state_dict()
     rows = [[r["total"] for r in read_log(tmp_path / name)] for name in ("one", "two")]

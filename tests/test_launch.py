@@ -1,4 +1,4 @@
-"""The papermill entry point, in processes of its own on a toy project: what a terminal shows and what a run leaves behind."""
+"""The papermill entry point on a toy project: what a terminal shows and what a run leaves behind."""
 
 import json
 import os
@@ -10,18 +10,21 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from c2lip.core import UserError
-from c2lip.workshop.launch import _takes, add_output, enter, is_papermill
+from c2lip.workshop.launch import OPTION_WORDS, add_output, enter, is_papermill
 from c2lip.workshop.readme import kernel
 
 CELL = """lambda_xac: float = 0.01  # weight, from 0 to 100
 lr: float = 1e-5  # peak learning rate, above 0
 run_dir: str = ""  # folder of the results
 fail: str = "no"  # how to fail, one of: no, user, bug"""
-RUN = """if fail == "user": raise launch.ParameterError("there is no model ViT-B-61; nearest: ViT-B-16")
-if fail == "bug": 1/0
-folder = launch.home(".")/run_dir
-launch.record(settings, folder)
+RUN = """if fail == "user":
+    raise UserError("there is no model ViT-B-61; did you mean ViT-B-16?")
+if fail == "bug":
+    1 / 0
+save_parameters(settings, project_root() / run_dir)
 print("step 1 loss 0.5", flush=True)"""
+IMPORTS = """from c2lip.core import UserError, project_root
+from c2lip.workshop.parameters import parameters, save_parameters"""
 
 
 @pytest.fixture
@@ -32,9 +35,9 @@ def toy(tmp_path):
     (root / "settings.ini").write_text("[DEFAULT]\nlib_name = c2lip\n")
     nb = new_notebook(metadata=kernel)
     nb.cells = [
-        new_code_cell("from c2lip.workshop import launch"),
+        new_code_cell(IMPORTS),
         new_code_cell(CELL, metadata={"tags": ["parameters"]}),
-        new_code_cell('settings = launch.parameters("train", globals())'),
+        new_code_cell('settings = parameters("train", globals())'),
         new_code_cell(RUN),
     ]
     nbformat.write(nb, root / "nbs" / "train.ipynb")
@@ -51,7 +54,7 @@ def test_table_of_options_is_papermills():
     from papermill.cli import papermill
 
     options = {o: p.nargs for p in papermill.params if p.param_type_name == "option" and not p.is_flag for o in p.opts}
-    assert options == _takes
+    assert options == OPTION_WORDS
     flags = {
         o for p in papermill.params if p.param_type_name == "option" and p.is_flag for o in p.opts + p.secondary_opts
     }
@@ -129,16 +132,16 @@ def test_with_pipes_from_the_notebooks_folder_and_again_from_its_record(toy, run
 
 
 REFUSED = [
-    ("-p lamda_xac 1", "nearest: lambda_xac"),
-    ("-plamda_xac 1", "nearest: lambda_xac"),
-    ("-y {lamda_xac:1}", "nearest: lambda_xac"),
-    ("-f wrong.yaml", "nearest: lambda_xac"),
+    ("-p lamda_xac 1", "did you mean lambda_xac?"),
+    ("-plamda_xac 1", "did you mean lambda_xac?"),
+    ("-y {lamda_xac:1}", "did you mean lambda_xac?"),
+    ("-f wrong.yaml", "did you mean lambda_xac?"),
     ("-f absent.yaml", "absent.yaml cannot be read"),
     ("-p lambda_xac 101", "from 0 to 100, not 101"),
     ("-p lambda_xac much", "a number from 0 to 100, not much"),
     ("-p lr 0", "above 0"),
     ("-p fail never", "one of: no, user, bug"),
-    ("out.ipynb -p lamda_xac 1", "nearest: lambda_xac"),
+    ("out.ipynb -p lamda_xac 1", "did you mean lambda_xac?"),
 ]
 
 
@@ -161,11 +164,11 @@ def test_refused_before_any_work(toy, run, words, said):
 
 def test_no_notebook_of_that_name(toy, run):
     done = run("papermill", "nbs/trian.ipynb", cwd=toy)
-    assert done.returncode == 2 and "there is no notebook nbs/trian.ipynb; nearest: train.ipynb" in done.out
+    assert done.returncode == 2 and "there is no notebook nbs/trian.ipynb; did you mean train.ipynb?" in done.out
 
 
 def test_code_in_a_name_is_not_run(toy, run):
-    "papermill writes `name = value` into a cell; the same attempt does run without the entry point, so it is a real one"
+    "papermill writes `name = value` into a cell; without the entry point the same attempt does run"
     attempt = "lr = 1e-5; open('gone', 'w').close(); x"
     for option in ("-p", "-r"):
         done = run("papermill", "nbs/train.ipynb", option, attempt, "1", cwd=toy)
@@ -174,11 +177,12 @@ def test_code_in_a_name_is_not_run(toy, run):
     assert (toy / "gone").exists()
 
 
-def test_a_text_stays_a_text(toy, run):
+def test_a_text_stays_a_text(toy, run, monkeypatch):
     value = '007"; open("gone", "w"); "'
     done = run("papermill", "nbs/train.ipynb", "out.ipynb", "-p", "run_dir", ".", "-p", "fail", "no", cwd=toy)
     assert done.returncode == 0, done.out
-    assert add_output(["papermill", str(toy / "nbs" / "train.ipynb"), "-p", "run_dir", value])[1:4] == [
+    monkeypatch.chdir(toy)
+    assert add_output(["papermill", "nbs/train.ipynb", "-p", "run_dir", value])[1:4] == [
         "-r",
         "run_dir",
         value,
@@ -189,7 +193,7 @@ def test_a_text_stays_a_text(toy, run):
 @pytest.mark.parametrize(
     "how, said",
     [
-        ("user", "c2lip: there is no model ViT-B-61; nearest: ViT-B-16\n"),
+        ("user", "c2lip: there is no model ViT-B-61; did you mean ViT-B-16?\n"),
         ("bug", "c2lip: ZeroDivisionError: division by zero\n"),
     ],
 )
@@ -215,7 +219,7 @@ def test_checked_inside_when_nobody_stood_at_the_door(toy, monkeypatch):
     from papermill.exceptions import PapermillExecutionError
 
     monkeypatch.chdir(toy)
-    with pytest.raises(PapermillExecutionError, match="nearest: lambda_xac"):
+    with pytest.raises(PapermillExecutionError, match="did you mean lambda_xac"):
         papermill.execute_notebook("nbs/train.ipynb", "out.ipynb", parameters={"lamda_xac": 1}, progress_bar=False)
 
 

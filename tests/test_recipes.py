@@ -1,4 +1,6 @@
-"""Every recipe is accepted as it stands and runs on small shards; damaged shards are counted, stop a run only where they must, and cost no exactness."""
+"""Every recipe is accepted and runs on small shards.
+
+Damaged shards are counted, stop a run only where they must, and cost no exactness."""
 
 import io
 import json
@@ -14,7 +16,8 @@ from c2lip.concepts import noun_phrases
 from c2lip.core import UserError, read_json
 from c2lip.data.batches import batches
 from c2lip.data.sources import open_data
-from c2lip.release.run import main, train
+from c2lip.release import run as run_room
+from c2lip.release.run import main
 from c2lip.training.log import read_log
 from c2lip.training.settings import check
 from c2lip.training.step import train_step
@@ -74,13 +77,13 @@ def damaged(shards, tmp_path_factory):
     folder = tmp_path_factory.mktemp("damaged")
     for f in shards.glob("*.tar"):
         shutil.copy(f, folder)
-    good, bomb = [], b"\xff\xd8\xff\xc0\x00\x11\x08\xff\xff\xff\xff\x03\x01\x11\x00\x02\x11\x00\x03\x11\x00\xff\xd9"
+    bomb = b"\xff\xd8\xff\xc0\x00\x11\x08\xff\xff\xff\xff\x03\x01\x11\x00\x02\x11\x00\x03\x11\x00\xff\xd9"
     with (
         tarfile.open(folder / "cc3m-train-0003.tar", "w") as tar,
         tarfile.open(shards / "cc3m-train-0000.tar") as first,
     ):
         image = first.extractfile("000000000.jpg").read()
-        for name, image, text in (
+        for name, content, text in (
             ("broken", image[:500], '{"caption": "A broken one."}'),
             ("bomb", bomb, '{"caption": "A large one."}'),
             ("json", image, "{"),
@@ -88,7 +91,7 @@ def damaged(shards, tmp_path_factory):
             ("phrases", image, '{"caption": "A mug.", "nounphrases": 3}'),
             ("good", image, '{"caption": "A red mug."}'),
         ):
-            add(tar, f"{name}.jpg", image)
+            add(tar, f"{name}.jpg", content)
             add(tar, f"{name}.json", text.encode())
             add(tar, f"{name}.pickle", b"cos\nsystem\n(S'exit'\ntR.")
         add(tar, "good.jpg", image)
@@ -160,21 +163,12 @@ def test_the_other_recipes_run(recipe, shards, tmp_path):
 # hostile data
 
 
+HOSTILE = dict(method="c2lip", lr=1e-4, crop_scale=0.8, hold_back=0, max_skipped=0.4, epochs=2, batches="random")
+
+
 def train(source, folder, **settings):
-    return train(
-        {
-            **TINY,
-            "method": "c2lip",
-            "data": str(source),
-            "lr": 1e-4,
-            "crop_scale": 0.8,
-            "hold_back": 0,
-            "max_skipped": 0.4,
-            "epochs": 2,
-            **settings,
-        },
-        folder,
-    )
+    "Train on `source` with settings that let it have damage"
+    return run_room.train({**TINY, **HOSTILE, "data": str(source), **settings}, folder)
 
 
 def test_damaged_shards_are_trained_on_and_counted(damaged, tmp_path, capfd):

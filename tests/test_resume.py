@@ -1,6 +1,7 @@
-"""Killed with SIGKILL at any moment and started again with the same settings, a run ends in the same bits.
+"""Killed with SIGKILL at any moment and started again with the same settings, a run is bit-identical.
 
-One process of its own imports the library once and forks every run, since a kill costs a start; `python tests/test_resume.py [runs] [kills]` shows more of them."""
+One process of its own imports the library once and forks every run, since a kill costs a start.
+`python tests/test_resume.py [kills] [seed]` shows more of them."""
 
 import hashlib
 import json
@@ -22,12 +23,13 @@ from c2lip.towers import load
 from c2lip.training import checkpoint as checkpoint_room
 from c2lip.training import fit as fit_room
 from c2lip.training import step as step_room
-from c2lip.training.checkpoint import _Hashed
+from c2lip.training.checkpoint import HashedFile
 from c2lip.training.log import Log, read_log
 
 SETTINGS = dict(
     method="c2lip",
     images=40,
+    batches="random",
     batch_size=8,
     epochs=2,
     warmup=2,
@@ -88,7 +90,7 @@ def arm(place, step):
             now["writes"] += 1
             now["writes"] % 40 == 17 and strike()
 
-        wrap(_Hashed, "write", writing)
+        wrap(HashedFile, "write", writing)
     if place == "time":
         threading.Timer(0.3 + 0.08 * step, die).start()
 
@@ -96,7 +98,7 @@ def arm(place, step):
 def one_rank(rank, ranks, folder, attempt, workers, strike):
     import torch.distributed as dist
 
-    log = open(Path(folder) / f"rank{rank}.txt", "a")
+    log = open(Path(folder) / f"rank{rank}.txt", "a")  # noqa: SIM115 (as long as the process)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = log

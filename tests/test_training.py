@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -19,14 +20,14 @@ from c2lip.methods.c2lip import c2lip
 from c2lip.methods.finetune import clip, siglip
 from c2lip.release.run import train
 from c2lip.towers import load
-from c2lip.training.checkpoint import intact, load_checkpoint, only_writer, save_checkpoint
+from c2lip.training import fit as fit_room
+from c2lip.training.checkpoint import intact, load_checkpoint, only_writer
 from c2lip.training.config import Config
-from c2lip.training.fit import fit
 from c2lip.training.log import plot_log, read_log
 from c2lip.training.step import backward, backward_in_parts, cut, parameter_groups, train_step
 from c2lip.world_captions import train_records
 
-CFG = Config(epochs=2, batch_size=8, warmup=2, log_every=1, save_every=3, lr=1e-3)
+CFG = Config(epochs=2, batch_size=8, warmup=2, log_every=1, save_every=3, lr=1e-3, batches="random")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def samples():
     return Samples(train_records(48), load().preprocess, cache=True)
 
 
-def fit(samples, folder, cfg=CFG, make=c2lip, stop_at=None):
+def run(samples, folder, cfg=CFG, make=c2lip, stop_at=None):
     "Train a fresh base; `stop_at` ends the run the hard way after so many steps"
     folder.mkdir(exist_ok=True)
     seed_everything(0)
@@ -49,10 +50,8 @@ def fit(samples, folder, cfg=CFG, make=c2lip, stop_at=None):
             return view(batch, step)
 
         method.view = stopping
-    try:
-        fit(towers, method, samples, cfg, folder)
-    except KeyboardInterrupt:
-        pass
+    with suppress(KeyboardInterrupt):
+        fit_room.fit(towers, method, samples, cfg, folder)
     return towers.model.state_dict()
 
 
@@ -62,26 +61,26 @@ def equal(a, b):
 
 @pytest.mark.parametrize("stop_at", [1, 11])
 def test_a_stopped_run_goes_on_bit_equal(samples, tmp_path, stop_at):
-    want = fit(samples, tmp_path / "straight")
-    fit(samples, tmp_path / "stopped", stop_at=stop_at)
-    got = fit(samples, tmp_path / "stopped", replace(CFG, resume=True))
+    want = run(samples, tmp_path / "straight")
+    run(samples, tmp_path / "stopped", stop_at=stop_at)
+    got = run(samples, tmp_path / "stopped", replace(CFG, resume=True))
     assert equal(want, got)
-    rows = lambda name: [(r["step"], r["total"]) for r in read_log(tmp_path / name)]
-    assert rows("straight") == rows("stopped"), "the log has every step once"
+    rows = [[(r["step"], r["total"]) for r in read_log(tmp_path / name)] for name in ("straight", "stopped")]
+    assert rows[0] == rows[1], "the log has every step once"
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(samples, tmp_path, capsys):
-    want = fit(samples, tmp_path / "straight")
-    fit(samples, tmp_path / "stopped", stop_at=8)  # checkpoints of steps 3 and 6
+    want = run(samples, tmp_path / "straight")
+    run(samples, tmp_path / "stopped", stop_at=8)  # checkpoints of steps 3 and 6
     path = tmp_path / "stopped" / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:5000])
-    assert equal(want, fit(samples, tmp_path / "stopped", replace(CFG, resume=True)))
+    assert equal(want, run(samples, tmp_path / "stopped", replace(CFG, resume=True)))
     assert "damaged" in capsys.readouterr().out
 
 
 def test_weights_of_zero_are_plain_fine_tuning_bit_for_bit(samples, tmp_path):
     assert equal(
-        fit(samples, tmp_path / "zero", make=lambda t: c2lip(t, 0, 0)), fit(samples, tmp_path / "plain", make=siglip)
+        run(samples, tmp_path / "zero", make=lambda t: c2lip(t, 0, 0)), run(samples, tmp_path / "plain", make=siglip)
     )
 
 
@@ -91,7 +90,7 @@ def test_what_the_pattern_leaves_out_does_not_move(samples, tmp_path):
         method.trainable = r"text\..*"
         return method
 
-    before, after = load().model.state_dict(), fit(samples, tmp_path / "run", make=text_only)
+    before, after = load().model.state_dict(), run(samples, tmp_path / "run", make=text_only)
     moved = {k for k in before if not torch.equal(before[k], after[k])}
     assert moved and all(k.startswith("text.") for k in moved)
     with pytest.raises(UserError, match="matches no parameter"):
@@ -101,7 +100,7 @@ def test_what_the_pattern_leaves_out_does_not_move(samples, tmp_path):
             method.trainable = "texts.*"
             return method
 
-        fit(samples, tmp_path / "run2", make=nothing)
+        run(samples, tmp_path / "run2", make=nothing)
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_weights(samples, tmp_path):
@@ -119,7 +118,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_weights(samples, t
         return method
 
     with pytest.raises(UserError, match="step 5: the npc loss is nan.*weights of step 4"):
-        fit(samples, tmp_path / "run", make=spoiled)
+        run(samples, tmp_path / "run", make=spoiled)
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
     assert state["step"] == 4 and all(v.isfinite().all() for v in state["model"].values())
 
@@ -281,7 +280,7 @@ def test_parts_keep_less(samples):
 def test_accumulation_under_bf16_and_with_a_batch_that_cannot_be_cut(samples, tmp_path):
     rows = {}
     for k in (1, 4):
-        end = fit(samples, tmp_path / f"{k}", replace(CFG, precision="bf16", accumulate=k))
+        end = run(samples, tmp_path / f"{k}", replace(CFG, precision="bf16", accumulate=k))
         rows[k] = read_log(tmp_path / f"{k}")
         assert any(
             not torch.equal(v, load().model.state_dict()[n]) for n, v in end.items() if n.startswith("visual")
@@ -289,7 +288,7 @@ def test_accumulation_under_bf16_and_with_a_batch_that_cannot_be_cut(samples, tm
     assert [r["total"] for r in rows[1]] == pytest.approx([r["total"] for r in rows[4]], rel=0.05)
     assert [r["grad_norm"] for r in rows[1]] == pytest.approx([r["grad_norm"] for r in rows[4]], rel=0.2)
     with pytest.raises(UserError, match="not a multiple of 1 processes × accumulate 3"):
-        fit(samples, tmp_path / "no", replace(CFG, accumulate=3))
+        run(samples, tmp_path / "no", replace(CFG, accumulate=3))
 
 
 def test_what_is_no_number_is_caught_in_parts_too(samples):
@@ -312,7 +311,7 @@ def test_compiled_towers_train_alike(samples, tmp_path, monkeypatch):
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self: (calls.append(1), usual(self, backend="eager"))[1]
     )  # the path, without minutes of C++
-    want, got = fit(samples, tmp_path / "a"), fit(samples, tmp_path / "b", replace(CFG, compiled=True))
+    want, got = run(samples, tmp_path / "a"), run(samples, tmp_path / "b", replace(CFG, compiled=True))
     assert len(calls) == 9 and want.keys() == got.keys()
     for k in want:
         assert torch.allclose(want[k], got[k], atol=1e-5), k
@@ -333,7 +332,7 @@ def test_averaged_weights_are_released_and_resumed(samples, tmp_path):
         return method
 
     cfg = replace(CFG, ema=0.6)
-    want = fit(samples, tmp_path / "straight", cfg, follow)
+    want = run(samples, tmp_path / "straight", cfg, follow)
     bias = [
         *seen[1:],
         torch.load(tmp_path / "straight" / "checkpoint.pt", weights_only=True)["model"]["logit_bias"].item(),
@@ -342,20 +341,20 @@ def test_averaged_weights_are_released_and_resumed(samples, tmp_path):
     for b in bias[1:]:
         average = 0.6 * average + 0.4 * b
     assert want["logit_bias"].item() == pytest.approx(average, rel=1e-6) and average != bias[-1]
-    fit(samples, tmp_path / "stopped", cfg, stop_at=7)
-    assert equal(want, fit(samples, tmp_path / "stopped", replace(cfg, resume=True)))
+    run(samples, tmp_path / "stopped", cfg, stop_at=7)
+    assert equal(want, run(samples, tmp_path / "stopped", replace(cfg, resume=True)))
 
 
 def test_the_pattern_of_what_is_trained(samples, tmp_path):
     before, after = (
         load().model.state_dict(),
-        fit(samples, tmp_path / "run", replace(CFG, trainable=r"logit_.*|visual\..*")),
+        run(samples, tmp_path / "run", replace(CFG, trainable=r"logit_.*|visual\..*")),
     )
     moved = {k.split(".")[0] for k in before if not torch.equal(before[k], after[k])}
     assert moved == {"visual", "logit_scale", "logit_bias"}
     for pattern, said in (("vision.*", "matches no parameter"), ("(visual", "no regular expression")):
         with pytest.raises(UserError, match=said):
-            fit(samples, tmp_path / "none", replace(CFG, trainable=pattern))
+            run(samples, tmp_path / "none", replace(CFG, trainable=pattern))
 
 
 # Looking at validation
@@ -440,16 +439,16 @@ def test_chance_is_the_steps_own(samples, tmp_path):
         method.view = noise
         return method
 
-    want = fit(samples, tmp_path / "straight", make=noisy)
-    assert not equal(want, fit(samples, tmp_path / "plain"))
-    fit(samples, tmp_path / "stopped", stop_at=7, make=noisy)
+    want = run(samples, tmp_path / "straight", make=noisy)
+    assert not equal(want, run(samples, tmp_path / "plain"))
+    run(samples, tmp_path / "stopped", stop_at=7, make=noisy)
     torch.manual_seed(99)
-    assert equal(want, fit(samples, tmp_path / "stopped", replace(CFG, resume=True), make=noisy))
+    assert equal(want, run(samples, tmp_path / "stopped", replace(CFG, resume=True), make=noisy))
 
 
-def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(samples, tmp_path):
+def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(samples, tmp_path, monkeypatch):
     resource = pytest.importorskip("resource")
-    usual, calls = save_checkpoint, []
+    usual, calls = fit_room.save_checkpoint, []
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def save(*a):
@@ -458,23 +457,26 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(samples, tmp_p
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # as if the disk had no more room
         usual(*a)
 
-    save_checkpoint = save
+    monkeypatch.setattr(fit_room, "save_checkpoint", save)
     try:
         with pytest.raises(UserError, match="step 6: the checkpoint cannot be written .*last good one is kept"):
-            fit(samples, tmp_path / "run")
+            run(samples, tmp_path / "run")
     finally:
-        save_checkpoint = usual
+        monkeypatch.undo()
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (
         intact(tmp_path / "run" / "checkpoint.pt")
         and torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] == 3
     )
     assert not (tmp_path / "run" / "checkpoint.tmp").exists()
-    assert equal(fit(samples, tmp_path / "straight"), fit(samples, tmp_path / "run", replace(CFG, resume=True)))
+    assert equal(run(samples, tmp_path / "straight"), run(samples, tmp_path / "run", replace(CFG, resume=True)))
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path):
-    code = "import fcntl, sys, time; f = open(sys.argv[1], 'a+'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
+    code = """import filelock, sys, time
+with filelock.FileLock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)"""
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE)
     try:
         other.stdout.readline()
@@ -488,8 +490,8 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path):
 
 
 def test_a_line_of_the_log_says_all(samples, tmp_path, capsys):
-    fit(samples, tmp_path / "run")
-    line = [l for l in capsys.readouterr().out.splitlines() if l.startswith("12/12")][0]
+    run(samples, tmp_path / "run")
+    line = next(text for text in capsys.readouterr().out.splitlines() if text.startswith("12/12"))
     for part in ("steps/s", "left", "contrastive", "npc", "xac", "total", "∇", "τ", "b ", "img/s", "data ", "GB"):
         assert part in line, (part, line)
     assert re.search(r"12/12 █+", line)
