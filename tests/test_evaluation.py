@@ -1,4 +1,4 @@
-"""What a maintainer needs of c2lip.evaluation: slow twins, the kept embeddings, bad files, the real files' counts."""
+"""Evaluation: slow twins of the scores, the kept embeddings, bad files, the published files' counts."""
 
 import json
 import math
@@ -76,7 +76,10 @@ def put(folder, images=6, items=8):
     names = [f"{i}.png" for i in range(images)]
     for n in names:
         Image.fromarray(rng.integers(0, 255, (12, 12, 3), np.uint8)).save(folder / "images" / n)
-    text = lambda: " ".join(f"w{rng.integers(40)}" for _ in range(5))
+
+    def text():
+        return " ".join(f"w{rng.integers(40)}" for _ in range(5))
+
     for home in (folder, folder / "heldout"):
         for kind, tasks in (("sugarcrepe", SUGARCREPE), ("sugarcrepe_pp", SUGARCREPE_PP)):
             (home / kind).mkdir(parents=True)
@@ -169,7 +172,10 @@ def test_equal_vectors_tie_in_any_column():
 def test_triples_equal_the_definition():
     i, p, q, n = (unit(500, 4, seed=k) for k in range(4))
     itt, tot = triple_hits(i, p, q, n)
-    d = lambda a, b: (a * b).sum(-1)
+
+    def d(a, b):
+        return (a * b).sum(-1)
+
     assert (itt.correct == ((d(i, p) > d(i, n)) & (d(i, q) > d(i, n)))).all()
     assert (tot.correct == ((d(p, q) > d(p, n)) & (d(p, q) > d(q, n)))).all()
 
@@ -236,11 +242,12 @@ def counted(base, monkeypatch):
     seen = dict(image=0, text=0)
     for part, name in (("image", "encode_images"), ("text", "encode_texts")):
         real = getattr(embeddings, name)
-        monkeypatch.setattr(
-            embeddings,
-            name,
-            lambda model, x, part=part, real=real: (seen.update({part: seen[part] + len(x)}), real(model, x))[1],
-        )
+
+        def counting(model, x, part=part, real=real):
+            seen[part] += len(x)
+            return real(model, x)
+
+        monkeypatch.setattr(embeddings, name, counting)
     return seen
 
 
@@ -258,16 +265,17 @@ def test_second_run_encodes_nothing(base, world, tmp_path, monkeypatch):
 
 
 def test_what_makes_a_row_is_in_its_name(base, world, tmp_path, monkeypatch):
-    "Other weights, preprocessing or precision: nothing is taken over; a text tower that changed alone leaves the images"
+    "Other weights, preprocessing or precision: nothing is taken over; a changed text tower leaves the images"
     from dataclasses import replace
 
     evaluate(base, world, "zeroshot", progress=False, cache=tmp_path)
     seen = counted(base, monkeypatch)
-    run = lambda t, **k: (
-        seen.update(image=0, text=0),
-        evaluate(t, world, "zeroshot", progress=False, cache=tmp_path, **k),
-        dict(seen),
-    )[-1]
+
+    def run(t, **how):
+        seen.update(image=0, text=0)
+        evaluate(t, world, "zeroshot", progress=False, cache=tmp_path, **how)
+        return dict(seen)
+
     assert run(base) == dict(image=0, text=0)
     assert min(run(base, precision="bf16").values()) > 0
     other = run(replace(base, preprocess_cfg=base.preprocess_cfg | {"interpolation": "bilinear"}))
@@ -296,7 +304,8 @@ def test_two_processes_share_a_cache(tmp_path):
     import hashlib
     from concurrent.futures import ThreadPoolExecutor
 
-    name = lambda i: hashlib.sha256(str(i).encode()).digest()
+    def name(i):
+        return hashlib.sha256(str(i).encode()).digest()
 
     def write(w):
         for i in range(w, w + 12):
@@ -541,7 +550,10 @@ def test_published_files():
 def test_unsolvable_items_are_ties():
     items = read_sugarcrepe_pp(REAL / "sugarcrepe_pp" / "swap_obj.json", "")
     t = towers()
-    text = lambda texts: embed_texts(t, texts, progress=False)
+
+    def text(texts):
+        return embed_texts(t, texts, progress=False)
+
     first, second, negative = (
         text(x) for x in ([i.right[0] for i in items], [i.right[1] for i in items], [i.wrong[0] for i in items])
     )

@@ -1,4 +1,4 @@
-"""What a maintainer needs of the published suites: slow twins of their rules, the other layouts of the same data, the probe against scikit-learn."""
+"""The published suites: slow twins of their rules, other layouts of the same data, spoilt files, the probe."""
 
 import json
 import os
@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-
 from benchmark_examples import EXAMPLE_COLOURS, put_image, put_tar, write_examples
 
 from c2lip.core import UserError
@@ -135,7 +134,7 @@ def test_macro_equals_pandas():
     rng = np.random.default_rng(0)
     table = pd.DataFrame(
         dict(
-            group=rng.choice([f"g{i}" for i in range(30)], 500, p=(p := rng.dirichlet(np.ones(30)))),
+            group=rng.choice([f"g{i}" for i in range(30)], 500, p=rng.dirichlet(np.ones(30))),
             correct=rng.random(500) < 0.6,
         )
     )
@@ -212,6 +211,197 @@ def test_every_shuffle_holds_the_same_words():
             if kind == "within threes":
                 for n in range(0, len(right.split()), 3):
                     assert sorted(text.split()[n : n + 3]) == sorted(right.split()[n : n + 3])
+
+
+# --- models whose answers are known, on every layout
+
+
+class Squares(torch.nn.Module):
+    "Colours at the left, right, top, bottom; or, without places, anywhere"
+
+    palette, spots = torch.tensor(list(EXAMPLE_COLOURS.values())) / 255, ((8, 4), (8, 11), (4, 8), (11, 8))
+
+    def __init__(self, places):
+        super().__init__()
+        self.places = places
+
+    def _out(self, seen):
+        return (seen.flatten(1) if self.places else seen.amax(1)).float()
+
+    def visual(self, x):
+        near = [(x[:, None, :, y, c] - self.palette).abs().amax(2) < 0.02 for y, c in self.spots]
+        return self._out(torch.stack(near, 1))
+
+    def encode_text(self, ids):
+        return self._out((ids[:, :, None] == torch.arange(1, 5)).float())
+
+
+def tokenize_places(texts):
+    "The colours named at the left, right, top and bottom"
+    rows = []
+    for text in texts:
+        words = text.lower().replace(".", "").replace(",", "").split()
+        named = [1 + list(EXAMPLE_COLOURS).index(w) for w in words if w in EXAMPLE_COLOURS]
+        first, second = (named * 2)[:2] if named else (0, 0)
+        if {"right", "under", "behind"} & set(words):
+            first, second = second, first
+        upright = {"on", "under", "front", "behind"} & set(words)
+        rows.append([0, 0, first, second] if upright else [first, second, 0, 0])
+    return torch.tensor(rows)
+
+
+def known(model):
+    return SimpleNamespace(
+        model=model,
+        tokenizer=tokenize_places,
+        preprocess=lambda x: torch.from_numpy(np.array(x)).permute(2, 0, 1) / 255,
+    )
+
+
+def rows_of(model, folder, names=None):
+    table = evaluate(known(model), folder, names, progress=False, cache=None)
+    return table.set_index(["suite", "name"])
+
+
+def test_a_bag_of_words_ties(examples):
+    "Where the wrong text holds the same words the bag of words ties; where a colour was replaced both are right"
+    bag, placed = (rows_of(Squares(places), examples) for places in (False, True))
+    for row, n, ties in (
+        (("winoground", "group"), 6, 6),
+        (("winoground", "text without flaws"), 4, 4),
+        (("aro", "relation micro"), 14, 12),
+        (("aro", "attribute"), 25, 25),
+        (("aro", "coco_order"), 4, 4),
+        (("whatsup", "controlled A pairs"), 4, 4),
+        (("valse", "relations"), 2, 2),
+        (("vl_checklist", "relation"), 8, 8),
+        (("mscoco", "t2i R@1"), 22, 20),
+        (("docci", "t2i R@1"), 33, None),
+        (("food101", "top-1"), 4, 0),
+    ):
+        assert placed.loc[row].n == bag.loc[row].n == n
+        assert ties is None or bag.loc[row].ties == ties
+    for suite in ("winoground", "whatsup", "valse", "vl_checklist", "imagenet1k", "food101"):
+        assert placed.value[suite].tolist() == pytest.approx([100.0] * len(placed.value[suite]))
+    for row in ("relation", "attribute"):
+        assert placed.value["aro", row] == pytest.approx(100.0)
+    # "to the left of" 0 %, "wearing" 100 %, "next to" set aside
+    assert bag.value["aro", "relation"] == pytest.approx(50.0)
+    assert bag.value["aro", "relation micro"] == pytest.approx(100 * 2 / 14)
+    assert bag.value["vl_checklist", "attribute"] == 100.0
+    probe = rows_of(Squares(True), examples, "probe/dtd")
+    assert probe.value.tolist() == [100.0, 100.0] and probe.n.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("number, column", [(1.0, "ties"), (float("nan"), "nan")])
+def test_models_without_an_opinion_score_nothing(examples, number, column):
+    class Constant(torch.nn.Module):
+        def visual(self, x):
+            return torch.full((len(x), 4), number)
+
+        def encode_text(self, ids):
+            return torch.full((len(ids), 4), number)
+
+    table = rows_of(Constant(), examples)
+    assert (table.value == 0).all() and (table[column] == table.n).all()
+
+
+def replaced(old, new, count=1):
+    return lambda data: data.replace(old, new, count)
+
+
+@pytest.mark.parametrize(
+    "file, edit, says",
+    [
+        ("winoground/examples.jsonl", lambda b: b[:-9], "line 6: not valid JSON"),
+        (
+            "winoground/examples.jsonl",
+            replaced(b'"caption_1"', b'"caption_2"', -1),
+            "in line 1: the key 'caption_1' is missing (there are: id, image_0",
+        ),
+        ("winoground/images/ex_3_img_1.png", None, "ex_3_img_1.png is missing; it is asked for by winoground, item 3"),
+        ("winoground/images/ex_3_img_1.png", lambda b: b[:40], "cannot be read"),
+        ("aro/visual_genome_relation.json", lambda b: b"[]", "visual_genome_relation.json holds no items"),
+        (
+            "aro/visual_genome_relation.json",
+            replaced(b'"bbox_w": 16', b'"bbox_w": 0', -1),
+            "the box not empty, got [16, 0, 0, 16] (the first of 14 faulty items of 14)",
+        ),
+        (
+            "aro/visual_genome_attribution.json",
+            replaced(b'"attributes"', b'"attribute"'),
+            'item 0: expected "relation_name" or a list "attributes"',
+        ),
+        (
+            "aro/coco_karpathy_test.json",
+            replaced(b'"Squares."', b'""'),
+            "item 0: expected a list 'caption' of at least 1 texts",
+        ),
+        (
+            "whatsup/coco_qa_one_obj.json",
+            replaced(b'[0, "a', b'["a'),
+            "item 0: expected [image, right text, wrong text]",
+        ),
+        (
+            "whatsup/controlled_images_dataset.json",
+            replaced(b"green_under_red", b"greenunderred"),
+            "should be thing_position_thing",
+        ),
+        ("valse/data/plurals.json", replaced(b'"foil":', b'"fool":'), "item plurals_test_0: the key 'foil' is missing"),
+        (
+            "vl_checklist/data/Relation/vg/spatial.json",
+            lambda b: b.replace(b'"POS": ["a', b'"POS": [["a', 1).replace(b'"], "NEG"', b'"]], "NEG"', 1),
+            "'POS' must be a text",
+        ),
+        ("vl_checklist/vg/red_green.jpg", None, "red_green.jpg is missing; it is asked for by vl_checklist"),
+        ("mscoco/dataset_coco.json", replaced(b'"test"', b'"tset"', -1), "no images of the split 'test'"),
+        ("flickr8k/test/1.tar", lambda b: b[:-9000], "1.tar: damaged shard"),
+        ("flickr8k/test/nshards.txt", lambda b: b"3", "says 3 shards, but there are 2"),
+        (
+            "docci/docci_descriptions.jsonlines",
+            replaced(b'"test_00003.jpg"', b"3"),
+            "in line 4: 'image_file' must be a text, got 3",
+        ),
+        ("food101/classnames.txt", lambda b: b"red\ngreen\n", "sample s0000002: class 2 is not one of 0 to 1"),
+        ("food101/zeroshot_classification_templates.txt", lambda b: b"a square\n", "no {c} in 'a square'"),
+        ("imagenet1k/val/red/a.jpeg", None, "val/red holds no image (1 of 4 classes are empty)"),
+        ("dtd/dtd/dtd/labels/test1.txt", None, "cannot be read as torchvision's DTD, test"),
+    ],
+)
+def test_what_is_wrong_is_named(copy, file, edit, says):
+    "A damaged file stops the run before anything is embedded, with the file, the item, and how many more there are"
+    at = copy(Path(file).parts[0]).parent / file
+    if edit:
+        at.write_bytes(edit(at.read_bytes()))
+    else:
+        at.unlink()
+    with pytest.raises(UserError) as e:
+        run(at.parents[len(Path(file).parts) - 1])
+    assert says in str(e.value)
+
+
+def test_suites_that_are_not_there(copy, tmp_path):
+    copy("winoground")
+    assert run(tmp_path, ["winoground", "valse"]).suite.unique().tolist() == ["winoground"]
+    for names, says in (
+        (["valse"], "github.com/Heidelberg-NLP/VALSE"),
+        (["winogroud"], "did you mean winoground?"),
+        (["winoground", "retrieval"], "has nothing for retrieval"),
+    ):
+        with pytest.raises(UserError) as e:
+            run(tmp_path, names)
+        assert says in str(e.value)
+    (tmp_path / "aro").mkdir()
+    with pytest.raises(UserError, match="holds no visual_genome_relation.json"):
+        run(tmp_path, ["aro"])
+    assert run(tmp_path).suite.unique().tolist() == ["winoground"]
+    assert len(missing(tmp_path)) == len(sources()) - 2
+
+
+def test_texts_that_no_bag_of_words_can_win(examples):
+    found = check_texts(examples, ["aro", "whatsup", "valse"]).set_index("task")
+    rows = found.loc[["attribute", "coco_order", "existence", "plurals"], ["n", "equal", "same_words"]]
+    assert rows.values.tolist() == [[28, 0, 28], [4, 0, 4], [2, 0, 0], [2, 0, 2]]
 
 
 # --- other layouts of the same data give the same numbers
@@ -363,7 +553,7 @@ def test_thousand_numbered_folders_are_imagenet(tmp_path):
 def test_torchvision_sets_of_files(tmp_path):
     colours = list(EXAMPLE_COLOURS)
     pets = tmp_path / "pets" / "oxford-iiit-pet"
-    for n, c in enumerate(colours):
+    for c in colours:
         put_image(pets / "images" / f"{c}_cat_1.jpg", c, c)
     (pets / "annotations").mkdir()
     (pets / "annotations" / "test.txt").write_text("".join(f"{c}_cat_1 {n + 1} 1 1\n" for n, c in enumerate(colours)))
@@ -511,7 +701,8 @@ def test_probe_splits(examples, copy):
         run(copy("food101").parent, "probe/food101")
 
 
-# --- from outside: runs where clip-benchmark is installed beside us (pip install --no-deps clip-benchmark==1.6.2 pycocoevalcap)
+# --- from outside: runs where clip-benchmark is installed beside us
+# pip install --no-deps clip-benchmark==1.6.2 pycocoevalcap
 
 
 def test_clip_benchmark_counts_the_same(tmp_path):
