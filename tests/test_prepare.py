@@ -20,7 +20,7 @@ from c2lip.concepts import load_pipeline, noun_phrases_many, phrases_of
 from c2lip.core import UserError
 from c2lip.data.prepare import PIECE, prepare, prepare_part
 from c2lip.data.sources import read
-from c2lip.workshop.treebank import read_grammar, sentence_text, template_caption
+from c2lip.workshop.grammar import read_grammar, sentence_text, template_caption
 
 
 def tar(path, samples):

@@ -15,168 +15,50 @@ from c2lip.release import origin, save
 from c2lip.towers import base_folder, load, resolve
 
 OPENAI, HALF = (0.48145466, 0.4578275, 0.40821073), (0.5, 0.5, 0.5)
-MODELS = [  # name, pixels, text tokens, vocabulary, mean, resize, quick GELU, cleaning, weights, tokenizer
-    (
-        "ViT-B-16-SigLIP",
-        224,
-        64,
-        32000,
-        HALF,
-        "squash",
-        False,
-        "canonicalize",
-        "timm/ViT-B-16-SigLIP",
-        "timm/ViT-B-16-SigLIP",
-    ),
-    (
-        "ViT-B-16-SigLIP:webli",
-        224,
-        64,
-        32000,
-        HALF,
-        "squash",
-        False,
-        "canonicalize",
-        "timm/ViT-B-16-SigLIP",
-        "timm/ViT-B-16-SigLIP",
-    ),
-    ("ViT-B-16-SigLIP:random", 224, 64, 32000, HALF, "squash", False, "canonicalize", "", "timm/ViT-B-16-SigLIP"),
-    (
-        "ViT-L-16-SigLIP-256",
-        256,
-        64,
-        32000,
-        HALF,
-        "squash",
-        False,
-        "canonicalize",
-        "timm/ViT-L-16-SigLIP-256",
-        "timm/ViT-B-16-SigLIP",
-    ),
-    (
-        "ViT-B-16-SigLIP2",
-        224,
-        64,
-        256000,
-        HALF,
-        "squash",
-        False,
-        "canonicalize",
-        "timm/ViT-B-16-SigLIP2",
-        "timm/ViT-B-16-SigLIP2",
-    ),
-    (
-        "ViT-L-16-SigLIP2-256",
-        256,
-        64,
-        256000,
-        HALF,
-        "squash",
-        False,
-        "canonicalize",
-        "timm/ViT-L-16-SigLIP2-256",
-        "timm/ViT-L-16-SigLIP2-256",
-    ),
-    ("ViT-B-32:openai", 224, 77, 49408, OPENAI, "shortest", True, "lower", "timm/vit_base_patch32_clip_224.openai", ""),
-    (
-        "ViT-B-32-quickgelu:openai",
-        224,
-        77,
-        49408,
-        OPENAI,
-        "shortest",
-        True,
-        "lower",
-        "timm/vit_base_patch32_clip_224.openai",
-        "",
-    ),
-    (
-        "ViT-B-32-quickgelu",
-        224,
-        77,
-        49408,
-        OPENAI,
-        "shortest",
-        True,
-        "lower",
-        "timm/vit_base_patch32_clip_224.openai",
-        "",
-    ),
-    (
-        "ViT-B-32:laion2b_s34b_b79k",
-        224,
-        77,
-        49408,
-        OPENAI,
-        "shortest",
-        False,
-        "lower",
-        "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
-        "",
-    ),
-    ("ViT-B-16:openai", 224, 77, 49408, OPENAI, "shortest", True, "lower", "timm/vit_base_patch16_clip_224.openai", ""),
-    (
-        "ViT-B-16-quickgelu:openai",
-        224,
-        77,
-        49408,
-        OPENAI,
-        "shortest",
-        True,
-        "lower",
-        "timm/vit_base_patch16_clip_224.openai",
-        "",
-    ),
-    ("ViT-B/16:openai", 224, 77, 49408, OPENAI, "shortest", True, "lower", "timm/vit_base_patch16_clip_224.openai", ""),
-    (
-        "ViT-L-14:openai",
-        224,
-        77,
-        49408,
-        OPENAI,
-        "shortest",
-        True,
-        "lower",
-        "timm/vit_large_patch14_clip_224.openai",
-        "",
-    ),
-    (
-        "ViT-L-14:laion2b_s32b_b82k",
-        224,
-        77,
-        49408,
-        HALF,
-        "shortest",
-        False,
-        "lower",
-        "laion/CLIP-ViT-L-14-laion2B-s32B-b82K",
-        "",
-    ),
+SIGLIP = [  # name, pixels, vocabulary, repository of the weights, of the tokenizer
+    ("ViT-B-16-SigLIP", 224, 32000, "timm/ViT-B-16-SigLIP", "timm/ViT-B-16-SigLIP"),
+    ("ViT-B-16-SigLIP:webli", 224, 32000, "timm/ViT-B-16-SigLIP", "timm/ViT-B-16-SigLIP"),
+    ("ViT-B-16-SigLIP:random", 224, 32000, "", "timm/ViT-B-16-SigLIP"),
+    ("ViT-L-16-SigLIP-256", 256, 32000, "timm/ViT-L-16-SigLIP-256", "timm/ViT-B-16-SigLIP"),
+    ("ViT-B-16-SigLIP2", 224, 256000, "timm/ViT-B-16-SigLIP2", "timm/ViT-B-16-SigLIP2"),
+    ("ViT-L-16-SigLIP2-256", 256, 256000, "timm/ViT-L-16-SigLIP2-256", "timm/ViT-L-16-SigLIP2-256"),
+]
+CLIP = [  # name, mean, quick GELU, repository of the weights
+    ("ViT-B-32:openai", OPENAI, True, "timm/vit_base_patch32_clip_224.openai"),
+    ("ViT-B-32-quickgelu:openai", OPENAI, True, "timm/vit_base_patch32_clip_224.openai"),
+    ("ViT-B-32-quickgelu", OPENAI, True, "timm/vit_base_patch32_clip_224.openai"),
+    ("ViT-B-32:laion2b_s34b_b79k", OPENAI, False, "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"),
+    ("ViT-B-16:openai", OPENAI, True, "timm/vit_base_patch16_clip_224.openai"),
+    ("ViT-B-16-quickgelu:openai", OPENAI, True, "timm/vit_base_patch16_clip_224.openai"),
+    ("ViT-B/16:openai", OPENAI, True, "timm/vit_base_patch16_clip_224.openai"),
+    ("ViT-L-14:openai", OPENAI, True, "timm/vit_large_patch14_clip_224.openai"),
+    ("ViT-L-14:laion2b_s32b_b82k", HALF, False, "laion/CLIP-ViT-L-14-laion2B-s32B-b82K"),
 ]
 
 
-@pytest.mark.parametrize(
-    "name, pixels, tokens, vocabulary, mean, resize, quick, clean, weights, tokenizer",
-    MODELS,
-    ids=[m[0] for m in MODELS],
-)
-def test_what_a_name_means(name, pixels, tokens, vocabulary, mean, resize, quick, clean, weights, tokenizer):
-    r = resolve(name)
-    text = r.config["text_cfg"]
-    assert (r.config["vision_cfg"]["image_size"], text["context_length"], text["vocab_size"]) == (
-        pixels,
-        tokens,
-        vocabulary,
-    )
-    assert (tuple(r.preprocess["mean"]), r.preprocess["resize_mode"], r.preprocess["interpolation"]) == (
-        mean,
-        resize,
-        "bicubic",
-    )
-    assert (
-        r.config.get("quick_gelu", False) == quick and text.get("tokenizer_kwargs", {}).get("clean", "lower") == clean
-    )
-    assert (r.weights, r.tokenizer) == (weights, tokenizer)
+@pytest.mark.parametrize("name, pixels, vocabulary, weights, tokenizer", SIGLIP, ids=[m[0] for m in SIGLIP])
+def test_what_a_siglip_name_means(name, pixels, vocabulary, weights, tokenizer):
+    spec = resolve(name)
+    text = spec.config["text_cfg"]
+    assert spec.config["vision_cfg"]["image_size"] == pixels
+    assert (text["context_length"], text["vocab_size"]) == (64, vocabulary)
+    assert tuple(spec.preprocess["mean"]) == HALF
+    assert (spec.preprocess["resize_mode"], spec.preprocess["interpolation"]) == ("squash", "bicubic")
+    assert not spec.config.get("quick_gelu") and text["tokenizer_kwargs"]["clean"] == "canonicalize"
+    assert (spec.weights, spec.tokenizer) == (weights, tokenizer)
+
+
+@pytest.mark.parametrize("name, mean, quick, weights", CLIP, ids=[m[0] for m in CLIP])
+def test_what_a_clip_name_means(name, mean, quick, weights):
+    spec = resolve(name)
+    text = spec.config["text_cfg"]
+    assert spec.config["vision_cfg"]["image_size"] == 224
+    assert (text["context_length"], text["vocab_size"]) == (77, 49408)
+    assert tuple(spec.preprocess["mean"]) == mean
+    assert (spec.preprocess["resize_mode"], spec.preprocess["interpolation"]) == ("shortest", "bicubic")
+    assert spec.config.get("quick_gelu", False) == quick
+    assert text.get("tokenizer_kwargs", {}).get("clean", "lower") == "lower"
+    assert (spec.weights, spec.tokenizer) == (weights, "")
 
 
 def test_every_tag_decides_its_activation():
@@ -191,35 +73,14 @@ def named(tmp_path, monkeypatch):
     "named(tag's extras, tokenizer=…): a tiny model under an open_clip name, whose 'download' is a file here"
 
     def make(tag, tokenizer="", text=None):
-        config = dict(
-            embed_dim=32,
-            custom_text=True,
-            vision_cfg=dict(image_size=32, patch_size=8, width=32, layers=1, head_width=16),
-            text_cfg=dict(
-                context_length=20,
-                vocab_size=49408,
-                width=32,
-                heads=2,
-                layers=1,
-                **(text or {}),
-                **({"hf_tokenizer_name": tokenizer} if tokenizer else {}),
-            ),
-        )
+        text_cfg = dict(context_length=20, vocab_size=49408, width=32, heads=2, layers=1, **(text or {}))
+        if tokenizer:
+            text_cfg["hf_tokenizer_name"] = tokenizer
+        vision_cfg = dict(image_size=32, patch_size=8, width=32, layers=1, head_width=16)
+        config = dict(embed_dim=32, custom_text=True, vision_cfg=vision_cfg, text_cfg=text_cfg)
+        entry = dict(url="", hf_hub="somebody/tiny/", mean=HALF, std=HALF, interpolation="bicubic", **tag)
         monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "ViT-tiny", config)
-        monkeypatch.setitem(
-            open_clip.pretrained._PRETRAINED,
-            "ViT-tiny",
-            {
-                "mine": {
-                    "url": "",
-                    "hf_hub": "somebody/tiny/",
-                    "mean": HALF,
-                    "std": HALF,
-                    "interpolation": "bicubic",
-                    **tag,
-                }
-            },
-        )
+        monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "ViT-tiny", {"mine": entry})
         torch.manual_seed(0)
         model = open_clip.model.CustomTextCLIP(**{k: v for k, v in config.items() if k != "custom_text"})
         safetensors.torch.save_file(model.state_dict(), tmp_path / "weights.safetensors")
@@ -231,33 +92,28 @@ def named(tmp_path, monkeypatch):
     return make
 
 
+def has_quick_gelu(towers):
+    return any(isinstance(m, open_clip.transformer.QuickGELU) for m in towers.model.modules())
+
+
 def test_quick_gelu_follows_the_weights(named):
-    quick, plain = named(dict(quick_gelu=True, resize_mode="shortest")), None
-    assert (
-        any(isinstance(m, open_clip.transformer.QuickGELU) for m in quick.model.modules())
-        and quick.config["quick_gelu"]
-    )
+    quick = named(dict(quick_gelu=True, resize_mode="shortest"))
+    assert has_quick_gelu(quick) and quick.config["quick_gelu"]
     assert "CenterCrop" in str(quick.preprocess) and quick.preprocess_cfg["mean"] == HALF
     plain = named(dict(resize_mode="squash"))
-    assert not any(
-        isinstance(m, open_clip.transformer.QuickGELU) for m in plain.model.modules()
-    ) and "CenterCrop" not in str(plain.preprocess)
+    assert not has_quick_gelu(plain) and "CenterCrop" not in str(plain.preprocess)
 
 
 def test_texts_are_read_as_the_weights_expect(named):
     clip = named(dict(resize_mode="shortest"))
-    assert (
-        clip.context_length == 20 and clip.tokenizer(["A  Red MUG"]).tolist() == clip.tokenizer(["a red mug"]).tolist()
-    )
-    assert (
-        clip.tokenizer(["a red mug"]).shape == (1, 20)
-        and clip.tokenizer(["a, mug"]).tolist() != clip.tokenizer(["a mug"]).tolist()
-    )
+    assert clip.context_length == 20
+    assert clip.tokenizer(["A  Red MUG"]).tolist() == clip.tokenizer(["a red mug"]).tolist()
+    assert clip.tokenizer(["a red mug"]).shape == (1, 20)
+    assert clip.tokenizer(["a, mug"]).tolist() != clip.tokenizer(["a mug"]).tolist()
     siglip = named(dict(resize_mode="squash"), str(base_folder()), dict(tokenizer_kwargs=dict(clean="canonicalize")))
     rows = siglip.tokenizer(["A  Red, MUG!", "a red mug", "a red mug " * 30])
-    assert rows.shape == (3, 20) and rows[0].tolist() == rows[1].tolist() and rows[1, -1] == 0 and rows[2, -1] == 1, (
-        "padded to the length, cut at it, the end kept"
-    )
+    assert rows.shape == (3, 20) and rows[0].tolist() == rows[1].tolist()
+    assert rows[1, -1] == 0 and rows[2, -1] == 1, "padded to the length, cut at it, the end kept"
 
 
 def test_a_release_remembers(named, tmp_path):
@@ -265,9 +121,9 @@ def test_a_release_remembers(named, tmp_path):
     again = load(save(first, tmp_path / "model"))
     x, ids = torch.randn(2, 3, 32, 32), first.tokenizer(["a red mug", "two dogs"])
     with torch.no_grad():
-        assert torch.equal(first.model.encode_image(x), again.model.encode_image(x)) and torch.equal(
-            first.model.encode_text(ids), again.model.encode_text(again.tokenizer(["a red mug", "two dogs"]))
-        )
+        assert torch.equal(first.model.encode_image(x), again.model.encode_image(x))
+        again_ids = again.tokenizer(["a red mug", "two dogs"])
+        assert torch.equal(first.model.encode_text(ids), again.model.encode_text(again_ids))
     assert str(first.preprocess) == str(again.preprocess) and origin(first) == {"name": "ViT-tiny:mine"}
 
 
@@ -333,9 +189,8 @@ def test_a_folders_own_images(tmp_path):
     cfg["preprocess_cfg"] |= {"mean": [0.1, 0.2, 0.3], "resize_mode": "longest"}
     (folder / "open_clip_config.json").write_text(json.dumps(cfg))
     for name in (folder, tmp_path / "run", folder / "open_clip_model.safetensors"):
-        assert list(load(name).preprocess_cfg["mean"]) == [0.1, 0.2, 0.3] and "ResizeKeepRatio" in str(
-            load(name).preprocess
-        )
+        towers = load(name)
+        assert list(towers.preprocess_cfg["mean"]) == [0.1, 0.2, 0.3] and "ResizeKeepRatio" in str(towers.preprocess)
     with open(folder / "open_clip_model.safetensors", "r+b") as f:
         f.truncate(100_000)
     with pytest.raises(UserError, match="cannot be loaded"):
