@@ -60,9 +60,8 @@ def three():
 
 def test_launcher(run, tmp_path):
     "papermill leaves the rows that `evaluate` gives, every paper's table that has one of them, and repeats it all from params.json"
-    words = (
-        "-p models base,again=base -p items 6 -p images 30 -p suites sugarcrepe,zeroshot -p split validation".split()
-    )
+    words = "-p models base,again=base -p items 6 -p bench_images 30 -p suites sugarcrepe,zeroshot".split()
+    words += ["-p", "split", "validation"]
     done = run("papermill", "nbs/evaluate.ipynb", *words, "-p", "run_dir", tmp_path / "a")
     assert done.returncode == 0, done.out
     assert (

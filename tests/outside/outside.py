@@ -20,21 +20,18 @@ TASKS = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "a
 
 
 def lay_out(benchmark, home):
-    "clip-benchmark's folders: COCO's image folders as links, SugarCrepe's files beside them, captions in COCO's annotation format"
+    "clip-benchmark's folders: images and SugarCrepe's files as links, captions in COCO's annotation format"
     for name in ("val2017", "val2014"):
         (home / name).symlink_to(benchmark / "images", target_is_directory=True)
     for task in TASKS:
         (home / f"{task}.json").symlink_to(benchmark / "sugarcrepe" / f"{task}.json")
     images = json.loads((benchmark / "retrieval.json").read_text())["images"]
     said = [(i, s["raw"]) for i, image in enumerate(images) for s in image["sentences"]]
-    (home / "captions.json").write_text(
-        json.dumps(
-            dict(
-                images=[dict(id=i, file_name=image["filename"]) for i, image in enumerate(images)],
-                annotations=[dict(id=n, image_id=i, caption=text) for n, (i, text) in enumerate(said)],
-            )
-        )
+    captions = dict(
+        images=[dict(id=i, file_name=image["filename"]) for i, image in enumerate(images)],
+        annotations=[dict(id=n, image_id=i, caption=text) for n, (i, text) in enumerate(said)],
     )
+    (home / "captions.json").write_text(json.dumps(captions))
 
 
 def clip_benchmark(release, benchmark):
@@ -42,48 +39,21 @@ def clip_benchmark(release, benchmark):
     with tempfile.TemporaryDirectory() as home:
         home = Path(home)
         lay_out(benchmark, home)
-        call = [
-            sys.executable,
-            "-m",
-            "clip_benchmark.cli",
-            "eval",
-            "--model",
-            f"local-dir:{release}",
-            "--pretrained",
-            "none",
-            "--dataset_root",
-            str(home),
-            "--no_amp",
-            "--num_workers",
-            "0",
-            "--batch_size",
-            "250",
-            "--output",
-            str(home / "{dataset}.json"),
-        ]
-        subprocess.run([*call, "--dataset", *(f"sugar_crepe/{t}" for t in TASKS)], check=True, stdout=sys.stderr)
-        subprocess.run(
-            [
-                *call,
-                "--dataset",
-                "mscoco_captions",
-                "--annotation_file",
-                str(home / "captions.json"),
-                "--recall_k",
-                "1",
-                "5",
-                "10",
-            ],
-            check=True,
-            stdout=sys.stderr,
-        )
+        call = [sys.executable, "-m", "clip_benchmark.cli", "eval"]
+        call += ["--model", f"local-dir:{release}", "--pretrained", "none", "--dataset_root", str(home)]
+        call += ["--no_amp", "--num_workers", "0", "--batch_size", "250", "--output", str(home / "{dataset}.json")]
+        sugarcrepe = ["--dataset", *(f"sugar_crepe/{task}" for task in TASKS)]
+        retrieval = ["--dataset", "mscoco_captions", "--annotation_file", str(home / "captions.json")]
+        retrieval += ["--recall_k", "1", "5", "10"]
+        for asked in (sugarcrepe, retrieval):
+            subprocess.run([*call, *asked], check=True, stdout=sys.stderr)
         found = [json.loads(f.read_text()) for f in home.glob("*.json") if f.stem not in (*TASKS, "captions")]
     return {f["dataset"]: f["metrics"] for f in found}
 
 
 @torch.no_grad()
 def sugarcrepe_rule(release, benchmark):
-    "{task: share} by the public script's rule: one image and its two captions at a time, right if the first scores strictly higher"
+    "{task: share} by the public script's rule: an image and two captions, right if the first scores strictly higher"
     model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{release}")
     model.eval()
     tokenizer = open_clip.get_tokenizer(f"local-dir:{release}")
@@ -105,11 +75,8 @@ def sugarcrepe_rule(release, benchmark):
 
 if __name__ == "__main__":
     release, benchmark = (Path(p).resolve() for p in sys.argv[1:])
-    print(
-        json.dumps(
-            dict(
-                clip_benchmark=clip_benchmark(release, benchmark), sugarcrepe_rule=sugarcrepe_rule(release, benchmark)
-            ),
-            indent=1,
-        )
+    found = dict(
+        clip_benchmark=clip_benchmark(release, benchmark),
+        sugarcrepe_rule=sugarcrepe_rule(release, benchmark),
     )
+    print(json.dumps(found, indent=1))
