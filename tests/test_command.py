@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 from c2lip.core import project_root
-from c2lip.data.sources import read
+from c2lip.data.sources import open_data
 from c2lip.workshop.command import main
 
 C2LIP = (
@@ -20,6 +21,12 @@ C2LIP = (
     if Path(sys.executable).with_name("c2lip").exists()
     else [sys.executable, "-c", "import sys; from c2lip.workshop.command import main; sys.exit(main())"]
 )
+
+
+def read(source):
+    "The records of a data set as a list; the index is not kept"
+    with tempfile.TemporaryDirectory() as folder:
+        return list(open_data(source, index_folder=folder))
 
 
 @pytest.fixture

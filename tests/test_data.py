@@ -9,6 +9,7 @@ import pickle
 import random
 import sys
 import tarfile
+import tempfile
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -28,13 +29,13 @@ from c2lip.concepts import canonical, canonical_caption
 from c2lip.core import Phrase, UserError
 from c2lip.data.batches import batches, epoch_order, hard_distractors
 from c2lip.data.images import BadImage, open_image
-from c2lip.data.index import Index, holdout_fraction, index
+from c2lip.data.index import Index
 from c2lip.data.loading import Samples, loader
-from c2lip.data.records import Record, Skips, find_phrases, with_phrases
+from c2lip.data.records import Record, Skips, find_phrases, holdout_fraction, with_phrases
 from c2lip.data.remote import TarPart, _far
 from c2lip.data.shards import read_shards
-from c2lip.data.sources import read
-from c2lip.data.tables import write_table
+from c2lip.data.sources import open_data
+from c2lip.data.tables import read_table, write_table
 
 SMALL = transforms.Compose(
     [
@@ -112,6 +113,12 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(part)
 
 
+def read(source, skips=None, **kw):
+    "The records of a data set as a list; the index is not kept"
+    with tempfile.TemporaryDirectory() as folder:
+        return list(open_data(source, skips=skips, index_folder=folder, **kw))
+
+
 @contextmanager
 def served(folder):
     "The folder on a web server of this machine, and the server's class to change how it behaves"
@@ -129,7 +136,9 @@ def served(folder):
 def train_on(source, tmp_path, **kw):
     "Keys that training would see in one epoch, batch by batch"
     skips = Skips(1)
-    samples = Samples(index(source, skips, folder=tmp_path / "cache"), kw.pop("transform", SMALL), skips=skips)
+    samples = Samples(
+        open_data(source, skips=skips, index_folder=tmp_path / "cache"), kw.pop("transform", SMALL), skips=skips
+    )
     return [[s.key for s in b] for b in loader(samples, batches(samples.phrases, kw.pop("batch", 1), **kw))]
 
 
@@ -423,7 +432,7 @@ def test_shards_in_every_spelling(tmp_path):
     assert read(tmp_path / "a-0.tar")[0].image() == encoded(0)
     write_table(wanted, tmp_path / "t.parquet")
     write_table([r._replace(phrases=None) for r in wanted], tmp_path / "n.parquet")
-    assert read(tmp_path / "t.parquet") == wanted and read(tmp_path / "n.parquet")[0].phrases is None
+    assert read(tmp_path / "t.parquet") == wanted and read_table(tmp_path / "n.parquet")[0].phrases is None
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -451,8 +460,6 @@ def test_hostile_members_are_not_read(tmp_path):
         "hf://x/a.tar",
         "s3://a::file:///b.tar",
     ):
-        with pytest.raises(UserError):
-            index(address, folder=tmp_path / "cache")
         with pytest.raises(UserError):
             read(address)
     assert not (tmp_path / "owned").exists()
@@ -589,8 +596,8 @@ def test_far_shards_are_near_ones(tmp_path):
     (tmp_path / "c.tar").write_bytes((tmp_path / "a-0.tar").read_bytes()[:3000])
     with served(tmp_path) as (web, how):
         near, far = (
-            index(tmp_path / "a-{0..2}.tar", folder=tmp_path / "cache"),
-            index(f"{web}/a-{{0..2}}.tar", folder=tmp_path / "cache"),
+            open_data(tmp_path / "a-{0..2}.tar", index_folder=tmp_path / "cache"),
+            open_data(f"{web}/a-{{0..2}}.tar", index_folder=tmp_path / "cache"),
         )
         assert [r._replace(image=r.image()) for r in near] == [r._replace(image=r.image()) for r in far]
         runs = [
@@ -615,7 +622,7 @@ def test_far_shards_are_near_ones(tmp_path):
             ("t.parquet", "tables on another machine"),
         ):
             with pytest.raises(UserError, match=message):
-                index(f"{web}/{wrong}", folder=tmp_path / "cache")
+                open_data(f"{web}/{wrong}", index_folder=tmp_path / "cache")
     _far(os.getpid())[0].get_adapter("http://").max_retries.total = 0
     with pytest.raises(UserError, match="unreachable"):
         list(
@@ -643,13 +650,13 @@ def test_object_stores_through_fsspec(tmp_path):
             return io.BytesIO(self.files[path])
 
     fsspec.register_implementation("s3", Store, clobber=True)
-    found = index("s3://bucket/a.tar", folder=tmp_path / "cache")
+    found = open_data("s3://bucket/a.tar", index_folder=tmp_path / "cache")
     assert [r._replace(image=r.image()) for r in found] == [
         r._replace(image=r.image()) for r in read(tmp_path / "a.tar")
     ]
     assert len(train_on("s3://bucket/a.tar", tmp_path, batch=4)) == 2
     with pytest.raises(UserError, match="missing shard"):
-        index("s3://bucket/b.tar", folder=tmp_path / "cache")
+        open_data("s3://bucket/b.tar", index_folder=tmp_path / "cache")
     sys.modules["fsspec.registry"]._registry.pop("s3")
 
 
@@ -664,23 +671,24 @@ def test_index_is_what_read_gives(tmp_path):
                 {"txt": b"x"} if i % 2 else {"json": json.dumps({"caption": f"A red mug {i} by a boat."}).encode()}
             ),
         )
-    write_table(read(tmp_path / "a-*.tar"), tmp_path / "t.parquet")
+    write_table(read_shards(tmp_path / "a-*.tar"), tmp_path / "t.parquet")
     pyarrow.parquet.write_table(
         pyarrow.Table.from_pylist(
             [{"image": {"bytes": encoded(i), "path": None}, "text": f"Mug {i}."} for i in range(3)]
         ),
         tmp_path / "bytes.parquet",
     )
-    for source in (tmp_path / "a-*.tar", tmp_path / "t.parquet", tmp_path / "bytes.parquet"):
-        wanted = with_phrases(read(source))
+    for source, reader in (("a-*.tar", read_shards), ("t.parquet", read_table), ("bytes.parquet", read_table)):
+        source = tmp_path / source
+        wanted = with_phrases(reader(source))
         for workers in (0, 2):
-            found = index(source, folder=tmp_path / f"cache{workers}", workers=workers)
+            found = open_data(source, index_folder=tmp_path / f"cache{workers}", workers=workers)
             assert (
                 list(found) == wanted
                 and list(found.phrases) == [r.phrases for r in wanted]
                 and found.phrase_count == sum(len(r.phrases) for r in wanted)
             )
-            assert found.column("draw").tolist() == [holdout_fraction(r.key) for r in wanted]
+            assert found.holdout_fractions.tolist() == [holdout_fraction(r.key) for r in wanted]
     assert [p.read_bytes() for p in sorted((tmp_path / "cache0").glob("*.arrow"))] == [
         p.read_bytes() for p in sorted((tmp_path / "cache2").glob("*.arrow"))
     ]
@@ -691,7 +699,7 @@ def test_index_is_what_read_gives(tmp_path):
 
 
 def test_index_is_made_anew_when_the_source_changes(tmp_path):
-    make = lambda: index(tmp_path / "a.tar", folder=tmp_path / "cache")
+    make = lambda: open_data(tmp_path / "a.tar", index_folder=tmp_path / "cache")
     shard(tmp_path / "a.tar", 4)
     assert len(make()) == len(make()) == 4 and len(list((tmp_path / "cache").glob("*.arrow"))) == 1
     shard(tmp_path / "a.tar", 5)
@@ -702,7 +710,7 @@ def test_index_is_made_anew_when_the_source_changes(tmp_path):
     assert not list((tmp_path / "cache").glob("*.part"))
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        index(shard(tmp_path / "b.tar"), folder=tmp_path / "file")
+        open_data(shard(tmp_path / "b.tar"), index_folder=tmp_path / "file")
 
 
 def test_index_keeps_the_count_of_what_was_left_out(tmp_path):
@@ -711,29 +719,62 @@ def test_index_keeps_the_count_of_what_was_left_out(tmp_path):
     (tmp_path / "a-05.tar").unlink()
     source, skips = tmp_path / "a-{00..11}.tar", [Skips(), Skips(), Skips()]
     for n, s in enumerate(skips):
-        index(source, s, folder=tmp_path / "cache", workers=n)
+        open_data(source, skips=s, index_folder=tmp_path / "cache", workers=n)
     assert (
         skips[0].rows == skips[1].rows == skips[2].rows == {"a-05.tar": ("missing shard", str(tmp_path / "a-05.tar"))}
         and skips[1].seen == 88
     )
     with pytest.raises(UserError, match="left out"):
-        index(source, Skips(0), folder=tmp_path / "cache")
+        open_data(source, skips=Skips(0), index_folder=tmp_path / "cache")
 
 
 def test_shards_of_one_name_in_two_folders(tmp_path):
     for name in ("cc3m", "cc12m"):
         (tmp_path / name).mkdir()
         shard(tmp_path / name / "00000.tar", 2)
-    found = index([tmp_path / "cc3m" / "00000.tar", tmp_path / "cc12m" / "00000.tar"], folder=tmp_path / "cache")
+    found = open_data(
+        [tmp_path / "cc3m" / "00000.tar", tmp_path / "cc12m" / "00000.tar"], index_folder=tmp_path / "cache"
+    )
     assert [r.key for r in found] == ["cc3m/00000/00000", "cc3m/00000/00001", "cc12m/00000/00000", "cc12m/00000/00001"]
 
 
-def test_a_process_waits_for_another_one_s_index(tmp_path):
+def test_one_of_several_processes_makes_the_index(tmp_path, run):
+    "Four processes ask at once; the lock lets one of them make it"
     shard(tmp_path / "a.tar")
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(index, tmp_path / "a.tar", wait=True, folder=tmp_path / "cache")
-        assert not waiting.done()
-        assert list(index(tmp_path / "a.tar", folder=tmp_path / "cache")) == list(waiting.result(60))
+    code = f"""
+import c2lip.data.index
+from c2lip.data.sources import open_data
+make = c2lip.data.index.make_index
+def slowly(*args):
+    import time
+    print("made")
+    time.sleep(1)
+    make(*args)
+c2lip.data.index.make_index = slowly
+print(len(open_data({str(tmp_path / "a.tar")!r}, index_folder={str(tmp_path / "cache")!r})), "records")
+"""
+    with ThreadPoolExecutor(4) as pool:
+        texts = [done.out for done in pool.map(lambda _: run(sys.executable, "-c", code), range(4))]
+    assert all("8 records" in text for text in texts), texts
+    assert sum("made" in text for text in texts) == 1
+
+
+@pytest.mark.parametrize("name", ["arrow", "json"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "zeros"])
+def test_a_damaged_index_is_made_anew(tmp_path, name, damage, capsys):
+    opened = lambda: open_data(shard(tmp_path / "a.tar") if first else tmp_path / "a.tar", index_folder=tmp_path / "i")
+    first = True
+    wanted, first = list(opened()), False
+    (file,) = (tmp_path / "i").glob(f"*.{name}")
+    size = file.stat().st_size
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes({"cut": file.read_bytes()[: size // 2], "empty": b"", "zeros": bytes(size)}[damage])
+    assert list(opened()) == wanted
+    assert list(opened()) == wanted
+    said = capsys.readouterr().out
+    assert said.count("is made anew") == (0 if (name, damage) == ("json", "gone") else 1), said
 
 
 def test_workers_share_the_index(tmp_path, run):
@@ -759,8 +800,8 @@ def test_workers_share_the_index(tmp_path, run):
     )
     code = f"""
 import os
-from c2lip.data import index
-records = index({str(tmp_path / "t.jsonl")!r}, folder={str(tmp_path / "cache")!r})
+from c2lip.data.sources import open_data
+records = open_data({str(tmp_path / "t.jsonl")!r}, index_folder={str(tmp_path / "cache")!r})
 def private():
     with open("/proc/self/smaps_rollup") as f: return sum(int(line.split()[1]) for line in f if line.startswith("Private"))
 if os.fork() == 0:

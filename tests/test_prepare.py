@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 
 import pytest
@@ -19,8 +20,14 @@ from PIL import Image
 from c2lip.concepts import load_pipeline, noun_phrases_many, phrases_of
 from c2lip.core import UserError
 from c2lip.data.prepare import PIECE, prepare, prepare_part
-from c2lip.data.sources import read
+from c2lip.data.sources import open_data
 from c2lip.workshop.treebank import read_grammar, sentence_text, template_caption
+
+
+def read(source):
+    "The records of a data set as a list; the index is not kept"
+    with tempfile.TemporaryDirectory() as folder:
+        return list(open_data(source, index_folder=folder))
 
 
 def tar(path, samples):

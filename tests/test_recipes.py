@@ -13,8 +13,7 @@ import yaml
 from c2lip.concepts import noun_phrases
 from c2lip.core import UserError, read_json
 from c2lip.data.batches import batches
-from c2lip.data.index import index
-from c2lip.data.records import Skips
+from c2lip.data.sources import open_data
 from c2lip.release.run import main, train
 from c2lip.training.log import read_log
 from c2lip.training.settings import check
@@ -244,7 +243,7 @@ def test_resume_is_bit_equal_on_damaged_shards(damaged, tmp_path, monkeypatch, w
 
 
 def test_ranks_see_disjoint_parts_and_as_many_steps(shards, monkeypatch):
-    records = index(shards / "*.tar", Skips())
+    records = open_data(shards / "*.tar")
     for epoch in range(2):
         order = batches(records.phrases, 24, 7, epoch)
         parts = [[b[r * 8 : r * 8 + 8] for b in order] for r in range(3)]

@@ -1,4 +1,4 @@
-"""One's own images and one's own model: nothing in the path is tied to the embedded world."""
+"""Your own images and your own model: nothing in the path is tied to the embedded world."""
 
 import json
 
