@@ -1,4 +1,4 @@
-"""What a maintainer needs of c2lip.suites: slow twins of its rules, the other layouts of the same data, the probe against scikit-learn."""
+"""The published suites: slow twins of their rules, other layouts of the same data, spoilt files, the probe."""
 
 import json
 import os
@@ -13,42 +13,21 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmark_examples import EXAMPLE_COLOURS, put_image, put_tar, write_examples
 
 from c2lip.core import UserError
-from c2lip.evaluation.benchmarks import (
-    ASPECTS,
-    CLASS_SETS,
-    EXAMPLE_COLOURS,
-    PLAIN_WINOGROUND,
-    PROMPTS,
-    READERS,
-    SOURCES,
-    TORCHVISION,
-    VALSE,
-    ChoiceItem,
-    Square,
-    _put,
-    _write_tar,
-    check_texts,
-    checklist_rows,
-    choice_hits,
-    clean_caption,
-    fit_probe,
-    linear_probe,
-    macro,
-    probe_suite,
-    read_classes,
-    read_probe,
-    read_vl_checklist,
-    scene_hits,
-    square_hits,
-    where_to_get,
-    word_orders,
-    write_examples,
-)
+from c2lip.evaluation.aro import clean_caption, word_orders
+from c2lip.evaluation.base import Request, missing, sources, suite_data, where_to_get
+from c2lip.evaluation.choices import choice_hits, macro
+from c2lip.evaluation.classes import read_classes
 from c2lip.evaluation.folders import benchmark_folder
+from c2lip.evaluation.probe import fit_probe, linear_probe, probe_suite, read_probe
+from c2lip.evaluation.readers import ChoiceItem, read_retrieval, read_zeroshot
 from c2lip.evaluation.scores import Hits, score
-from c2lip.evaluation.suites import evaluate, read_folder
+from c2lip.evaluation.suites import CLASS_SETS, ON_REQUEST, READERS, check_texts, evaluate
+from c2lip.evaluation.vl_checklist import checklist_rows, read_vl_checklist
+from c2lip.evaluation.whatsup import position_hits
+from c2lip.evaluation.winoground import WinogroundItem, winoground_hits
 from c2lip.towers import load
 
 
@@ -99,7 +78,7 @@ def towers():
 
 
 def run(folder, names=None, **kw):
-    return evaluate(towers(), folder, names, progress=False, readers=READERS, **{"cache": None, **kw})
+    return evaluate(towers(), folder, names, progress=False, **{"cache": None, **kw})
 
 
 def same(a, b):
@@ -126,14 +105,14 @@ def test_choices_equal_the_definition():
         ChoiceItem(
             str(n),
             chance.randrange(40),
-            chance.randrange(40),
+            (chance.randrange(40),),
             tuple(chance.randrange(40) for _ in range(chance.randint(1, 4))),
         )
         for n in range(300)
     ]
     h = choice_hits(items, lambda k: v[k], lambda k: t[k])
     for n, i in enumerate(items):
-        right, wrong = (v[i.image] @ t[i.right]).item(), [(v[i.image] @ t[w]).item() for w in i.wrong]
+        right, wrong = (v[i.image] @ t[i.right[0]]).item(), [(v[i.image] @ t[w]).item() for w in i.wrong]
         assert h.correct[n] == all(right > w for w in wrong)
         assert h.tie[n] == (all(right >= w for w in wrong) and right in wrong)
         assert h.nan[n] == any(x != x for x in (right, *wrong))
@@ -142,8 +121,8 @@ def test_choices_equal_the_definition():
 def test_winoground_equals_the_published_formulas():
     g = torch.Generator().manual_seed(2)
     v, t = (torch.randint(-1, 2, (80, 3), generator=g).float() for _ in range(2))
-    items = [Square(n, (2 * n, 2 * n + 1), (2 * n, 2 * n + 1)) for n in range(40)]
-    h = square_hits(items, lambda k: v[k], lambda k: t[k])
+    items = [WinogroundItem(n, (2 * n, 2 * n + 1), (2 * n, 2 * n + 1)) for n in range(40)]
+    h = winoground_hits(items, lambda k: v[k], lambda k: t[k])
     for n in range(40):
         s = (v[2 * n : 2 * n + 2] @ t[2 * n : 2 * n + 2].T).tolist()  # image, caption
         text, image = s[0][0] > s[0][1] and s[1][1] > s[1][0], s[0][0] > s[1][0] and s[1][1] > s[0][1]
@@ -155,18 +134,16 @@ def test_macro_equals_pandas():
     rng = np.random.default_rng(0)
     table = pd.DataFrame(
         dict(
-            group=rng.choice([f"g{i}" for i in range(30)], 500, p=(p := rng.dirichlet(np.ones(30)))),
+            group=rng.choice([f"g{i}" for i in range(30)], 500, p=rng.dirichlet(np.ones(30))),
             correct=rng.random(500) < 0.6,
         )
     )
-    items = [ChoiceItem(str(n), None, "", ("",), g) for n, g in enumerate(table.group)]
+    groups, hits = table.group.tolist(), hits_of(table.correct.tolist())
     for least, without in ((1, set()), (10, set()), (1, {"g1", "g2"})):
         counted = table[~table.group.isin(without)].groupby("group").correct
         want = counted.mean()[counted.size() >= least].mean() * 100
-        assert score(
-            "m", macro(items, hits_of(table.correct.tolist()), least, frozenset(without))
-        ).value == pytest.approx(want)
-    assert macro(items, hits_of(table.correct.tolist()), 10**6) is None
+        assert score("m", macro(groups, hits, least, frozenset(without))).value == pytest.approx(want)
+    assert macro(groups, hits, 10**6) is None
 
 
 def test_scenes_equal_the_public_count():
@@ -174,11 +151,11 @@ def test_scenes_equal_the_public_count():
     items, correct = [], []
     for scene in range(30):
         for position in ("left", "right", "in-front", "behind"):
-            items.append(ChoiceItem("", None, "", ("",), f"s{scene} t/{position}"))
+            items.append(ChoiceItem("", None, ("",), ("",), f"s{scene} t/{position}"))
             correct.append(rng.random() < 0.7)
     order = rng.sample(range(len(items)), len(items))
     items, correct = [items[i] for i in order], [correct[i] for i in order]
-    found, table = scene_hits(items, hits_of(correct)), defaultdict(dict)
+    found, table = position_hits(items, hits_of(correct)), defaultdict(dict)
     for i, c in zip(items, correct):
         scene, position = i.group.split("/")
         table[scene][position] = c
@@ -194,14 +171,18 @@ def test_scenes_equal_the_public_count():
 
 def test_checklist_means_of_means(examples):
     "MACCO's rule: relation of actions and places, attribute of five kinds, object of location and size"
-    tasks, rng = read_vl_checklist(examples / "vl_checklist").items, random.Random(0)
+    tasks, rng = read_vl_checklist(Request(examples, "vl_checklist")).items, random.Random(0)
     hits = {task: hits_of([rng.random() < 0.5 for _ in range(rng.randint(3, 9))]) for task in tasks}
     rows = {name: score(name, h).value for name, h in checklist_rows(hits)}
     a = {task: 100 * h.correct.float().mean().item() for task, h in hits.items()}
-    pick = lambda start: float(np.mean([v for k, v in a.items() if k.startswith(start)]))
+
+    def pick(start):
+        return float(np.mean([v for k, v in a.items() if k.startswith(start)]))
+
+    aspects = {kind: list(files) for kind, files in suite_data("vl_checklist_files").items()}
     assert rows["relation"] == pytest.approx((pick("Relation/action/") + pick("Relation/spatial/")) / 2)
-    assert rows["attribute"] == pytest.approx(np.mean([pick(f"Attribute/{k}/") for k in ASPECTS["Attribute"]]))
-    halves = [np.mean([pick(f"Object/{k}/") for k in part]) for part in (ASPECTS["Object"][:3], ASPECTS["Object"][3:])]
+    assert rows["attribute"] == pytest.approx(np.mean([pick(f"Attribute/{k}/") for k in aspects["Attribute"]]))
+    halves = [np.mean([pick(f"Object/{k}/") for k in part]) for part in (aspects["Object"][:3], aspects["Object"][3:])]
     assert rows["object"] == pytest.approx(np.mean(halves)) and rows["average"] == pytest.approx(
         np.mean([rows[k] for k in ("relation", "attribute", "object")])
     )
@@ -232,6 +213,197 @@ def test_every_shuffle_holds_the_same_words():
                     assert sorted(text.split()[n : n + 3]) == sorted(right.split()[n : n + 3])
 
 
+# --- models whose answers are known, on every layout
+
+
+class Squares(torch.nn.Module):
+    "Colours at the left, right, top, bottom; or, without places, anywhere"
+
+    palette, spots = torch.tensor(list(EXAMPLE_COLOURS.values())) / 255, ((8, 4), (8, 11), (4, 8), (11, 8))
+
+    def __init__(self, places):
+        super().__init__()
+        self.places = places
+
+    def _out(self, seen):
+        return (seen.flatten(1) if self.places else seen.amax(1)).float()
+
+    def visual(self, x):
+        near = [(x[:, None, :, y, c] - self.palette).abs().amax(2) < 0.02 for y, c in self.spots]
+        return self._out(torch.stack(near, 1))
+
+    def encode_text(self, ids):
+        return self._out((ids[:, :, None] == torch.arange(1, 5)).float())
+
+
+def tokenize_places(texts):
+    "The colours named at the left, right, top and bottom"
+    rows = []
+    for text in texts:
+        words = text.lower().replace(".", "").replace(",", "").split()
+        named = [1 + list(EXAMPLE_COLOURS).index(w) for w in words if w in EXAMPLE_COLOURS]
+        first, second = (named * 2)[:2] if named else (0, 0)
+        if {"right", "under", "behind"} & set(words):
+            first, second = second, first
+        upright = {"on", "under", "front", "behind"} & set(words)
+        rows.append([0, 0, first, second] if upright else [first, second, 0, 0])
+    return torch.tensor(rows)
+
+
+def known(model):
+    return SimpleNamespace(
+        model=model,
+        tokenizer=tokenize_places,
+        preprocess=lambda x: torch.from_numpy(np.array(x)).permute(2, 0, 1) / 255,
+    )
+
+
+def rows_of(model, folder, names=None):
+    table = evaluate(known(model), folder, names, progress=False, cache=None)
+    return table.set_index(["suite", "name"])
+
+
+def test_a_bag_of_words_ties(examples):
+    "Where the wrong text holds the same words the bag of words ties; where a colour was replaced both are right"
+    bag, placed = (rows_of(Squares(places), examples) for places in (False, True))
+    for row, n, ties in (
+        (("winoground", "group"), 6, 6),
+        (("winoground", "text without flaws"), 4, 4),
+        (("aro", "relation micro"), 14, 12),
+        (("aro", "attribute"), 25, 25),
+        (("aro", "coco_order"), 4, 4),
+        (("whatsup", "controlled A pairs"), 4, 4),
+        (("valse", "relations"), 2, 2),
+        (("vl_checklist", "relation"), 8, 8),
+        (("mscoco", "t2i R@1"), 22, 20),
+        (("docci", "t2i R@1"), 33, None),
+        (("food101", "top-1"), 4, 0),
+    ):
+        assert placed.loc[row].n == bag.loc[row].n == n
+        assert ties is None or bag.loc[row].ties == ties
+    for suite in ("winoground", "whatsup", "valse", "vl_checklist", "imagenet1k", "food101"):
+        assert placed.value[suite].tolist() == pytest.approx([100.0] * len(placed.value[suite]))
+    for row in ("relation", "attribute"):
+        assert placed.value["aro", row] == pytest.approx(100.0)
+    # "to the left of" 0 %, "wearing" 100 %, "next to" set aside
+    assert bag.value["aro", "relation"] == pytest.approx(50.0)
+    assert bag.value["aro", "relation micro"] == pytest.approx(100 * 2 / 14)
+    assert bag.value["vl_checklist", "attribute"] == 100.0
+    probe = rows_of(Squares(True), examples, "probe/dtd")
+    assert probe.value.tolist() == [100.0, 100.0] and probe.n.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("number, column", [(1.0, "ties"), (float("nan"), "nan")])
+def test_models_without_an_opinion_score_nothing(examples, number, column):
+    class Constant(torch.nn.Module):
+        def visual(self, x):
+            return torch.full((len(x), 4), number)
+
+        def encode_text(self, ids):
+            return torch.full((len(ids), 4), number)
+
+    table = rows_of(Constant(), examples)
+    assert (table.value == 0).all() and (table[column] == table.n).all()
+
+
+def replaced(old, new, count=1):
+    return lambda data: data.replace(old, new, count)
+
+
+@pytest.mark.parametrize(
+    "file, edit, says",
+    [
+        ("winoground/examples.jsonl", lambda b: b[:-9], "line 6: not valid JSON"),
+        (
+            "winoground/examples.jsonl",
+            replaced(b'"caption_1"', b'"caption_2"', -1),
+            "in line 1: the key 'caption_1' is missing (there are: id, image_0",
+        ),
+        ("winoground/images/ex_3_img_1.png", None, "ex_3_img_1.png is missing; it is asked for by winoground, item 3"),
+        ("winoground/images/ex_3_img_1.png", lambda b: b[:40], "cannot be read"),
+        ("aro/visual_genome_relation.json", lambda b: b"[]", "visual_genome_relation.json holds no items"),
+        (
+            "aro/visual_genome_relation.json",
+            replaced(b'"bbox_w": 16', b'"bbox_w": 0', -1),
+            "the box not empty, got [16, 0, 0, 16] (the first of 14 faulty items of 14)",
+        ),
+        (
+            "aro/visual_genome_attribution.json",
+            replaced(b'"attributes"', b'"attribute"'),
+            'item 0: expected "relation_name" or a list "attributes"',
+        ),
+        (
+            "aro/coco_karpathy_test.json",
+            replaced(b'"Squares."', b'""'),
+            "item 0: expected a list 'caption' of at least 1 texts",
+        ),
+        (
+            "whatsup/coco_qa_one_obj.json",
+            replaced(b'[0, "a', b'["a'),
+            "item 0: expected [image, right text, wrong text]",
+        ),
+        (
+            "whatsup/controlled_images_dataset.json",
+            replaced(b"green_under_red", b"greenunderred"),
+            "should be thing_position_thing",
+        ),
+        ("valse/data/plurals.json", replaced(b'"foil":', b'"fool":'), "item plurals_test_0: the key 'foil' is missing"),
+        (
+            "vl_checklist/data/Relation/vg/spatial.json",
+            lambda b: b.replace(b'"POS": ["a', b'"POS": [["a', 1).replace(b'"], "NEG"', b'"]], "NEG"', 1),
+            "'POS' must be a text",
+        ),
+        ("vl_checklist/vg/red_green.jpg", None, "red_green.jpg is missing; it is asked for by vl_checklist"),
+        ("mscoco/dataset_coco.json", replaced(b'"test"', b'"tset"', -1), "no images of the split 'test'"),
+        ("flickr8k/test/1.tar", lambda b: b[:-9000], "1.tar: damaged shard"),
+        ("flickr8k/test/nshards.txt", lambda b: b"3", "says 3 shards, but there are 2"),
+        (
+            "docci/docci_descriptions.jsonlines",
+            replaced(b'"test_00003.jpg"', b"3"),
+            "in line 4: 'image_file' must be a text, got 3",
+        ),
+        ("food101/classnames.txt", lambda b: b"red\ngreen\n", "sample s0000002: class 2 is not one of 0 to 1"),
+        ("food101/zeroshot_classification_templates.txt", lambda b: b"a square\n", "no {c} in 'a square'"),
+        ("imagenet1k/val/red/a.jpeg", None, "val/red holds no image (1 of 4 classes are empty)"),
+        ("dtd/dtd/dtd/labels/test1.txt", None, "cannot be read as torchvision's DTD, test"),
+    ],
+)
+def test_what_is_wrong_is_named(copy, file, edit, says):
+    "A damaged file stops the run before anything is embedded, with the file, the item, and how many more there are"
+    at = copy(Path(file).parts[0]).parent / file
+    if edit:
+        at.write_bytes(edit(at.read_bytes()))
+    else:
+        at.unlink()
+    with pytest.raises(UserError) as e:
+        run(at.parents[len(Path(file).parts) - 1])
+    assert says in str(e.value)
+
+
+def test_suites_that_are_not_there(copy, tmp_path):
+    copy("winoground")
+    assert run(tmp_path, ["winoground", "valse"]).suite.unique().tolist() == ["winoground"]
+    for names, says in (
+        (["valse"], "github.com/Heidelberg-NLP/VALSE"),
+        (["winogroud"], "did you mean winoground?"),
+        (["winoground", "retrieval"], "has nothing for retrieval"),
+    ):
+        with pytest.raises(UserError) as e:
+            run(tmp_path, names)
+        assert says in str(e.value)
+    (tmp_path / "aro").mkdir()
+    with pytest.raises(UserError, match="holds no visual_genome_relation.json"):
+        run(tmp_path, ["aro"])
+    assert run(tmp_path).suite.unique().tolist() == ["winoground"]
+    assert len(missing(tmp_path)) == len(sources()) - 2
+
+
+def test_texts_that_no_bag_of_words_can_win(examples):
+    found = check_texts(examples, ["aro", "whatsup", "valse"]).set_index("task")
+    rows = found.loc[["attribute", "coco_order", "existence", "plurals"], ["n", "equal", "same_words"]]
+    assert rows.values.tolist() == [[28, 0, 28], [4, 0, 4], [2, 0, 0], [2, 0, 2]]
+
+
 # --- other layouts of the same data give the same numbers
 
 
@@ -239,7 +411,10 @@ def test_winoground_as_parquet(examples, copy):
     whole = run(examples, "winoground")
     at = copy("winoground")
     rows = [json.loads(line) for line in (at / "examples.jsonl").read_text().splitlines()]
-    cell = lambda stem: dict(bytes=(at / "images" / f"{stem}.png").read_bytes(), path=f"{stem}.png")
+
+    def cell(stem):
+        return dict(bytes=(at / "images" / f"{stem}.png").read_bytes(), path=f"{stem}.png")
+
     table = pd.DataFrame([{**r, "image_0": cell(r["image_0"]), "image_1": cell(r["image_1"])} for r in rows])
     (at / "data").mkdir()
     table.to_parquet(at / "data" / "test-00000-of-00001.parquet")
@@ -271,10 +446,10 @@ def test_maccos_lists(examples, copy):
         )
     shutil.rmtree(at / "data")
     at = copy("vl_checklist")
-    old, new = at / "data", at / "VL_checklist_json_data"
+    old, new, aspects = at / "data", at / "VL_checklist_json_data", suite_data("vl_checklist_files")
     for file in sorted(old.rglob("*.json")):
         kind, *rest = file.relative_to(old).with_suffix("").parts
-        aspect = next(a for a in ASPECTS[kind] if a in rest[-1].split("_"))
+        aspect = next(a for a in aspects[kind] if a in rest[-1].split("_"))
         place = dict(
             Relation=f"{'_'.join(rest[-2:]) if len(rest) > 1 else rest[-1]}.json",
             Attribute="/".join(rest) + ".json",
@@ -318,7 +493,7 @@ def test_layouts_of_retrieval_agree(examples, copy, tmp_path):
         )
     )
     same(run(at.parent, "mscoco"), whole)
-    _write_tar(
+    put_tar(
         at / "test" / "0.tar",
         [
             (f"{n}.{k}", d)
@@ -337,7 +512,7 @@ def test_layouts_of_classes_agree(copy):
     whole = run(at.parent, "food101")
     colours = list(EXAMPLE_COLOURS)
     for n, c in enumerate(colours):
-        _put(at / "test" / f"{n}_{c}" / "x.png", c, c)
+        put_image(at / "test" / f"{n}_{c}" / "x.png", c, c)
     (at / "test" / "0.tar").unlink()
     same(run(at.parent, "food101"), whole)  # classnames.txt names the folders
     (at / "classnames.txt").write_text("red\n")
@@ -362,7 +537,7 @@ def test_thousand_numbered_folders_are_imagenet(tmp_path):
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
 
     for n in range(1000):
-        _put(tmp_path / "imagenet1k" / "val" / f"n{n:08}" / "x.JPEG", "red", "blue")
+        put_image(tmp_path / "imagenet1k" / "val" / f"n{n:08}" / "x.JPEG", "red", "blue")
     data = read_classes(tmp_path / "imagenet1k")
     assert (
         data.classnames == list(IMAGENET_CLASSNAMES)
@@ -378,24 +553,24 @@ def test_thousand_numbered_folders_are_imagenet(tmp_path):
 def test_torchvision_sets_of_files(tmp_path):
     colours = list(EXAMPLE_COLOURS)
     pets = tmp_path / "pets" / "oxford-iiit-pet"
-    for n, c in enumerate(colours):
-        _put(pets / "images" / f"{c}_cat_1.jpg", c, c)
+    for c in colours:
+        put_image(pets / "images" / f"{c}_cat_1.jpg", c, c)
     (pets / "annotations").mkdir()
     (pets / "annotations" / "test.txt").write_text("".join(f"{c}_cat_1 {n + 1} 1 1\n" for n, c in enumerate(colours)))
     data = read_classes(tmp_path / "pets")
     assert (
         data.classnames == ["Red Cat", "Green Cat", "Blue Cat", "Yellow Cat"]
         and sorted(i.label for i in data.items) == [0, 1, 2, 3]
-        and data.templates == PROMPTS["pets"]
+        and data.templates == suite_data("prompts")["pets"]
     )
     food = tmp_path / "food101" / "food-101"
     (food / "meta").mkdir(parents=True)
     (food / "meta" / "test.json").write_text(json.dumps({f"{c}_pie": [f"{c}_pie/1"] for c in colours}))
     for c in colours:
-        _put(food / "images" / f"{c}_pie" / "1.jpg", c, c)
+        put_image(food / "images" / f"{c}_pie" / "1.jpg", c, c)
     data = read_classes(tmp_path / "food101")
     assert data.classnames == ["blue pie", "green pie", "red pie", "yellow pie"] and all(
-        isinstance(i.filename, Path) for i in data.items
+        isinstance(i.image, Path) for i in data.items
     )
     assert run(tmp_path, ["pets", "food101"]).n.tolist() == [4] * 4
 
@@ -416,16 +591,16 @@ NAMES = ["aro", "whatsup", "winoground", "iiw", "flickr8k"]
 
 def test_what_two_suites_show_is_embedded_once(examples):
     t = towers()
-    evaluate(t, examples, NAMES, progress=False, cache=None, readers=READERS)
+    evaluate(t, examples, NAMES, progress=False, cache=None)
     assert t.model.seen <= 12 + 4 + 12  # as many images as differ: side by side, upright, and cut from wide ones
 
 
 def test_cuts_and_images_in_shards_are_kept(examples, tmp_path, monkeypatch):
     base = load("base")
-    first = evaluate(base, examples, NAMES, progress=False, cache=tmp_path, readers=READERS)
+    first = evaluate(base, examples, NAMES, progress=False, cache=tmp_path)
     for name in ("encode_images", "encode_texts"):
         monkeypatch.setattr(f"c2lip.evaluation.embeddings.{name}", lambda *a, **k: pytest.fail("embedded again"))
-    same(evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path, readers=READERS), first)
+    same(evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path), first)
 
 
 def test_only_what_is_asked_for(examples):
@@ -435,13 +610,14 @@ def test_only_what_is_asked_for(examples):
 
 
 def test_sources_and_readers_agree():
-    assert set(SOURCES) == {n for n in READERS if not n.startswith("probe/")}
-    assert (
-        set(TORCHVISION) == set(CLASS_SETS) - {"imagenet1k", "cifar10", "cifar100"}
-        and len(CLASS_SETS) == 11
-        and len(VALSE) == 11
-    )
-    assert len(PLAIN_WINOGROUND) == 171 and max(PLAIN_WINOGROUND) < 400
+    own = {"sugarcrepe", "sugarcrepe_pp", "retrieval", "zeroshot"}
+    own |= {f"heldout/{name}" for name in own}
+    assert set(sources()) == set(READERS) - own
+    assert set(ON_REQUEST) == {f"probe/{name}" for name in CLASS_SETS} and len(CLASS_SETS) == 11
+    assert set(suite_data("torchvision")) == set(CLASS_SETS) - {"imagenet1k", "cifar10", "cifar100"}
+    assert set(suite_data("prompts")) <= set(CLASS_SETS) and len(suite_data("valse_tasks")) == 11
+    plain = suite_data("winoground_without_flaws")
+    assert len(set(plain)) == len(plain) == 171 and max(plain) < 400
     assert set(where_to_get().columns) == {"suite", "files", "size", "home", "licence"}
 
 
@@ -496,7 +672,10 @@ def test_probe_equals_scikit_learn(C):
 
 def test_probe_does_not_look_at_the_test():
     g = torch.Generator().manual_seed(5)
-    make = lambda n: (F.normalize(torch.randn(n, 12, generator=g), dim=-1), torch.randint(0, 3, (n,), generator=g))
+
+    def make(n):
+        return F.normalize(torch.randn(n, 12, generator=g), dim=-1), torch.randint(0, 3, (n,), generator=g)
+
     train, val, test = make(90), make(45), make(60)
     hits, C = linear_probe(train, val, test, 3)
     other, D = linear_probe(train, val, (test[0], (test[1] + 1) % 3), 3)
@@ -506,15 +685,15 @@ def test_probe_does_not_look_at_the_test():
 
 def test_probe_splits(examples, copy):
     "A set's own val; a seeded fifth otherwise; no image on both sides"
-    images = read_probe(examples / "probe" / "dtd").images
+    images = read_probe(Request(examples, "probe/dtd")).images
     parts = pd.Series([who.split(", ")[1].split()[0] for who in images.values()]).value_counts().to_dict()
     assert parts == dict(train=12, val=4, test=4)
     data = read_classes(examples / "dtd", "train")
-    split = lambda seed: {
-        p
-        for p, who in probe_suite("p", data, read_classes(examples / "dtd"), seed=seed).images.items()
-        if ", val" in who
-    }
+
+    def split(seed):
+        images = probe_suite("p", data, read_classes(examples / "dtd"), seed=seed).images
+        return {image for image, who in images.items() if ", val" in who}
+
     assert split(0) == split(0) != split(1) and len(split(0)) == 2
     with pytest.raises(UserError, match="trained on as well"):
         probe_suite("p", data, data)
@@ -522,7 +701,8 @@ def test_probe_splits(examples, copy):
         run(copy("food101").parent, "probe/food101")
 
 
-# --- from outside: runs where clip-benchmark is installed beside us (pip install --no-deps clip-benchmark==1.6.2 pycocoevalcap)
+# --- from outside: runs where clip-benchmark is installed beside us
+# pip install --no-deps clip-benchmark==1.6.2 pycocoevalcap
 
 
 def test_clip_benchmark_counts_the_same(tmp_path):
@@ -536,18 +716,18 @@ def test_clip_benchmark_counts_the_same(tmp_path):
         for p in base.model.parameters():
             if p.dim() > 1:
                 p.add_(torch.randn_like(p) * p.std() * 0.55)
-    tasks = read_folder(world, ["retrieval", "zeroshot"])
-    described, (zero, *_) = tasks["retrieval"]["retrieval"], tasks["zeroshot"].values()
+    described = read_retrieval(world / "retrieval.json", world / "images")
+    zero = read_zeroshot(world / "zeroshot" / "object.json", world / "images")
     for name, rows in (
-        ("flickr8k", [(i.filename, "txt", "\n".join(i.captions)) for i in described]),
-        ("food101", [(i.filename, "cls", str(i.label)) for i in zero.items]),
+        ("flickr8k", [(i.image, "txt", "\n".join(i.captions)) for i in described]),
+        ("food101", [(i.image, "cls", str(i.label)) for i in zero.items]),
     ):
-        _write_tar(
+        put_tar(
             tmp_path / name / "test" / "0.tar",
             [
                 (f"s{n:07}.{k}", d)
                 for n, (file, kind, text) in enumerate(rows)
-                for k, d in (("png", (world / "images" / file).read_bytes()), (kind, text.encode()))
+                for k, d in (("png", file.read_bytes()), (kind, text.encode()))
             ],
         )
         (tmp_path / name / "test" / "nshards.txt").write_text("1\n")
@@ -556,16 +736,13 @@ def test_clip_benchmark_counts_the_same(tmp_path):
     (tmp_path / "food101" / "zeroshot_classification_templates.txt").write_text(
         "\n".join(t.replace("{}", "{c}") for t in zero.templates)
     )
-    ours = (
-        evaluate(base, tmp_path, ["flickr8k", "food101"], progress=False, cache=None, readers=READERS)
-        .set_index("name")
-        .value
-    )
+    ours = evaluate(base, tmp_path, ["flickr8k", "food101"], progress=False, cache=None).set_index("name").value
 
-    build = lambda name, **kw: (
-        d := builder.build_wds_dataset(name, transform=base.preprocess, split="test", data_dir=str(tmp_path / name)),
-        torch.utils.data.DataLoader(d, batch_size=32, **kw),
-    )
+    def build(name, **kw):
+        home = str(tmp_path / name)
+        data = builder.build_wds_dataset(name, transform=base.preprocess, split="test", data_dir=home)
+        return data, torch.utils.data.DataLoader(data, batch_size=32, **kw)
+
     _, loader = build("flickr8k", collate_fn=builder.image_captions_collate_fn)
     theirs = search.evaluate(base.model.eval(), loader, base.tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10])
     for k in (1, 5, 10):
