@@ -21,7 +21,7 @@ from c2lip.evaluation.scores import Hits, mean_of, score
 from c2lip.evaluation.suites import evaluate, tabulate
 from c2lip.evaluation.tables import before_after, compare_table, name_models, show_rows, show_table
 from c2lip.evaluation.uncertainty import bootstrap, interval, sign_test, standard_error, with_errors
-from c2lip.evaluation.writing import table_rows, to_great_table, write_tables
+from c2lip.evaluation.writing import printed_rows, to_great_table, write_tables
 from c2lip.towers import load
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
@@ -195,7 +195,7 @@ def test_files_of_a_table(three, tmp_path):
 
 
 def test_best_is_bold_once_a_column_and_group(three):
-    rows, heads = table_rows(lay_out("C2LIP Table A3", *three))
+    rows, heads = printed_rows(lay_out("C2LIP Table A3", *three))
     for i, head in enumerate(heads):
         for source in ("ours", "published"):
             cells = [row.cells[i] for row in rows if row.source == source]
