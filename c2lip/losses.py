@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .core import full_precision
 from .pooling import concept_similarity
 
 # %% ../nbs/1_method/03_losses.ipynb #b39534ad
@@ -18,8 +19,7 @@ def sigmoid_loss(
     signs: Tensor,  # (B,n) +1 belongs together, −1 does not, 0 left out
 ) -> Tensor:  # ()
     "Σ softplus(−z·l) / number of columns (Eq. 4, 5 and 7); float32 inside, float64 if given"
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
+    logits = full_precision(logits)
     signs = signs.to(logits.dtype)
     return (F.softplus(-signs * logits) * signs.abs()).sum() / max(1, logits.shape[1])
 
@@ -46,28 +46,33 @@ DUPLICATES = ("separate", "mask", "merge")
 
 def phrase_signs(
     owner: Tensor,  # (E,) image of each mention
-    column: Tensor,  # (E,) phrase column of each mention
-    phrase_id: Tensor,  # (K,) equal for columns with equal words
+    column: Tensor,  # (E,) row of each mention among the phrases
+    number: Tensor,  # (U,) equal for phrases with equal words
     n: int,  # images of this rank
     duplicates: str = "separate",  # separate, mask or merge
-) -> tuple[Tensor, Tensor]:  # (B,K′) signs, (K′,) columns to keep; K′ = K unless merged
+) -> tuple[Tensor, Tensor]:  # (B,K) signs, (K,) row of each column's phrase; K = E, or the distinct words if merged
     "Signs between images and phrases, with equal phrases kept apart, masked or merged"
-    K, here = len(phrase_id), owner < n
-    own = torch.zeros(n, K, dtype=torch.bool, device=owner.device)
-    own[owner[here], column[here]] = True
-    keep = torch.arange(K, device=owner.device)
-    if duplicates == "separate" or K == 0:
-        return own * 2.0 - 1, keep
-    _, group = phrase_id.unique(return_inverse=True)
-    groups = int(group.max()) + 1
-    held = torch.zeros(n, groups, dtype=torch.bool, device=owner.device)
-    held[owner[here], group[column[here]]] = True
+    here, device = owner < n, owner.device
+    own = torch.zeros(n, len(owner), dtype=torch.bool, device=device)
+    own[owner[here], here.nonzero()[:, 0]] = True
+    if duplicates == "separate" or len(owner) == 0:
+        return own * 2.0 - 1, column
+    words, group = number.unique(return_inverse=True)
+    mentioned = torch.zeros(n, len(words), dtype=torch.bool, device=device)
+    mentioned[owner[here], group[column[here]]] = True
     if duplicates == "mask":
-        return torch.where(own, 1.0, held[:, group] * 1.0 - 1), keep
-    first = torch.full((groups,), K, device=owner.device).scatter_reduce(0, group, keep, "amin")
-    return held * 2.0 - 1, first
+        return torch.where(own, 1.0, mentioned[:, group[column]] * 1.0 - 1), column
+    rows = torch.arange(len(number), device=device)
+    first = torch.full((len(words),), len(number), device=device).scatter_reduce(0, group, rows, "amin")
+    return mentioned * 2.0 - 1, first
 
 # %% ../nbs/1_method/03_losses.ipynb #cc618f7f
+def _choices(rows, columns, scale):
+    "Cross-entropy of row i choosing column i among all columns, summed over the rows"
+    logits = full_precision(scale * (rows @ columns.T))
+    return F.cross_entropy(logits, torch.arange(len(rows), device=rows.device), reduction="sum")
+
+
 def softmax_loss(
     image: Tensor,  # (N,D) images of all ranks, own first
     caption: Tensor,  # (N,D) captions of all ranks, own first
@@ -76,15 +81,14 @@ def softmax_loss(
 ) -> Tensor:  # ()
     "½ [cross-entropy of images over texts + of texts over images], a rank's share of the mean over all pairs"
     rows = rows or len(image)
-    target = torch.arange(rows, device=image.device)
-    ce = lambda a, b: F.cross_entropy(
-        (scale * (a[:rows] @ b.T)).float() if a.dtype != torch.float64 else scale * (a[:rows] @ b.T),
-        target,
-        reduction="sum",
-    )
-    return (ce(image, caption) + ce(caption, image)) / (2 * len(image))
+    both = _choices(image[:rows], caption, scale) + _choices(caption[:rows], image, scale)
+    return both / (2 * len(image))
 
 # %% ../nbs/1_method/03_losses.ipynb #556882a2
+def _logits(image, text, scale, bias):
+    return scale * (full_precision(image) @ full_precision(text).T) + bias
+
+
 def c2lip_losses(
     image: Tensor,  # (B,D) v
     caption: Tensor,  # (n,D) t; n = B on one rank
@@ -96,22 +100,21 @@ def c2lip_losses(
     xac_scale: float = 1.0,  # β of the attention in xac
     terms=("contrastive", "npc", "xac"),  # those to compute
 ) -> dict[str, Tensor]:  # unweighted, under the terms' names
-    "C2LIP's losses (Eq. 4, 5, 7): image–caption, image–phrase, and phrase–what it reads from the image"
+    """C2LIP's losses (Eq. 4, 5, 7): image–caption, image–phrase, and phrase–what it reads from the image.
+
+    A `ValueError` says so where `owner` and `phrase` differ in number."""
     losses, n = {}, len(image)
-    full = lambda x: x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     with torch.autocast(image.device.type, enabled=False):
         if "contrastive" in terms:
-            losses["contrastive"] = sigmoid_loss(
-                scale * (full(image) @ full(caption).T) + bias, pair_signs(n, len(caption), image.device)
-            )
+            signs = pair_signs(n, len(caption), image.device)
+            losses["contrastive"] = sigmoid_loss(_logits(image, caption, scale, bias), signs)
         if "npc" in terms or "xac" in terms:
             signs = owner if owner.ndim == 2 else owner_signs(owner, n)
             if signs.shape != (n, len(phrase)):
                 raise ValueError(f"owner names {signs.shape[-1]} phrases, but there are {len(phrase)}")
-            if "npc" in terms:
-                losses["npc"] = sigmoid_loss(scale * (full(image) @ full(phrase).T) + bias, signs)
-            if "xac" in terms:
-                losses["xac"] = sigmoid_loss(
-                    scale * concept_similarity(phrase.to(image_tokens.dtype), image_tokens, xac_scale) + bias, signs
-                )
+        if "npc" in terms:
+            losses["npc"] = sigmoid_loss(_logits(image, phrase, scale, bias), signs)
+        if "xac" in terms:
+            similarity = concept_similarity(phrase.to(image_tokens.dtype), image_tokens, xac_scale)
+            losses["xac"] = sigmoid_loss(scale * similarity + bias, signs)
     return losses

@@ -6,7 +6,7 @@
 __all__ = ['FUNCTION_WORDS', 'POOL', 'epoch_order', 'content_words', 'hard_distractors', 'WordTable', 'draw_anchors',
            'shared_batches', 'batches']
 
-# %% ../../nbs/3_data/08_batches.ipynb #1babbb96
+# %% ../../nbs/3_data/08_batches.ipynb #85241069
 import itertools
 import re
 from collections import Counter
@@ -14,11 +14,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from PIL import ImageOps
 
 from ..core import UserError, derive_seed
 
-# %% ../../nbs/3_data/08_batches.ipynb #799cdef8
+# %% ../../nbs/3_data/08_batches.ipynb #a29eb4b3
 def epoch_order(
     n: int,  # samples
     epoch: int,  # 0, 1, …
@@ -27,9 +26,12 @@ def epoch_order(
     "The order of an epoch"
     return torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(seed, epoch))).tolist()
 
-# %% ../../nbs/3_data/08_batches.ipynb #4873df2b
+# %% ../../nbs/3_data/08_batches.ipynb #7a9caef7
 FUNCTION_WORDS = frozenset(
-    "a an the this that these those some any each every no another other his her its their my your our of and or with in on at to by for from".split()
+    (
+        "a an the this that these those some any each every no another other his her its their my your our "
+        "of and or with in on at to by for from"
+    ).split()
 )
 
 
@@ -45,18 +47,18 @@ def hard_distractors(
     phrases_per_sample: list[list],  # phrases of every sample
     batch: list[int],  # indices of a batch
 ) -> float:
-    "Images of a batch that hold all words of a phrase, but not in one phrase: mean over the batch's phrases of two or more words"
+    "Images of a batch that hold all words of a phrase, but not in one phrase: mean over phrases of two or more words"
     bound = [{frozenset(content_words(p)) for p in phrases_per_sample[i]} for i in batch]
-    loose = [frozenset().union(*phrases) for phrases in bound]
-    counts = [
-        sum(words <= l and not any(words <= p for p in b) for b, l in zip(bound, loose))
-        for phrases in bound
-        for words in phrases
-        if len(words) > 1
-    ]
+    loose = [frozenset().union(*phrases) for phrases in bound]  # the words of each image
+    counts = []
+    for words in itertools.chain.from_iterable(bound):
+        if len(words) > 1:
+            holds = [words <= image for image in loose]
+            in_one = [any(words <= phrase for phrase in phrases) for phrases in bound]
+            counts.append(sum(h and not one for h, one in zip(holds, in_one)))
     return float(np.mean(counts)) if counts else 0.0
 
-# %% ../../nbs/3_data/08_batches.ipynb #e7a2781d
+# %% ../../nbs/3_data/08_batches.ipynb #f79b7cdc
 POOL = 2**14  # samples among which a batch is composed
 
 
@@ -68,27 +70,31 @@ class WordTable:
         phrases_per_sample: list[list],  # phrases of every sample
         limit: int = 2000,  # vocabulary: the most frequent words
     ):
-        known = {}  # phrase text → words: captions repeat phrases
+        samples = self._split(phrases_per_sample)
+        flat = [words for phrases in samples for words in phrases]
+        frequency = Counter(itertools.chain.from_iterable(flat))
+        ranked = sorted(frequency.items(), key=lambda item: (-item[1], item[0]))
+        self.words = [word for word, _ in ranked[:limit]]
+        number = {word: i for i, word in enumerate(self.words)}
+        rare = len(self.words)  # one number for all other words: never an anchor
+        self.length = np.array([sum(map(len, phrases)) for phrases in samples])  # words of each sample
+        self.start = np.concatenate([[0], np.cumsum(self.length)])
+        self.word = np.array([number.get(w, rare) for words in flat for w in words], dtype=np.int64)  # of each place
+        self.head = np.zeros(len(self.word), dtype=bool)  # does it end its phrase?
+        self.head[np.cumsum([len(words) for words in flat], dtype=np.int64) - 1] = True
 
-        def words(p):
-            text = p if isinstance(p, str) else p[0]
+    @staticmethod
+    def _split(phrases_per_sample):
+        # of every sample the words of each phrase that has any; captions repeat phrases, so each text is split once
+        known = {}
+
+        def words(phrase):
+            text = phrase if isinstance(phrase, str) else phrase[0]
             if text not in known:
                 known[text] = content_words(text)
             return known[text]
 
-        said = [[w for w in map(words, phrases) if w] for phrases in phrases_per_sample]
-        frequency = Counter(w for phrases in said for p in phrases for w in p)
-        self.words = [w for w, _ in sorted(frequency.items(), key=lambda item: (-item[1], item[0]))[:limit]]
-        number = {w: i for i, w in enumerate(self.words)}
-        rare = len(self.words)  # one number for all other words: never an anchor
-        self.length = np.array([sum(map(len, phrases)) for phrases in said])  # words of each sample
-        self.start = np.concatenate([[0], np.cumsum(self.length)])
-        self.word = np.array(
-            [number.get(w, rare) for phrases in said for p in phrases for w in p], dtype=np.int64
-        )  # word of each place
-        self.head = np.array(
-            [i == len(p) - 1 for phrases in said for p in phrases for i in range(len(p))], dtype=bool
-        )  # does it end its phrase?
+        return [list(filter(None, map(words, phrases))) for phrases in phrases_per_sample]
 
     def places(
         self,
@@ -100,7 +106,7 @@ class WordTable:
         at = np.arange(len(row)) + np.repeat(self.start[samples] - (np.cumsum(length) - length), length)
         return row, self.word[at], self.head[at]
 
-# %% ../../nbs/3_data/08_batches.ipynb #5ced8183
+# %% ../../nbs/3_data/08_batches.ipynb #4035610e
 def draw_anchors(
     row: np.ndarray,  # (P,) sample of each place
     word: np.ndarray,  # (P,) word of each place
@@ -110,11 +116,10 @@ def draw_anchors(
     modifiers: int,  # anchors that stand before
     generator: torch.Generator,
 ) -> np.ndarray:  # (size,) 1 for an anchor
-    "Draw words that occur together: each by its frequency, samples counting by the cube of one plus the anchors they hold already"
+    "Draw words that occur together: by frequency, samples counting by the cube of one plus the anchors they hold"
     anchor, held = np.zeros(size), np.ones(int(row.max()) + 1 if len(row) else 0)
-    wanted = [
-        kind for pair in itertools.zip_longest([True] * heads, [False] * modifiers) for kind in pair if kind is not None
-    ]
+    pairs = itertools.zip_longest([True] * heads, [False] * modifiers)  # in turn
+    wanted = [kind for kind in itertools.chain.from_iterable(pairs) if kind is not None]
     for ends in wanted:
         frequency = np.bincount(word, weights=(head == ends) * held[row] ** 3, minlength=size) * (1 - anchor)
         if not frequency.any():
@@ -125,38 +130,47 @@ def draw_anchors(
     return anchor
 
 
+def _select(
+    kind,  # (n,) number of phrases of each sample
+    share,  # (n,) 0 … 1, words that are anchors
+    free,  # (n,) not in a batch yet
+    batch_size,
+):
+    # the samples of a batch: of each kind as many as its part in what is free, those with most anchors first
+    n = free.sum()
+    rank = np.where(free, 256 * kind + np.round(255 * (1 - share)).astype(int), 2**16 - 1)
+    rank = rank.astype(np.uint16)  # 16 bits sort several times faster
+    ranked = np.argsort(rank, kind="stable")[:n]  # by kind, then by share; equals stay shuffled
+    of_kind = kind[ranked]
+    quota = np.bincount(of_kind[np.arange(batch_size) * n // batch_size])  # evenly through the sorted kinds
+    start = np.searchsorted(of_kind, np.arange(len(quota)))
+    return np.concatenate([ranked[a : a + k] for a, k in zip(start, quota)])
+
+
 def shared_batches(
     table: WordTable,
     order: np.ndarray,  # (n,) the epoch's order
     batch_size: int,
     generator: torch.Generator,
-    heads: int,
-    modifiers: int,
+    heads: int,  # anchors that end phrases
+    modifiers: int,  # anchors that stand before
 ) -> Iterator[np.ndarray]:  # (batch_size,) indices, words shared
     "Compose batches around anchor words, without replacement; what does not fill a last batch is dropped"
-    left = order[:0]
+    left, size = order[:0], len(table.words) + 1
     while len(left) + len(order) >= batch_size:
         refill = max(POOL, batch_size) - len(left)
         left, order = np.concatenate([left, order[:refill]]), order[refill:]
         row, word, head = table.places(left)
-        length, free, size = np.maximum(table.length[left], 1), np.ones(len(left), dtype=bool), len(table.words) + 1
+        length = np.maximum(table.length[left], 1)
         kind = np.minimum(np.bincount(row, weights=head, minlength=len(left)), 200).astype(int)  # number of phrases
+        free = np.ones(len(left), dtype=bool)
         stop = max(len(left) // 2, batch_size)  # then fill up the pool, or shrink it
-        while (n := free.sum()) >= stop:
+        while free.sum() >= stop:
             there = free[row] & (word < size - 1)
             there[np.flatnonzero(there)[30_000:]] = False  # enough to know what occurs together
             anchor = draw_anchors(row[there], word[there], head[there], size, heads, modifiers, generator)
             share = np.bincount(row, weights=anchor[word], minlength=len(left)) / length
-            rank = np.where(free, 256 * kind + np.round(255 * (1 - share)).astype(int), 2**16 - 1).astype(
-                np.uint16
-            )  # 16 bits sort several times faster
-            ranked = np.argsort(rank, kind="stable")[:n]  # by kind, then by share; equals stay shuffled
-            of_kind = kind[ranked]
-            quota = np.bincount(
-                of_kind[np.arange(batch_size) * n // batch_size]
-            )  # evenly through the sorted kinds: their part in what is left
-            start = np.searchsorted(of_kind, np.arange(len(quota)))
-            best = np.concatenate([ranked[a : a + k] for a, k in zip(start, quota)])
+            best = _select(kind, share, free, batch_size)
             free[best] = False
             yield left[best]
         left = left[free]
@@ -181,10 +195,10 @@ def batches(
     if mode == "random":
         return [order[i : i + batch_size] for i in range(0, n - batch_size + 1, batch_size)]
     generator = torch.Generator().manual_seed(derive_seed(seed, epoch, 1))
-    composed = list(
-        shared_batches(WordTable(phrases_per_sample), np.array(order), batch_size, generator, heads, modifiers)
-    )
-    return [
-        composed[i][torch.randperm(batch_size, generator=generator).numpy()].tolist()
-        for i in torch.randperm(len(composed), generator=generator).tolist()
-    ]
+    table = WordTable(phrases_per_sample)
+    composed = list(shared_batches(table, np.array(order), batch_size, generator, heads, modifiers))
+    shuffled = []
+    for i in torch.randperm(len(composed), generator=generator).tolist():
+        within = torch.randperm(batch_size, generator=generator).numpy()
+        shuffled.append(composed[i][within].tolist())
+    return shuffled

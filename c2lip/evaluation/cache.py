@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from .. import world, world_captions
+from .. import sprites, world, world_captions
 from ..core import project_root
 from . import world_benchmark
 
@@ -28,12 +28,10 @@ def _digest_of(data):
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def read_rows(
-    folder,  # of one tower; it may be missing
-) -> tuple[dict[bytes, int], Tensor | None]:  # digest of an input → row; (n,D) rows, None where there are none
-    "The kept rows of a tower; a damaged file is reported and deleted"
-    keys, rows = [], []
-    for file in sorted(Path(folder).glob("*.safetensors")):
+def _read_files(files):
+    "(keys, rows of each file, files that were read); a damaged file is reported and deleted, one that is gone skipped"
+    keys, rows, read = [], [], []
+    for file in files:
         try:
             data = file.read_bytes()
         except FileNotFoundError:
@@ -45,6 +43,15 @@ def read_rows(
         held = safetensors.torch.load(data)
         keys += map(bytes, held["keys"].numpy())
         rows.append(held["rows"])
+        read.append(file)
+    return keys, rows, read
+
+
+def read_rows(
+    folder,  # of one tower; it may be missing
+) -> tuple[dict[bytes, int], Tensor | None]:  # digest of an input → row; (n,D) rows, None where there are none
+    "The kept rows of a tower; a damaged file is reported and deleted"
+    keys, rows, _ = _read_files(sorted(Path(folder).glob("*.safetensors")))
     where = {key: i for i, key in enumerate(keys)}
     return where, torch.cat(rows) if rows else None
 
@@ -56,7 +63,9 @@ def _write_rows(folder, digests, rows):
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False) as half:
         half.write(data)
     os.chmod(half.name, 0o644)
-    os.replace(half.name, folder / f"{_digest_of(data)}.safetensors")
+    file = folder / f"{_digest_of(data)}.safetensors"
+    os.replace(half.name, file)
+    return file
 
 
 def keep_rows(
@@ -72,18 +81,21 @@ def keep_rows(
     if len(old) < most:
         _write_rows(folder, digests, rows)
         return
-    where, kept = read_rows(folder)
-    if kept is not None:
-        digests = [*where, *digests]
-        rows = torch.cat([kept[list(where.values())], rows])
-    _write_rows(folder, digests, rows)
-    for file in old:
-        file.unlink(missing_ok=True)
+    keys, kept, read = _read_files(old)
+    last = {key: i for i, key in enumerate(keys)}  # a key of two files once
+    if kept:
+        digests = [*last, *digests]
+        rows = torch.cat([torch.cat(kept)[list(last.values())], rows])
+    merged = _write_rows(folder, digests, rows)
+    for file in read:  # and no other: what was not read here is not in the merged file
+        if file != merged:
+            file.unlink(missing_ok=True)
 
 # %% ../../nbs/4_evaluation/03_cache.ipynb #68fe1be1
 def world_version() -> str:  # 8 hexadecimal digits
     "Digest of the code that draws the embedded benchmark: the last part of its folder's name"
-    sources = [Path(module.__file__).read_bytes() for module in (world, world_captions, world_benchmark)]
+    modules = (sprites, world, world_captions, world_benchmark)
+    sources = [Path(module.__file__).read_bytes() for module in modules]
     return hashlib.sha256(b"".join(sources)).hexdigest()[:8]
 
 
