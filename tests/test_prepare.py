@@ -218,7 +218,7 @@ def test_reference_layout(tmp_path):
 
 @pytest.fixture
 def cc3m(tmp_path):
-    "Two shards as pixparse/cc3m-wds has them, and DreamLIP's csv; one image has no row, two rows no image, one is double"
+    "Two shards of pixparse/cc3m-wds and DreamLIP's csv; one image has no row, two rows have no image, one is double"
     for n in range(2):
         tar(
             tmp_path / f"cc3m-train-{n:04d}.tar",
