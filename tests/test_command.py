@@ -1,4 +1,4 @@
-"""The command in a process of its own, as a terminal shows it: exit codes, one line for each mistake, no traceback; light until work begins."""
+"""The command as a terminal shows it: exit codes, one line for each mistake, no traceback; light until work begins."""
 
 import json
 import os
@@ -68,7 +68,14 @@ def test_help(run):
 
 
 def test_nothing_heavy_is_imported_for_help():
-    code = "import sys, c2lip.workshop.command\ntry: c2lip.workshop.command.main(['prepare', '--help'])\nexcept SystemExit: pass\nassert not {'torch', 'spacy', 'numpy', 'ray'} & set(sys.modules), sys.modules.keys()"
+    code = """
+import sys, c2lip.workshop.command
+try:
+    c2lip.workshop.command.main(['prepare', '--help'])
+except SystemExit:
+    pass
+assert not {'torch', 'spacy', 'numpy', 'ray'} & set(sys.modules), sys.modules.keys()
+"""
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=project_root())
 
 

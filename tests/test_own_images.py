@@ -7,7 +7,9 @@ import pytest
 from PIL import Image
 
 PHOTOGRAPHS = {  # photographs that come inside scikit-image and scikit-learn, with captions written for this test
-    "astronaut": "A smiling woman in an orange space suit stands before a flag. A model of a white shuttle is behind her.",
+    "astronaut": (
+        "A smiling woman in an orange space suit stands before a flag. A model of a white shuttle is behind her."
+    ),
     "chelsea": "A brown cat with green eyes looks at the camera.",
     "coffee": "A cup of coffee stands on a wooden table beside a small spoon.",
     "rocket": "A white rocket leaves a launch pad with a cloud of smoke.",

@@ -1,4 +1,4 @@
-"""Preparing shards: any number of processes writes the same bytes, a kill costs only unfinished parts, nothing is lost without a count."""
+"""Any number of processes writes the same bytes, a kill costs only unfinished parts, nothing is lost uncounted."""
 
 import csv
 import importlib.util
@@ -13,6 +13,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -113,9 +114,13 @@ def test_a_kill_costs_only_what_was_unfinished(shards, tmp_path):
 
 
 def test_a_killed_parent_takes_its_workers_along(shards, tmp_path):
-    code = f"from c2lip.data.prepare import prepare; prepare({str(shards / '*.tar')!r}, {str(tmp_path / 'o')!r}, 2, progress=False)"
+    words = f"{str(shards / '*.tar')!r}, {str(tmp_path / 'o')!r}, 2, progress=False"
+    code = f"from c2lip.data.prepare import prepare; prepare({words})"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-    children = lambda: [p for p in os.listdir("/proc") if p.isdigit() and _session(p) == process.pid]
+
+    def children():
+        return [p for p in os.listdir("/proc") if p.isdigit() and _session(p) == process.pid]
+
     until = time.time() + 120
     while len(children()) < 3 and time.time() < until:
         time.sleep(0.05)
@@ -128,7 +133,7 @@ def test_a_killed_parent_takes_its_workers_along(shards, tmp_path):
 
 def _session(pid):
     try:
-        fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
         return None
     return int(fields[3]) if fields[0] != "Z" else None
@@ -158,7 +163,7 @@ def test_changed_rules_or_sources_are_done_again(shards, tmp_path):
 
 
 def test_reference_layout(tmp_path):
-    # the public reference packs NAME.jpg, NAME.txt and NAME.json with all of DreamLIP's captions and, where it has them, `nounphrases`
+    # the public reference packs NAME.jpg, NAME.txt, and NAME.json with DreamLIP's captions and often `nounphrases`
     seven = (
         "raw_caption",
         "shortIB_captions",
@@ -213,7 +218,7 @@ def test_reference_layout(tmp_path):
 
 @pytest.fixture
 def cc3m(tmp_path):
-    "Two shards as pixparse/cc3m-wds has them, and DreamLIP's csv; url 3 has no row, two rows have no image, one row comes twice"
+    "Two shards of pixparse/cc3m-wds and DreamLIP's csv; one image has no row, two rows have no image, one is double"
     for n in range(2):
         tar(
             tmp_path / f"cc3m-train-{n:04d}.tar",
@@ -398,7 +403,8 @@ def test_same_bytes_under_ray(shards, cc3m, monkeypatch):
 def test_ray_is_not_imported_unless_asked(tmp_path):
     (tmp_path / "a.png").write_bytes(image())
     (tmp_path / "t.jsonl").write_text(json.dumps(dict(image="a.png", caption="a dog")))
-    code = f"import sys; from c2lip.data.prepare import prepare; prepare({str(tmp_path / 't.jsonl')!r}, {str(tmp_path / 'o')!r}, progress=False); assert 'ray' not in sys.modules"
+    words = f"{str(tmp_path / 't.jsonl')!r}, {str(tmp_path / 'o')!r}, progress=False"
+    code = f"import sys; from c2lip.data.prepare import prepare; prepare({words}); assert 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
