@@ -55,15 +55,15 @@ def shards(tmp_path_factory):
     for n in range(3):
         with tarfile.open(folder / f"cc3m-train-{n:04d}.tar", "w") as tar:
             for i, (_, image, caption) in enumerate(train_records(96)[32 * n : 32 * n + 32]):
-                image = io.BytesIO()
-                image().save(image, "jpeg", quality=95)
+                jpeg = io.BytesIO()
+                image().save(jpeg, "jpeg", quality=95)
                 facts = dict(
                     url=f"http://images/{n}-{i}.jpg",
                     shortLLA_captions=caption,
                     nounphrases=[p.text for p in noun_phrases(caption)],
                 )
                 for kind, content in (
-                    ("jpg", image.getvalue()),
+                    ("jpg", jpeg.getvalue()),
                     ("json", json.dumps(facts).encode()),
                     ("txt", b"an old caption"),
                 ):
