@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from spacy.language import Language
 
 # %% auto #0
-__all__ = ['TAG', 'URL', 'SURROGATE', 'SEPARATOR', 'MAY_CHANGE', 'ENGLISH', 'FOREIGN', 'WORD', 'PIPELINES', 'canonical_caption',
-           'blank_markup', 'is_english', 'load_pipeline']
+__all__ = ['TAG', 'URL', 'SURROGATE', 'SEPARATOR', 'NEEDS_CLEANING', 'ENGLISH', 'FOREIGN', 'WORD', 'PIPELINES',
+           'canonical_caption', 'blank_markup', 'is_english', 'load_pipeline']
 
 # %% ../nbs/1_method/04_captions.ipynb #888238c4
 TAG = re.compile(r"<!--.*?-->|</?[a-zA-Z!][^<>]*>", re.S)
 URL = re.compile(r"(?:https?://|www\.)\S+", re.I)
 SURROGATE = re.compile("[\ud800-\udfff]")
 SEPARATOR = re.compile("[\x0b\x1c-\x1f]")
-MAY_CHANGE = re.compile(r"[&<]|://|www\.", re.I)
+NEEDS_CLEANING = re.compile(r"[&<]|://|www\.", re.I)
 "What a printable ASCII text must hold for the full cleaning to change more than its white space"
 
 
@@ -39,7 +39,7 @@ def canonical_caption(
         return ""
     if fast:
         plain = " ".join(text.split())
-        if plain.isascii() and plain.isprintable() and not MAY_CHANGE.search(plain):
+        if plain.isascii() and plain.isprintable() and not NEEDS_CLEANING.search(plain):
             return plain
     return _clean_fully(text)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUNS', 'POSSESSIVE', 'LEADING', 'BRACKETS', 'PARTICIPLE', 'PLURAL',
+__all__ = ['UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'LEADING', 'BRACKETS', 'PARTICIPLE', 'PLURAL',
            'NO_COMPOUND', 'lower_words', 'base_phrases']
 
 # %% ../nbs/1_method/05_trees.ipynb #f441c623
@@ -39,7 +39,7 @@ NAMES_ON = {"flat", "goeswith", "nummod"}
 NOMINAL = set("nsubj obj iobj obl nmod conj root appos attr pobj dative oprd".split())
 "Arcs of a word that is used as a noun, whatever its tag"
 
-NOUNS = ("NOUN", "PROPN")
+NOUN_TAGS = ("NOUN", "PROPN")
 POSSESSIVE = {"'s", "'", "’s", "’", "s"}
 LEADING = set(
     """just only also even not then now still maybe perhaps there here underneath amidst amid atop alongside among
@@ -72,7 +72,7 @@ class _Tree:
         self.arc = [_unified(names[arc]) for _, arc, _ in columns]
         self.head = [(i + distance) % 2**64 for i, (_, _, distance) in enumerate(columns)]  # distances are unsigned
         for i in range(len(doc) - 2):
-            if self.words[i + 1] == "," and self.pos[i] in NOUNS and self.head[i] > i and self.arc[i] in MODIFIES:
+            if self.words[i + 1] == "," and self.pos[i] in NOUN_TAGS and self.head[i] > i and self.arc[i] in MODIFIES:
                 self._detach(i)
 
     def _detach(self, i: int):
@@ -107,7 +107,7 @@ class _Tree:
         return i
 
     def _ends_list_item(self, i: int) -> bool:
-        return self.words[i] == "," and self.pos[i - 1] in NOUNS
+        return self.words[i] == "," and self.pos[i - 1] in NOUN_TAGS
 
     def _is_trimmed(self, i: int) -> bool:
         return self.arc[i] in ("cc", "punct", "case") or self.words[i] in LEADING or self.words[i] in POSSESSIVE
@@ -126,7 +126,7 @@ class _Tree:
 
     def is_noun(self, i: int) -> bool:
         "A noun; or a word of another tag with its own determiner, in a noun's place ('an orange sitting there')"
-        if self.pos[i] in NOUNS:
+        if self.pos[i] in NOUN_TAGS:
             return True
         if self.pos[i] not in ("ADJ", "VERB", "NUM") or self.arc[i] not in NOMINAL:
             return False
@@ -209,7 +209,7 @@ def _makes_compound(before, span, tree):
     noun = before[2]
     if tree.pos[noun] != "NOUN" or tree.words[noun].endswith("s") or tree.words[noun] in PLURAL:
         return False
-    if tree.pos[head] not in NOUNS or tree.words[head] in NO_COMPOUND:
+    if tree.pos[head] not in NOUN_TAGS or tree.words[head] in NO_COMPOUND:
         return False
     if tree.arc[first] in ("det", "nummod", "poss"):
         return False

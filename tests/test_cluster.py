@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from c2lip.core import UserError, read_json, write_json
-from c2lip.release.run import main, train
+from c2lip.release.run import train, train_from_terminal
 from c2lip.towers import load
 from c2lip.training.config import complete
 from c2lip.training.log import read_log
@@ -125,7 +125,7 @@ def broken(*args, **kw):
 
 
 fit.train_step = broken
-run.main()
+run.train_from_terminal()
 """
 
 
@@ -148,7 +148,7 @@ def test_hand_started_runs_take_recipes(tmp_path, capsys):
     (tmp_path / "r.yaml").write_text("images: 32\nbatch_size: 8\nepochs: 1\nthreads: 1\nwarmup: 1\n")
 
     def start(name, *words):
-        main([str(tmp_path / name), str(tmp_path / "run"), *words])
+        train_from_terminal([str(tmp_path / name), str(tmp_path / "run"), *words])
 
     start("r.yaml", "lambda_xac=0", "lr=0.0001", "device=cpu")
     record = read_json(tmp_path / "run" / "params.json")

@@ -17,7 +17,7 @@ from c2lip.core import UserError, read_json
 from c2lip.data.batches import batches
 from c2lip.data.sources import open_data
 from c2lip.release import run as run_room
-from c2lip.release.run import main
+from c2lip.release.run import train_from_terminal
 from c2lip.training.log import read_log
 from c2lip.training.settings import check
 from c2lip.training.step import train_step
@@ -153,7 +153,9 @@ def test_the_paper_s_recipe_runs_by_its_papermill_line(shards, tmp_path, run):
 
 @pytest.mark.parametrize("recipe", [p for p in RECIPES if p.stem not in ("base", "cc3m_c2lip")], ids=lambda p: p.stem)
 def test_the_other_recipes_run(recipe, shards, tmp_path):
-    main([str(recipe), str(tmp_path / "run"), f"data={shards}/*.tar", *(f"{k}={v}" for k, v in TINY.items())])
+    train_from_terminal(
+        [str(recipe), str(tmp_path / "run"), f"data={shards}/*.tar", *(f"{k}={v}" for k, v in TINY.items())]
+    )
     assert (
         read_log(tmp_path / "run")[-1]["total"] > 0
         and read_json(tmp_path / "run" / "params.json")["method"] == yaml.safe_load(recipe.read_text())["method"]

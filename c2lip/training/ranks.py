@@ -45,7 +45,7 @@ def cause_of(
 
 # %% ../../nbs/5_training/08_ranks.ipynb #0d0b0f71
 def launch_ranks(
-    module: str,  # whose `main` ends in `run_as_rank`, such as c2lip.release.run
+    module: str,  # whose entry ends in `run_as_rank`, such as c2lip.release.run
     words: list,  # its command line
     ranks: int,  # processes on this machine
 ):

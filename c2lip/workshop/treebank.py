@@ -20,7 +20,7 @@ from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 
 from ..core import UserError, folder_digest, project_root, write_json
-from .grammar import Word, read_grammar, template_caption
+from .grammar import ParsedWord, read_grammar, template_caption
 
 # %% ../../nbs/8_workshop/07_treebank.ipynb #95b8dce1
 GET_TREEBANK = "git clone https://github.com/UniversalDependencies/UD_English-EWT"
@@ -39,7 +39,7 @@ def fold_label(
 
 def read_conllu(
     path,  # a .conllu file
-) -> list[list[Word]]:  # sentences
+) -> list[list[ParsedWord]]:  # sentences
     "Read the trees of a treebank; a root's head is itself, as in spaCy"
     if not Path(path).is_file():
         raise UserError(f"there is no treebank file {path}; get one with: {GET_TREEBANK}")
@@ -47,7 +47,7 @@ def read_conllu(
     return [_sentence([line.split("\t") for line in block.split("\n") if line[:1] not in "#"]) for block in blocks]
 
 
-def _sentence(rows: list[list[str]]) -> list[Word]:
+def _sentence(rows: list[list[str]]) -> list[ParsedWord]:
     # a range such as 4-5 is one written word ("don't") that the tree takes as two: no space inside it
     inside, note_of = set(), {}
     for row in rows:
@@ -62,7 +62,7 @@ def _sentence(rows: list[list[str]]) -> list[Word]:
         number = len(words) + 1
         space = number not in inside and "SpaceAfter=No" not in note_of.get(number, row[9])
         head = int(row[6]) or number  # 0 is the root
-        words.append(Word(row[1], space, row[3], row[4], head - 1, fold_label(row[7])))
+        words.append(ParsedWord(row[1], space, row[3], row[4], head - 1, fold_label(row[7])))
     return words
 
 # %% ../../nbs/8_workshop/07_treebank.ipynb #6d5cc1a8
@@ -72,7 +72,7 @@ def _english():
 
 
 def to_doc(
-    sentences: list[list[Word]],  # from `read_conllu` or `template_caption`
+    sentences: list[list[ParsedWord]],  # from `read_conllu` or `template_caption`
 ) -> Doc:
     "One spaCy document of several sentences"
     words, heads = [], []
