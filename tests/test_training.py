@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from c2lip.core import Batch, UserError, seed_everything
+from c2lip.core import Batch, Texts, UserError, seed_everything
 from c2lip.data.loading import Samples
 from c2lip.distributed import average_gradients
 from c2lip.evaluation.folders import benchmark_folder
@@ -228,21 +228,21 @@ def test_parts_on_two_ranks_too(tmp_path):
 
 
 def test_a_batch_is_cut_with_all_that_belongs_to_its_rows():
+    spans = torch.tensor([[4, 1, 2], [0, 3, 5], [5, 0, 1], [2, 2, 3]])
     batch = Batch(
         {"image": torch.arange(6.0)},
-        {"caption": torch.arange(6), "negative": torch.arange(3)},
-        masks={"caption": torch.arange(6), "weights": torch.arange(2)},
-        spans=torch.tensor([[4, 1, 2], [0, 3, 5], [5, 0, 1], [2, 2, 3]]),
+        {
+            "phrase": Texts(spans=spans, of="caption"),
+            "caption": Texts(torch.arange(6), mask=torch.arange(6)),
+            "negative": Texts(torch.arange(3), owner=torch.tensor([5, 0, 1])),
+        },
+        masks={"image": torch.arange(6)},
     )
     (a, ra), (b, rb) = cut(batch, 2)
-    assert (
-        a.texts["caption"].tolist() == [0, 1, 2]
-        and b.texts["negative"].tolist() == [1, 2]
-        and b.masks["caption"].tolist() == [3, 4, 5]
-        and b.masks["weights"].tolist() == [0, 1]
-    )
-    assert a.spans.tolist() == [[0, 3, 5], [2, 2, 3]] and ra["phrase"].tolist() == [1, 3]
-    assert b.spans.tolist() == [[1, 1, 2], [2, 0, 1]] and rb["phrase"].tolist() == [0, 2]
+    assert a.texts["caption"].ids.tolist() == [0, 1, 2] and b.texts["caption"].mask.tolist() == [3, 4, 5]
+    assert b.texts["negative"].ids.tolist() == [1, 2] and b.masks["image"].tolist() == [3, 4, 5]
+    assert a.texts["phrase"].spans.tolist() == [[0, 3, 5], [2, 2, 3]] and ra["phrase"].tolist() == [1, 3]
+    assert b.texts["phrase"].spans.tolist() == [[1, 1, 2], [2, 0, 1]] and rb["phrase"].tolist() == [0, 2]
 
 
 def test_parts_keep_less(samples):
