@@ -1,7 +1,7 @@
-"""Python imports this at its start when its folder is on PYTHONPATH: in the tests, and in every process that they start.
+"""Python imports this at its start when its folder is on PYTHONPATH: in the tests and in every process they start.
 
-A connection to another machine is refused, and noted in the file named by C2LIP_REFUSED, since a library may swallow the
-error and go on. Loopback and Unix sockets pass: kernels talk over them.
+A connection to another machine is refused, and noted in the file named by C2LIP_REFUSED, since a library may swallow
+the error and go on. Loopback and Unix sockets pass: kernels talk over them.
 """
 
 import os
