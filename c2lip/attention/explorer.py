@@ -10,6 +10,7 @@ import io
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -43,7 +44,9 @@ class ModelCache:
         keep: int = 4,  # models kept in memory
     ):
         self.device, self.keep = device, keep
-        self.towers, self.views, self.concepts = OrderedDict(), {}, {}
+        self.towers: OrderedDict[str, Towers] = OrderedDict()
+        self.views: dict[tuple[str, int], tuple] = {}  # model, id of an image → the image, its `View`
+        self.concepts: dict[tuple[str, str], Tensor] = {}  # model, phrase → (D,)
 
     def load(self, name: str, where: str) -> Towers:  # `where`: what `towers.load` takes
         "The towers called `name`, loaded if they are not kept"
@@ -239,10 +242,11 @@ class Explorer:
         names = "before", "after"
         if chosen.before != chosen.after:
             names = short_name(chosen.before), short_name(chosen.after)
-        own = dict(kind=chosen.kind, names=names, field=shown.field, note=shown.note)
+        own: dict[str, Any] = dict(kind=chosen.kind, names=names, field=shown.field, note=shown.note)
         own |= dict(opacity=chosen.opacity, smooth=chosen.smooth)
         image, phrases = chosen.exhibit.shown, list(chosen.phrases)
-        return difference_figure(image, phrases, *shown.maps, *shown.scores, **own | style)
+        maps_and_scores = shown.maps[0], shown.maps[1], shown.scores[0], shown.scores[1]
+        return difference_figure(image, phrases, *maps_and_scores, **own | style)
 
     def png(self, dpi: int = 144) -> bytes:
         "The figure as a PNG file"
@@ -255,7 +259,9 @@ class Explorer:
         folder, figure, chosen = run_folder(run_dir, "explore"), self.figure(), self.selection
         figure.savefig(folder / "maps.png", dpi=300)
         figure.savefig(folder / "maps.svg", metadata={"Date": None})
-        record = dict(before=chosen.before, after=chosen.after, image=chosen.exhibit.name, caption=chosen.caption)
+        record: dict[str, Any] = dict(
+            before=chosen.before, after=chosen.after, image=chosen.exhibit.name, caption=chosen.caption
+        )
         record |= dict(phrases=list(chosen.phrases), kind=chosen.kind, scale=chosen.scale, status=self.status)
         write_json(folder / "maps.json", record)
         return folder

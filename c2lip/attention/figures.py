@@ -9,6 +9,7 @@ __all__ = ['CHANGE', 'AMOUNT', 'TEXT_COLOUR', 'LABEL_COLOUR', 'FRAME_COLOUR', 'S
 # %% ../../nbs/6_attention/02_figures.ipynb #e4120f11
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +65,7 @@ def overlay(
 # %% ../../nbs/6_attention/02_figures.ipynb #292680e8
 TEXT_COLOUR, LABEL_COLOUR, FRAME_COLOUR = "#1d1d1f", "#6b6b70", "#c8c8cc"
 SMALL_TYPE = 8  # points
-TYPOGRAPHY = {
+TYPOGRAPHY: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["Source Sans 3", "Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"],
     "mathtext.fontset": "dejavusans",
@@ -302,4 +303,5 @@ def compare_figure(
         maps[1] = resample_map(maps[1], last.field, first.grid, first.field, share=kind in SHARE_KINDS)
     scores = [phrase_scores(towers, view, phrases) for towers, view in zip(models, (first, last))]
     shown = shown or open_user_image(image)
-    return difference_figure(shown, phrases, *maps, *scores, kind=kind, field=first.field, **style)
+    maps_and_scores = maps[0], maps[1], scores[0], scores[1]
+    return difference_figure(shown, phrases, *maps_and_scores, kind=kind, field=first.field, **style)

@@ -67,7 +67,7 @@ def open_exhibit(
 def find_models(root: Path | None = None) -> dict[str, str]:  # name for the menu → what `towers.load` takes
     "The base model and every release folder under runs/, the newest first"
     root = root or project_root()
-    configs = []
+    configs: list[Path] = []
     for depth in ("*", "*/*", "*/*/*"):
         configs += root.glob(f"runs/{depth}/open_clip_config.json")
     configs.sort(key=lambda f: f.stat().st_mtime, reverse=True)

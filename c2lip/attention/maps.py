@@ -49,6 +49,7 @@ def map_values(
     if kind == "softmax":
         return (scale * similarity).softmax(-1)
     if kind == "head":
+        assert head is not None  # a map of this kind comes with it
         return head.expand_as(similarity)
     raise UserError(f"there is no map {kind!r}; there are {', '.join(MAP_KINDS)}")
 
@@ -170,6 +171,7 @@ def encode_view(
     images = towers.preprocess(image)[None].to(next(towers.model.parameters()).device)
     with evaluating(towers.model):
         pooled, tokens = encode_images(towers.model, images, tokens=True)
+        assert tokens is not None  # asked for
         weights = head_attention(towers.model, images)[0].float().cpu() if head else None
     return View(
         image=pooled[0].float().cpu(),

@@ -58,7 +58,8 @@ def binding_scenes(
     held_out: bool = False,  # all four pairs held out, or none
 ) -> list[Scene]:
     "Scenes of four things: two nouns in two colours each"
-    made, tries = [], 0
+    made: list[Scene] = []
+    tries = 0
     while len(made) < n:
         dice = Dice("c2lip binding", split, held_out, tries)
         tries += 1
@@ -123,15 +124,19 @@ def probe_maps(
     sources = list({n: probe.image for n, probe in zip(numbers, probes)}.values())
     device = next(towers.model.parameters()).device
     concepts = embed_phrases(towers, [p.phrase for p in probes])
-    fields, maps = [], [None] * len(probes)
+    fields: list[tuple] = []
+    maps: dict[int, Tensor] = {}  # number of a probe → (M,)
     for start in range(0, len(sources), batch_size):
         opened = [open_user_image(source) for source in sources[start : start + batch_size]]
         images = torch.stack([towers.preprocess(image) for image in opened]).to(device)
         with evaluating(towers.model):
-            tokens = encode_images(towers.model, images, tokens=True)[1].float().cpu()
+            _, encoded = encode_images(towers.model, images, tokens=True)
+            assert encoded is not None  # asked for
+            tokens = encoded.float().cpu()
         fields += [field_of(towers.preprocess_cfg, image.size) for image in opened]
         for i, n in enumerate(numbers):
             if start <= n < start + len(opened):
                 maps[i] = tokens[n - start] @ concepts[i]
     grid = grid_of(towers.model, images, tokens.shape[1])
-    return torch.stack(maps).unflatten(-1, grid), numbers, [fields[n] for n in numbers]
+    stacked = torch.stack([maps[i] for i in range(len(probes))])
+    return stacked.unflatten(-1, grid), numbers, [fields[n] for n in numbers]

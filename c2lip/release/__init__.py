@@ -165,7 +165,7 @@ def push(
     record = _check_release(folder)
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise UserError(f"a repository is owner/name, not {repo!r}")
-    token = token or huggingface_hub.get_token()
+    token = token or huggingface_hub.get_token() or ""
     if not token:
         raise UserError(
             "nobody is logged in to the hub: run `hf auth login`, or set HF_TOKEN to a token that may write"

@@ -7,6 +7,7 @@ __all__ = ['export_tokenizer', 'save_tokenizer', 'square_side', 'export_image_pr
 
 # %% ../../nbs/7_release/01_processors.ipynb #1a0d77c3
 from pathlib import Path
+from typing import Any
 
 from open_clip.tokenizer import SimpleTokenizer
 
@@ -19,7 +20,7 @@ def _cleaning_steps(
     "open_clip's cleaning of a text as steps of a tokenizer's normaliser"
     from tokenizers import Regex, normalizers
 
-    steps = []
+    steps: list[normalizers.Normalizer] = []
     if cleaning == "canonicalize":
         steps.append(normalizers.Replace("_", " "))
         steps.append(normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), ""))
@@ -102,10 +103,10 @@ def export_image_processor(
     mode = preprocess_cfg.get("resize_mode") or "shortest"
     if not isinstance(side, int) or mode not in ("squash", "shortest"):
         raise UserError(f"the preprocessing (size {side}, resize {mode}) cannot be expressed in transformers")
-    shared = {
+    shared: dict[str, Any] = {
         "image_mean": list(preprocess_cfg["mean"]),
         "image_std": list(preprocess_cfg["std"]),
-        "resample": {"bilinear": 2, "bicubic": 3}.get(preprocess_cfg.get("interpolation"), 3),  # PIL's numbers
+        "resample": {"bilinear": 2, "bicubic": 3}.get(preprocess_cfg.get("interpolation", ""), 3),  # PIL's numbers
     }
     square = {"height": side, "width": side}
     if mode == "squash":

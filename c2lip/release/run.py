@@ -8,6 +8,7 @@ __all__ = ['USAGE', 'Setup', 'set_up', 'copy_towers', 'train', 'train_here', 're
 # %% ../../nbs/7_release/06_run.ipynb #e7ee16ef
 import os
 import sys
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,7 +110,7 @@ USAGE = "usage: torchrun … -m c2lip.release.run RECIPE.yaml|params.json RUN_FO
 
 def read_settings(
     path,  # a recipe, or a run's params.json
-    words: list[str] = (),  # name=value, which come before what the file says
+    words: Sequence[str] = (),  # name=value, which come before what the file says
 ) -> dict:  # name → checked value, none missing
     "The settings of a run started by hand"
     try:

@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,13 @@ def wait_for(
 
 
 def time_calls(
-    calls: dict[str, Callable],  # name → call without arguments
+    calls: Mapping[str, Callable],  # name → call without arguments
     repeats: int = 5,  # rounds at most
     budget: float = 2.0,  # seconds after which a call is not repeated; each runs at least once
     device="cpu",
 ) -> dict[str, list[float]]:  # name → seconds of each of its runs
     "Time calls in turns"
-    times = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
             if sum(times[name]) > budget:
@@ -52,7 +52,9 @@ def _resident_bytes(
 ) -> int:
     "A size of this process as Linux counts it"
     status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(rf"{key}:\s+(\d+)", status)[1])
+    found = re.search(rf"{key}:\s+(\d+)", status)
+    assert found is not None  # Linux writes all of them
+    return 1024 * int(found[1])
 
 
 def _peak_on_gpu(call):

@@ -31,7 +31,7 @@ def _grainy_jpeg(
     grain: np.random.Generator,
 ) -> bytes:
     "An image with film grain, as a JPEG file"
-    pixels = np.asarray(image, dtype=np.float32)
+    pixels: np.ndarray = np.asarray(image, dtype=np.float32)
     pixels = pixels + grain.normal(0, 8, (*pixels.shape[:2], 1))
     file = io.BytesIO()
     Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)

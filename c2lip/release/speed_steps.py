@@ -98,7 +98,7 @@ def step_calls(
     "The steps by their names, on the same weights and samples, with one optimiser"
     towers.model.to(device).train()
     optimizer = step_optimizer(towers.model)
-    calls = {}
+    calls: dict[str, Callable] = {}
     for name in names:
         if name == "open_clip bare":
             calls[name] = partial(bare_step, towers, optimizer, samples, device, autocast)

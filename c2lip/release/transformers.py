@@ -7,6 +7,7 @@ __all__ = ['LARGEST_DIFFERENCE', 'expressible', 'largest_difference', 'to_huggin
 
 # %% ../../nbs/7_release/02_transformers.ipynb #7f9a0c98
 from collections.abc import Iterable
+from typing import Any
 
 import open_clip
 import torch
@@ -57,7 +58,7 @@ def _is_timm(block: nn.Module) -> bool:
     return hasattr(block, "norm1")
 
 
-def _timm_layer(prefix: str, block: nn.Module) -> dict[str, Tensor]:
+def _timm_layer(prefix: str, block: Any) -> dict[str, Tensor]:
     "The weights of one of timm's transformer layers"
     return {
         **_renamed(f"{prefix}.layer_norm1", block.norm1),
@@ -69,7 +70,7 @@ def _timm_layer(prefix: str, block: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _open_clip_layer(prefix: str, block: nn.Module) -> dict[str, Tensor]:
+def _open_clip_layer(prefix: str, block: Any) -> dict[str, Tensor]:
     "The weights of one of open_clip's transformer layers"
     return {
         **_renamed(f"{prefix}.layer_norm1", block.ln_1),
@@ -86,7 +87,7 @@ def _encoder_weights(
     blocks: Iterable[nn.Module],
 ) -> dict[str, Tensor]:
     "The weights of a tower's transformer layers"
-    weights = {}
+    weights: dict[str, Tensor] = {}
     for i, block in enumerate(blocks):
         layer = _timm_layer if _is_timm(block) else _open_clip_layer
         weights |= layer(f"{prefix}.encoder.layers.{i}", block)
@@ -114,7 +115,7 @@ def _encoder_config(
 
 
 def _text_weights(
-    text: nn.Module,  # open_clip's text transformer
+    text: Any,  # open_clip's text transformer; its parts are read by name
 ) -> dict[str, Tensor]:
     "The weights of a text tower without its last projection"
     return {
@@ -134,7 +135,7 @@ def _refuse_if(
         raise UserError(f"this model is no {kind} of transformers: {'; '.join(obstacles)}")
 
 
-def _siglip_obstacles(model: nn.Module) -> list[str]:
+def _siglip_obstacles(model: Any) -> list[str]:
     "What keeps a model from being a SiglipModel"
     trunk, text = model.visual.trunk, model.text
     found = []
@@ -154,7 +155,7 @@ def _siglip_obstacles(model: nn.Module) -> list[str]:
     return found
 
 
-def _siglip_config(model: nn.Module):
+def _siglip_config(model: Any):
     "transformers' SiglipConfig of a model"
     from transformers import SiglipConfig
 
@@ -176,7 +177,9 @@ def _siglip_config(model: nn.Module):
     return SiglipConfig(vision_config=vision_config, text_config=text_config)
 
 
-def _pooling_head_weights(pool: AttentionPoolLatent) -> dict[str, Tensor]:
+def _pooling_head_weights(
+    pool: Any,  # timm's AttentionPoolLatent; its parts are read by name
+) -> dict[str, Tensor]:
     "The weights of timm's attention pooling: its query and its key-value projections are one matrix in transformers"
     head = "vision_model.head"
     return {
@@ -190,7 +193,7 @@ def _pooling_head_weights(pool: AttentionPoolLatent) -> dict[str, Tensor]:
     }
 
 
-def _siglip_weights(model: nn.Module) -> dict[str, Tensor]:
+def _siglip_weights(model: Any) -> dict[str, Tensor]:
     "All weights of a SigLIP under transformers' names"
     trunk, text = model.visual.trunk, model.text
     vision_weights = {
@@ -209,17 +212,17 @@ def _siglip_weights(model: nn.Module) -> dict[str, Tensor]:
     }
 
 # %% ../../nbs/7_release/02_transformers.ipynb #dcc88633
-def _text_of(model: nn.Module) -> nn.Module:
+def _text_of(model: Any) -> Any:
     "The module that holds the text tower's parts: `model.text`, or the model itself for open_clip's CLIP"
     return getattr(model, "text", model)
 
 
-def _text_pool_type(text: nn.Module) -> str:
+def _text_pool_type(text: Any) -> str:
     "At which token a text is read"
-    return getattr(text, "pool_type", None) or getattr(text, "text_pool_type", "")
+    return getattr(text, "pool_type", "") or getattr(text, "text_pool_type", "")
 
 
-def _end_token(text: nn.Module) -> int | None:
+def _end_token(text: Any) -> int | None:
     "The id of the token at which a text is read"
     if _text_pool_type(text) == "argmax":
         return text.vocab_size - 1
@@ -233,7 +236,7 @@ def _projection_weight(
     return projection.weight if isinstance(projection, nn.Linear) else projection.T
 
 
-def _clip_obstacles(model: nn.Module) -> list[str]:
+def _clip_obstacles(model: Any) -> list[str]:
     "What keeps a model from being a CLIPModel"
     visual, text = model.visual, _text_of(model)
     found = []
@@ -248,7 +251,7 @@ def _clip_obstacles(model: nn.Module) -> list[str]:
     return found
 
 
-def _clip_config(model: nn.Module):
+def _clip_config(model: Any):
     "transformers' CLIPConfig of a model"
     from transformers import CLIPConfig
 
@@ -272,7 +275,7 @@ def _clip_config(model: nn.Module):
     return CLIPConfig(projection_dim=joint_width, vision_config=vision_config, text_config=text_config)
 
 
-def _clip_weights(model: nn.Module) -> dict[str, Tensor]:
+def _clip_weights(model: Any) -> dict[str, Tensor]:
     "All weights of a CLIP under transformers' names"
     visual, text = model.visual, _text_of(model)
     vision_weights = {
@@ -293,7 +296,7 @@ def _clip_weights(model: nn.Module) -> dict[str, Tensor]:
 
 # %% ../../nbs/7_release/02_transformers.ipynb #0f868ebf
 def _translate(
-    model: nn.Module,
+    model: Any,  # an open_clip model; its parts are read by name
 ) -> tuple:  # a SiglipConfig or CLIPConfig, and {name: weight}
     "Configuration and weights for transformers; raise `UserError` where it cannot express the model"
     visual = model.visual
@@ -328,7 +331,7 @@ def _original_outputs(
     texts: list[str],  # two
 ) -> dict[str, Tensor]:  # under transformers' names: unit embeddings (2,D), logits (2,2) divided by the scale
     "What the original makes of images and texts"
-    model = towers.model
+    model: Any = towers.model  # its parts are read by name
     device = model.logit_scale.device
     image = F.normalize(model.encode_image(images.to(device)), dim=-1).cpu()
     text = F.normalize(model.encode_text(towers.tokenizer(texts).to(device)), dim=-1).cpu()
@@ -351,7 +354,8 @@ def largest_difference(
     ids = tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt").input_ids
     exported = model.eval()(input_ids=ids, pixel_values=images)
     original = _original_outputs(towers, images, texts)
-    scale = towers.model.logit_scale.exp().cpu()
+    measured: Any = towers.model
+    scale = measured.logit_scale.exp().cpu()
     differences = []
     for name, want in original.items():
         found = exported[name] / scale if name == "logits_per_image" else exported[name]

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 
-from ..attention.localisation import binding_scenes, localisation, localisation_table, scene_probes
+from ..attention.localisation import localisation, localisation_table
+from ..attention.probes import binding_scenes, scene_probes
 from ..core import UserError, did_you_mean, pick_device, read_json, seed_everything, write_json
 from ..data.loading import Samples
 from ..evaluation.folders import choose_benchmark
@@ -98,8 +99,8 @@ def add_binding_suites(
     "Measure two more things that only the embedded world can make: groups of two images, and where a model looks"
     if not setup.drawn:
         return setup
-    scenes = max(1, items // 3)
-    scenes = binding_scenes(scenes, split) + binding_scenes(scenes, split, True)
+    count = max(1, items // 3)
+    scenes = binding_scenes(count, split) + binding_scenes(count, split, True)
     groups = write_groups(run, items, split)
     return setup._replace(benchmarks=[*setup.benchmarks, groups], probes=scene_probes(scenes, draw_scene))
 
@@ -112,7 +113,7 @@ def measure_model(
     "Every row of every benchmark, with its standard error"
     parts = []
     for folder in benchmarks:
-        hits = {}
+        hits: dict = {}
         table = evaluate(model, folder, batch_size=250, progress=False, hits=hits, cache=None)
         parts.append(with_errors(table, hits))
     if probes:

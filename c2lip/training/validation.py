@@ -119,7 +119,7 @@ def validate(
 # %% ../../nbs/5_training/06_validation.ipynb #79701695
 def make_validator(
     cfg: Config,
-    held: list,  # records held back
+    held,  # records held back
     folder,  # the run folder
 ) -> Callable:  # towers → {name: percent}
     "How a run is validated: on the world's split, the images held back, or a benchmark folder"

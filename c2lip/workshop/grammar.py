@@ -10,7 +10,7 @@ __all__ = ['VERB_SYMBOLS', 'WORDS_LINE', 'ALTERNATIVE_LINE', 'PART', 'CAPTION_KI
 import random
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..core import UserError, project_root
 
@@ -100,7 +100,8 @@ def read_grammar(
 ) -> dict[str, list[Terminal] | list[Alternative]]:  # by symbol
     "Read a grammar of captions; a rule that names an unknown symbol is a `UserError`"
     path = Path(path or project_root() / "data" / "pipeline" / "train" / "captions.grammar")
-    rules, symbol = {}, None
+    rules: dict[str, Any] = {}
+    symbol: str | None = None
     for line in path.read_text(encoding="utf8").splitlines():
         text = line.split("# ")[0].rstrip()
         if not text or text == "#":
@@ -110,6 +111,8 @@ def read_grammar(
             rules.update(_lexicon(kind, name, tags, listed.split()))
         elif text.endswith(" ="):
             symbol = text[:-2]
+        elif symbol is None:
+            raise UserError(f"{path}: {text.strip()!r} stands before the first symbol")
         else:
             for number in "sp" if "$" in symbol else "-":
                 alternative = _alternative(text.replace("$", number))
@@ -153,7 +156,8 @@ def grow(
     if isinstance(chosen[0], Terminal):
         return _word(rng.choice(chosen), rng)
     parts = rng.choices([a.parts for a in chosen], [a.weight for a in chosen])[0]
-    nodes, tops = [], []
+    nodes: list[Node] = []
+    tops = []
     for part in parts:
         if rng.random() >= part.chance:
             continue

@@ -11,8 +11,10 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from ..core import UserError, did_you_mean, project_of
 from ..training.settings import check
@@ -83,7 +85,7 @@ def _from_pair(name, value):
     return {name: value}
 
 
-_READERS = [  # in papermill's order of precedence
+_READERS: list[tuple[set[str], Callable[..., dict | None]]] = [  # in papermill's order of precedence
     ({"-b", "--parameters_base64"}, _from_base64),
     ({"-f", "--parameters_file"}, _from_file),
     ({"-y", "--parameters_yaml"}, _from_yaml),
@@ -96,7 +98,7 @@ def passed(
     options: list,  # as `read_line` gives them
 ) -> dict:  # name → value
     "The parameters that a command line passes; raise `UserError` for a file or text that cannot be read"
-    given = {}
+    given: dict = {}
     for names, read in _READERS:
         for option, words in options:
             if option not in names or not is_complete(option, words):
@@ -162,6 +164,7 @@ def add_output(
     if not is_ours(options, places):
         return argv
     notebook, root = Path(places[0]), project_of(places[0])
+    assert root is not None  # or the line were not ours
     if not notebook.is_file():
         others = [p.name for p in sorted((root / "nbs").glob("*.ipynb"))]
         raise UserError(f"there is no notebook {notebook}{did_you_mean(notebook.name, others)}")
@@ -189,7 +192,7 @@ def is_papermill(
 
 
 def failure(
-    error: Exception,  # papermill's PapermillExecutionError: it carries ename, evalue and traceback
+    error: Any,  # papermill's PapermillExecutionError: it carries ename, evalue and traceback
     output: str,  # path of the executed notebook
 ) -> str:  # what the terminal shows
     "An error of a notebook in one line, and where to read more"

@@ -55,7 +55,7 @@ def _sentence(rows: list[list[str]]) -> list[ParsedWord]:
             first, last = map(int, row[0].split("-"))
             inside |= set(range(first, last))
             note_of[last] = row[9]
-    words = []
+    words: list[ParsedWord] = []
     for row in rows:
         if not row[0].isdigit():
             continue
@@ -75,7 +75,8 @@ def to_doc(
     sentences: list[list[ParsedWord]],  # from `read_conllu` or `template_caption`
 ) -> Doc:
     "One spaCy document of several sentences"
-    words, heads = [], []
+    words: list[ParsedWord] = []
+    heads: list[int] = []
     for sentence in sentences:
         heads += [len(words) + word.head for word in sentence]
         words += sentence
