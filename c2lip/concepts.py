@@ -224,12 +224,12 @@ def noun_phrases_many(
     **rules,  # fields of `Rules`
 ) -> list[list[Phrase]]:  # one list a caption, in order
     "The concepts of many captions; a caption that is empty or not English has none"
-    rules = make_rules(rules)
+    chosen = make_rules(rules)
     pipeline = nlp if hasattr(nlp, "pipe") else load_pipeline(nlp)
     found = []
     with tqdm(total=len(captions), unit="caption", disable=not progress) as bar:
         for first in range(0, len(captions), ZONE):
-            for phrases in _parse(captions[first : first + ZONE], pipeline, batch_size, rules):
+            for phrases in _parse(captions[first : first + ZONE], pipeline, batch_size, chosen):
                 found.append(phrases)
                 bar.update()
     return found

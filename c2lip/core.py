@@ -65,6 +65,7 @@ class Texts:
     def __len__(self) -> int:
         "Rows of its feature: U"
         rows = self.ids if self.spans is None else self.spans
+        assert rows is not None  # texts are read either from ids or from spans
         return len(rows)
 
     def to(

@@ -85,8 +85,9 @@ def gather(
     if rank_and_world_size()[1] == 1:
         return features, batch
     names = [name for name in names if name in features]
-    owned = [name for name in names if name in batch.texts and batch.texts[name].owner is not None]
-    own = [batch.rows, *(len(features[name]) for name in names), *(len(batch.texts[name].owner) for name in owned)]
+    owners = {name: batch.texts[name].owner for name in names if name in batch.texts}
+    owned = {name: owner for name, owner in owners.items() if owner is not None}
+    own = [batch.rows, *(len(features[name]) for name in names), *map(len, owned.values())]
     device = next(iter(features.values())).device
     counts = _AllGather.forward(None, torch.tensor(own, device=device)).T.tolist()
     images, rows = counts[0], dict(zip(names, counts[1:]))

@@ -7,6 +7,8 @@ __all__ = ['encode_images', 'text_ends', 'encode_texts', 'encode_image_entries',
            'encode', 'entry_of']
 
 # %% ../nbs/1_method/12_encoding.ipynb #3c2e4dad
+from typing import Any
+
 import open_clip
 import torch
 import torch.nn.functional as F
@@ -53,7 +55,7 @@ def _clip_tokens(visual, images):
 
 
 def encode_images(
-    model: nn.Module,  # an open_clip model
+    model: Any,  # an open_clip model, whose parts are read by name
     images: Tensor,  # (B,3,H,W) preprocessed
     tokens: bool = False,  # also the visual tokens
     unit: bool = True,  # at length 1; False leaves both as the tower gives them
@@ -87,7 +89,7 @@ def _text_tower(model):
 
 
 def text_ends(
-    model: nn.Module,
+    model: Any,  # an open_clip model
     ids: Tensor,  # (T,L)
 ) -> Tensor | None:  # (T,) tokens that matter in each row; None where the whole row does
     "How much of each row a causal tower with an end token reads"
@@ -146,7 +148,7 @@ def _encode_buckets(model, ids, ends, tokens, bucket):
 
 
 def encode_texts(
-    model: nn.Module,
+    model: Any,  # an open_clip model
     ids: Tensor,  # (T,L) token ids
     tokens: bool = False,  # also the projected text tokens
     bucket: int = 8,  # rows whose needed lengths fall into the same multiple of this are encoded together
@@ -166,7 +168,7 @@ def encode_texts(
 
 # %% ../nbs/1_method/12_encoding.ipynb #efd8fe23
 def encode_image_entries(
-    model: nn.Module,
+    model: Any,  # an open_clip model
     images: dict[str, Tensor],  # name → (·,3,H,W)
     needs=(),  # names of features that must be there, e.g. "image_tokens"
 ) -> Features:  # name → (·,D) and, where needed, <name>_tokens → (·,M,D)
@@ -175,33 +177,36 @@ def encode_image_entries(
     sizes = [len(x) for x in images.values()]
     pooled, tokens = encode_images(model, torch.cat(list(images.values())), bool(wanted))
     features = dict(zip(images, pooled.split(sizes)))
-    if wanted:
-        tokens = dict(zip(images, tokens.split(sizes)))
-        features.update((f"{name}_tokens", tokens[name]) for name in wanted)
+    if tokens is not None:
+        parts = dict(zip(images, tokens.split(sizes)))
+        features.update((f"{name}_tokens", parts[name]) for name in wanted)
     return features
 
 
 def encode_text_entries(
-    model: nn.Module,
+    model: Any,  # an open_clip model
     texts: dict[str, Texts],  # name → its texts
 ) -> Features:  # name → (U,D)
     "All text entries in one forward of the text tower; those with spans are pooled from another entry's tokens"
-    read = {name: entry.ids for name, entry in texts.items() if entry.spans is None}
-    pooled = {name: entry for name, entry in texts.items() if entry.spans is not None}
+    read: dict[str, Tensor] = {}
+    for name, entry in texts.items():
+        if entry.spans is None:
+            assert entry.ids is not None  # texts are read either from ids or from spans
+            read[name] = entry.ids
     if not read:
         return {}
     sizes = [len(ids) for ids in read.values()]
-    embedded, tokens = encode_texts(model, torch.cat(list(read.values())), tokens=bool(pooled))
+    embedded, tokens = encode_texts(model, torch.cat(list(read.values())), tokens=len(read) < len(texts))
     features = dict(zip(read, embedded.split(sizes)))
-    if pooled:
-        tokens = dict(zip(read, tokens.split(sizes)))
-    for name, entry in pooled.items():
-        features[name] = span_pool(tokens[entry.of], entry.spans)
+    parts = {} if tokens is None else dict(zip(read, tokens.split(sizes)))
+    for name, entry in texts.items():
+        if entry.spans is not None:
+            features[name] = span_pool(parts[entry.of], entry.spans)
     return features
 
 
 def scale_and_bias(
-    model: nn.Module,
+    model: Any,  # an open_clip model
 ) -> Features:
     "`scale` = exp(logit_scale), and `bias`: 0 where the towers have none"
     scale = model.logit_scale.exp()
@@ -209,7 +214,7 @@ def scale_and_bias(
 
 
 def encode(
-    model: nn.Module,
+    model: Any,  # an open_clip model
     batch: Batch,
     needs=(),  # names of features that must be there, e.g. "image_tokens"
 ) -> Features:

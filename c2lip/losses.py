@@ -103,18 +103,21 @@ def c2lip_losses(
     """C2LIP's losses (Eq. 4, 5, 7): image–caption, image–phrase, and phrase–what it reads from the image.
 
     A `ValueError` says so where `owner` and `phrase` differ in number."""
-    losses, n = {}, len(image)
+    losses: dict[str, Tensor] = {}
+    n = len(image)
     with torch.autocast(image.device.type, enabled=False):
         if "contrastive" in terms:
             signs = pair_signs(n, len(caption), image.device)
             losses["contrastive"] = sigmoid_loss(_logits(image, caption, scale, bias), signs)
         if "npc" in terms or "xac" in terms:
+            assert phrase is not None and owner is not None  # None only where neither term is wanted
             signs = owner if owner.ndim == 2 else owner_signs(owner, n)
             if signs.shape != (n, len(phrase)):
                 raise ValueError(f"owner names {signs.shape[-1]} phrases, but there are {len(phrase)}")
         if "npc" in terms:
             losses["npc"] = sigmoid_loss(_logits(image, phrase, scale, bias), signs)
         if "xac" in terms:
+            assert phrase is not None and image_tokens is not None  # None only where xac is not wanted
             similarity = concept_similarity(phrase.to(image_tokens.dtype), image_tokens, xac_scale)
             losses["xac"] = sigmoid_loss(scale * similarity + bias, signs)
     return losses

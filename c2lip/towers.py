@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import open_clip
 from open_clip.transform import AugmentationCfg, PreprocessCfg, image_transform_v2
@@ -28,7 +28,7 @@ from .core import UserError, did_you_mean, project_root, write_json
 class Towers:
     "A contrastive model with all that belongs to its weights"
 
-    model: nn.Module  # an open_clip CLIP or CustomTextCLIP
+    model: Any  # an open_clip CLIP or CustomTextCLIP, whose parts are read by name
     tokenizer: Callable  # list of T texts → (T,L) ids, padded as the model wants them
     config: dict  # open_clip's model_cfg
     preprocess_cfg: dict  # size, mean, std, interpolation, resize_mode

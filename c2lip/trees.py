@@ -145,7 +145,7 @@ def base_phrases(
     "The noun phrases of a tree, before any rule drops or joins them"
     tree = _Tree(doc)
     spans = [(tree.first(i), tree.end(i), i) for i in range(len(doc)) if tree.is_noun(i)]
-    outermost = []
+    outermost: list[tuple[int, int, int]] = []
     for span in sorted(spans, key=_by_position):
         if not outermost or span[0] >= outermost[-1][1]:
             outermost.append(span)

@@ -156,7 +156,8 @@ class Dice:
 @lru_cache
 def topics() -> tuple:  # thirty of (four nouns, four colours)
     "What is shown together: every noun of a topic has two colours or more that are not held out"
-    found, number = [], 0
+    found: list[tuple] = []
+    number = 0
     while len(found) < 30:
         dice = Dice("c2lip topic", number)
         number += 1

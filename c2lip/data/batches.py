@@ -10,7 +10,7 @@ __all__ = ['FUNCTION_WORDS', 'POOL', 'epoch_order', 'content_words', 'hard_distr
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ def content_words(
 
 
 def hard_distractors(
-    phrases_per_sample: list[list],  # phrases of every sample
+    phrases_per_sample: Sequence[list],  # phrases of every sample
     batch: list[int],  # indices of a batch
 ) -> float:
     "Images of a batch that hold all words of a phrase, but not in one phrase: mean over phrases of two or more words"
@@ -67,7 +67,7 @@ class WordTable:
 
     def __init__(
         self,
-        phrases_per_sample: list[list],  # phrases of every sample
+        phrases_per_sample: Sequence[list],  # phrases of every sample
         limit: int = 2000,  # vocabulary: the most frequent words
     ):
         samples = self._split(phrases_per_sample)
@@ -177,7 +177,7 @@ def shared_batches(
 
 
 def batches(
-    phrases_per_sample: list[list],  # phrases of every sample: `Samples.phrases`
+    phrases_per_sample: Sequence[list],  # phrases of every sample: `Samples.phrases`
     batch_size: int,
     seed: int = 0,
     epoch: int = 0,

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,6 +94,7 @@ def from_bytes(
     steps: list[Callable],  # what is left of the transform
 ):  # what the whole transform makes of the image
     "Finish a transform; a first step `ToTensor` needs no way through PIL, and gives the same numbers"
+    image: Any  # a tensor or a PIL image, as the next step wants it
     if steps and type(steps[0]).__name__ in ("ToTensor", "MaybeToTensor"):
         image, steps = pixels.to(torch.get_default_dtype()).div_(255), steps[1:]
     else:

@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -226,7 +227,7 @@ def loader(
     first: int = 0,  # number of the first batch in its epoch, where an epoch is resumed
 ) -> Iterator[list[Sample]]:  # as many lists as batches
     "Load batches in order; raise `UserError` where too much is left out"
-    jobs = [(derive_seed(seed, first + i), batch) for i, batch in enumerate(batches)]
+    jobs: list[Any] = [(derive_seed(seed, first + i), batch) for i, batch in enumerate(batches)]
     skips = samples.skips
     parts = DataLoader(
         _Batches(samples), batch_sampler=jobs, num_workers=workers, collate_fn=identity, generator=torch.Generator()

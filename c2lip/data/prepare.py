@@ -236,12 +236,12 @@ def prepare(
     max_skipped: float = 0.1,  # largest share of a part that may be lost
 ) -> dict:  # the manifest: counts of all parts, pipeline, rules
     "Write captions.parquet with the phrases of every caption, and manifest.json; finished parts are not done again"
-    folder, nlp, rules = Path(folder), nlp or None, make_rules(rules or {})
+    folder, nlp, chosen = Path(folder), nlp or None, asdict(make_rules(rules or {}))
     kind, places = detect_source(source)
     _check_arguments(kind, places, captions, write, workers)
     _check_folder(folder, places, write)
     made_by, joined = _made_by(nlp), None
-    options = dict(nlp=nlp, rules=asdict(rules), caption_column=caption_column, max_skipped=max_skipped)
+    options = dict(nlp=nlp, rules=chosen, caption_column=caption_column, max_skipped=max_skipped)
     if captions:
         options |= dict(join=str(folder / "join.sqlite"), caption_column=None)
         joined = index_captions(project_root() / captions, options["join"], match, caption_column)
@@ -267,7 +267,7 @@ def prepare(
     total, skipped, met, example = _total(jobs)
     unmatched = total.pop("unmatched", 0)
     manifest = dict(total, skipped=dict(skipped + Counter(skips.counts)), parts=len(jobs))
-    manifest |= dict(made_by=made_by, rules=asdict(rules))
+    manifest |= dict(made_by=made_by, rules=chosen)
     if joined:
         manifest["joined"] = _join_facts(captions, joined, unmatched, met, example)
     _check_losses(source, jobs, total, skipped, max_skipped)

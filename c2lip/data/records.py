@@ -197,8 +197,8 @@ class Skips:
         path=None,  # a .jsonl file that gets a line for each thing left out, at once; what it holds counts
     ):
         self.limit, self.path, self.seen = limit, path, 0
-        self.rows = {}  # where → (cause, detail): one entry for each thing left out, however often it was met
-        self.unread = Counter()  # members of shards whose type is not read, by extension
+        self.rows: dict[str, tuple[str, str]] = {}  # where → (cause, detail) of each thing left out, met once or often
+        self.unread: Counter[str] = Counter()  # members of shards whose type is not read, by extension
         self.tried = self.failed = 0  # images that training asked for, and those of them that could not be opened
         if path and Path(path).exists():  # a resumed run: what it had left out still counts
             self._read(path)

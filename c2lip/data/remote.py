@@ -44,7 +44,7 @@ def with_threads(
 
 # %% ../../nbs/3_data/03_remote.ipynb #2c0b701e
 READ_SECONDS = 60  # for one read, all attempts together
-_patience = {}  # host → seconds for one read, less than that after one without an answer
+_patience: dict[str, float] = {}  # host → seconds for one read, less than that after one without an answer
 RETRIES = 5  # after 0.3, 0.6, 1.2, … seconds
 BUSY = (429, 500, 502, 503, 504)
 

@@ -7,6 +7,7 @@ __all__ = ['read_rows', 'keep_rows', 'world_version', 'prune', 'cache_size']
 
 # %% ../../nbs/4_evaluation/03_cache.ipynb #5ebfed69
 import hashlib
+import inspect
 import os
 import shutil
 import tempfile
@@ -95,7 +96,7 @@ def keep_rows(
 def world_version() -> str:  # 8 hexadecimal digits
     "Digest of the code that draws the embedded benchmark: the last part of its folder's name"
     modules = (sprites, world, world_captions, world_benchmark)
-    sources = [Path(module.__file__).read_bytes() for module in modules]
+    sources = [Path(inspect.getfile(module)).read_bytes() for module in modules]
     return hashlib.sha256(b"".join(sources)).hexdigest()[:8]
 
 

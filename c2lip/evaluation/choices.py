@@ -13,6 +13,7 @@ import torch
 
 from ..core import UserError
 from .base import Lookup, Row, Suite
+from .embeddings import ImageRef
 from .readers import ChoiceItem
 from .scores import Hits, Mean, beats, mean_of, similarity
 
@@ -88,11 +89,12 @@ def mean_name(
 def choices_suite(
     name: str,  # of the suite, for messages
     tasks: dict[str, list[ChoiceItem]],
-    rows: Callable[[dict[str, Hits]], Iterable[Row]],  # hits of each task → rows of the table
+    rows: Callable[[dict], Iterable[Row]],  # {task: what `count` gives of it} → rows of the table
     count: Callable = choice_hits,  # (items, image, text) → what `rows` gets of a task
 ) -> Suite:
     "A suite of choices; raise `UserError` where a task has no items"
-    images, texts = {}, []
+    images: dict[ImageRef, str] = {}
+    texts: list[str] = []
     for task, items in tasks.items():
         if not items:
             raise UserError(f"{name} {task} holds no items")

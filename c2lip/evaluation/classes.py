@@ -9,8 +9,9 @@ __all__ = ['zeroshot_task', 'read_zeroshot_suite', 'read_heldout_zeroshot_suite'
 
 # %% ../../nbs/4_evaluation/10_classes.ipynb #18c27cd2
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -166,13 +167,14 @@ def read_class_folders(
     return ClassSet([name.replace("_", " ") for name in names], templates, items)
 
 # %% ../../nbs/4_evaluation/10_classes.ipynb #d0a9fb0d
-class DatasetImage(NamedTuple):
+@dataclass(frozen=True)
+class DatasetImage:
     "An image of a torchvision data set that is no file; called, it opens"
 
     dataset: Any  # of torchvision
     index: int
 
-    def __call__(self):
+    def __call__(self) -> Any:
         return self.dataset[self.index][0]
 
     def __repr__(self):
@@ -216,10 +218,10 @@ def read_torchvision(
     "Read a set as torchvision stores it; nothing is downloaded"
     data = _open_torchvision(at, split)
     names = [re.sub(r"[_/]", " ", str(name)) for name in _first_attribute(data, ("classes", "categories"))]
+    files: Any = getattr(data, "_image_files", None)
     if samples := getattr(data, "_samples", None):
         files, labels = zip(*samples)
     else:
-        files = getattr(data, "_image_files", None)
         labels = _first_attribute(data, ("_labels", "targets", "y"))
     if files:
         rows = sorted((str(file), int(label)) for file, label in zip(files, labels))

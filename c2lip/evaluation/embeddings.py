@@ -164,10 +164,12 @@ def _rows_of(
         if new:
             prune(folder.parents[1])
     if made is None:
+        assert rows is not None  # where nothing is new, all were kept
         return rows[[kept[d] for d in digests]]
     found = torch.empty(len(digests), made.shape[1])
     found[new] = made
-    if old := [i for i, d in enumerate(digests) if d in kept]:
+    old = [i for i, d in enumerate(digests) if d in kept]
+    if old and rows is not None:
         found[old] = rows[[kept[digests[i]] for i in old]]
     return found
 
@@ -226,7 +228,8 @@ class Crop(NamedTuple):
     box: tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 
     def __call__(self) -> Image.Image:
-        return open_image(self.file).crop(tuple(map(round, self.box)))
+        left, top, right, bottom = map(round, self.box)
+        return open_image(self.file).crop((left, top, right, bottom))
 
 
 def image_digest(
@@ -333,7 +336,7 @@ def embed_images(
     read_some = partial(_preprocess_all, preprocess=towers.preprocess, asked_by=asked_by)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         digests = dict(zip(unique, pool.map(partial(_digest, asked_by=asked_by), unique.values())))
-        distinct = {}  # digest → the first image that has it
+        distinct: dict[bytes, ImageRef] = {}  # digest → the first image that has it
         for key, image in unique.items():
             distinct.setdefault(digests[key], image)
         sources = list(distinct.values())

@@ -44,14 +44,14 @@ def write_groups(
     (home / "images").mkdir(parents=True, exist_ok=True)
     if (home / "examples.jsonl").exists():
         return Path(folder)
-    lines = []
+    lines: list[str] = []
     number = 0
     while len(lines) < n:
         group = make_group(split, number)
         number += 1
         if group is None:
             continue
-        example = {"id": len(lines)}
+        example: dict[str, int | str] = {"id": len(lines)}
         for i, scene in enumerate(group[0]):
             example[f"image_{i}"] = f"{len(lines)}_{i}"
             draw_scene(scene).save(home / "images" / f"{len(lines)}_{i}.png")

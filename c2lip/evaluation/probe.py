@@ -60,12 +60,12 @@ def linear_probe(
     val: tuple[Tensor, Tensor],  # images that C is chosen on
     test: tuple[Tensor, Tensor],
     classes: int,
-    grid: tuple = tuple(10.0**k for k in range(-2, 6)),  # values of C; the smallest of the best is taken
+    grid: tuple = (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5),  # values of C; the smallest of the best is taken
     device: str = "auto",  # where to fit
 ) -> tuple[Hits, float]:  # of the test images; the C chosen
     "Accuracy of a linear classifier, its strength chosen without a look at the test"
     place = pick_device(device)
-    train, val, test = ([x.to(place) for x in part] for part in (train, val, test))
+    train, val, test = ((x.to(place), y.to(place)) for x, y in (train, val, test))
 
     def right(C):
         scores = fit_probe(*train, classes, C)(val[0])

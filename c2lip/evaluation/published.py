@@ -153,7 +153,7 @@ def paper_rows(
     figures = read_published()
     rows = figures[figures.paper.str.startswith(paper) & (figures.table == table)]
     several = rows.groupby("model").backbone.nunique() > 1
-    found = {}
+    found: dict[str, dict] = {}
     for figure in rows.itertuples():
         label = f"{figure.model} {figure.backbone}" if several[figure.model] else figure.model
         found.setdefault(label, {})[figure.benchmark, _row_name(figure)] = (figure.value, figure.note)

@@ -89,7 +89,7 @@ def text_list(
     item,  # which one it is, for messages
 ) -> list[str]:
     "A list of at least `least` texts, none empty; `UserError` otherwise"
-    texts = entry.get(key)
+    texts: Any = entry.get(key)
     are_texts = isinstance(texts, list) and all(isinstance(t, str) and t.strip() for t in texts)
     if not are_texts or len(texts) < least:
         raise UserError(f"{path}, item {item}: expected a list {key!r} of at least {least} texts, got {texts!r}")

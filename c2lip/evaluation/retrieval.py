@@ -115,7 +115,7 @@ def read_heldout_retrieval_suite(
     "What is marked as held out in retrieval.json, and all of heldout/retrieval.json"
     shared, own = _read_own(request, "retrieval"), _read_own(request, "heldout/retrieval")
     marked = [n for n, item in enumerate(shared) if item.heldout]
-    parts = []
+    parts: list[tuple] = []
     if marked:
         parts.append(("retrieval retrieval", shared, marked, request.ks))
     if own:

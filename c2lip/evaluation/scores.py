@@ -9,7 +9,7 @@ __all__ = ['Hits', 'Score', 'Mean', 'mean_of', 'pooled', 'score', 'beats', 'simi
 
 # %% ../../nbs/4_evaluation/01_scores.ipynb #fd8e7276
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,12 +45,12 @@ class Mean(NamedTuple):
 
 
 def mean_of(
-    parts: list[Hits | Mean],  # each with the same weight
+    parts: Sequence[Hits | Mean],  # each with the same weight
 ) -> Mean:
     "The mean of tasks and of means of tasks; raise `UserError` where there are none"
     if not parts:
         raise UserError("a mean of no tasks: there is nothing to measure")
-    flat = []  # (task, its weight within its part)
+    flat: list[tuple[Hits, float]] = []  # (task, its weight within its part)
     for part in parts:
         flat += zip(part.parts, part.weights) if isinstance(part, Mean) else [(part, 1.0)]
     return Mean([hits for hits, _ in flat], [weight / len(parts) for _, weight in flat])

@@ -177,7 +177,8 @@ def evaluate(
 ) -> pd.DataFrame:  # columns suite, name, value (percent), n, ties, nan
     "The table of a model on a benchmark folder: every image and every text embedded once, every comparison strict"
     found = read_folder(folder, suites, images, ks)
-    asked, texts = {}, []
+    asked: dict[ImageRef, str] = {}
+    texts: list[str] = []
     for suite in found.values():
         asked = {**asked, **{image: who for image, who in suite.images.items() if image not in asked}}
         texts += suite.texts

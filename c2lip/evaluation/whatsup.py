@@ -62,7 +62,7 @@ def position_hits(
     hits: Hits,
 ) -> dict[str, Hits | None]:  # pairs, sets; None where no scene has them all
     "Two opposite positions of the same two things, and all four"
-    scenes = defaultdict(dict)
+    scenes: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for n, item in enumerate(items):
         things, position = item.group.split("/")
         scenes[things][position] = n

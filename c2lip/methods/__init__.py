@@ -13,6 +13,7 @@ import pkgutil
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ class Objective(nn.Module):
         self.terms = [name for name, weight in weights.items() if weight]
         self.needs = set().union(*((needs or {}).get(name, set()) for name in self.terms))
 
-    def encode(self, model: nn.Module, batch: Batch) -> Features:
+    def encode(self, model: Any, batch: Batch) -> Features:
         "The features that the losses read; a method that changes what the towers see changes this"
         return encode(model, batch, self.needs)
 
@@ -81,8 +82,8 @@ def further_texts(
 ) -> Texts:
     "A text entry of texts that belong to some of the images, each with its own row"
     ids = towers.tokenizer(texts) if texts else torch.zeros(0, towers.context_length, dtype=torch.long)
-    owner = torch.tensor(owner, dtype=torch.long)
-    return Texts(ids, owner, weight=None if weight is None else torch.tensor(weight))
+    owners = torch.tensor(owner, dtype=torch.long)
+    return Texts(ids, owners, weight=None if weight is None else torch.tensor(weight))
 
 
 def step_generator(
@@ -131,7 +132,8 @@ def methods_in(
 
 def find_methods() -> tuple[dict[str, Callable], dict[str, str]]:  # name → function, module → what is wrong with it
     "The methods of every module in c2lip.methods, and the modules that hold none"
-    found, wrong = {}, {}
+    found: dict[str, Callable] = {}
+    wrong: dict[str, str] = {}
     for module in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__):
         try:
             methods = methods_in(module.name)

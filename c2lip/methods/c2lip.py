@@ -40,7 +40,7 @@ def encoded_phrases(
     "The phrases of a step as texts of their own, each distinct one once (letter case ignored)"
     mentions = [(i, p.text) for i, s in enumerate(samples) for p in s.phrases]
     numbers = [phrase_number(text) for _, text in mentions]
-    first = {}
+    first: dict[int, str] = {}
     for number, (_, text) in zip(numbers, mentions):
         first.setdefault(number, text)
     row = {number: k for k, number in enumerate(first)}

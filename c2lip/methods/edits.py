@@ -58,7 +58,8 @@ class Tagger:
         nlp: Language,  # a spaCy pipeline that tags
         limit: int = 1_000_000,  # captions kept; then all are dropped
     ):
-        self.nlp, self.limit, self.known = nlp, limit, {}
+        self.nlp, self.limit = nlp, limit
+        self.known: dict[str, list[Word]] = {}
 
     def __call__(
         self,

@@ -9,6 +9,7 @@ __all__ = ['IMAGES', 'CAPTIONS', 'CrossBlock', 'grid_positions', 'patch_targets'
 # %% ../../nbs/2_relatives/06_macco.ipynb #589dd0ee
 import math
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -154,13 +155,15 @@ class Macco(Objective):
         self.patches = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3 * math.prod(kernel.kernel_size)))
         self.register_buffer("place", grid_positions(self.grid, D), persistent=False)
 
-    def encode(self, model: nn.Module, batch: Batch) -> Features:
+    def encode(self, model: Any, batch: Batch) -> Features:
         "Unit embeddings of all four entries and, for the predictors, tokens averaged with their sequence's embedding"
         predict = "mlm" in self.terms or "mim" in self.terms
         images = torch.cat([batch.images[name] for name in IMAGES])
-        ids = torch.cat([batch.texts[name].ids for name in CAPTIONS])
+        whole, masked = (batch.texts[name] for name in CAPTIONS)
+        assert whole.ids is not None and masked.ids is not None and masked.mask is not None  # as the view makes them
+        ids = torch.cat([whole.ids, masked.ids])
         hidden_patches = _whole_and_masked(batch.masks["masked_image"])
-        hidden_words = _whole_and_masked(batch.texts["masked_caption"].mask)
+        hidden_words = _whole_and_masked(masked.mask)
         token_embedding = getattr(model, "text", model).token_embedding
         with ExitStack() as stack:
             stack.enter_context(hidden(patch_embedding(model), hidden_patches, self.image_mask))
@@ -171,7 +174,7 @@ class Macco(Objective):
         for names, pooled, tokens in ((IMAGES, image, patches), (CAPTIONS, caption, words)):
             n = len(pooled) // 2
             f.update(zip(names, F.normalize(pooled, dim=-1).split(n)))
-            if predict:
+            if tokens is not None:
                 mixed = (tokens + pooled[:, None]) / 2
                 f.update(zip((f"{name}_mixed" for name in names), mixed.split(n)))
         return f

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,8 +115,8 @@ def mask_patches(
 
 # %% ../../nbs/2_relatives/05_macco_masks.ipynb #a0a97c43
 def patch_embedding(
-    model: nn.Module,  # an open_clip model
-) -> nn.Module | None:  # that turns images into patches: a convolution or a timm `PatchEmbed`; None if there is none
+    model: Any,  # an open_clip model
+) -> Any:  # the layer that turns images into patches: a convolution or a timm `PatchEmbed`; None if there is none
     "Where the image tower embeds its patches"
     visual = model.visual
     if getattr(visual, "attn_pool", None) is not None:
@@ -145,7 +146,7 @@ def patch_grid(
 
 
 def mask_padding(
-    model: nn.Module,
+    model: Any,  # an open_clip model
     ids: Tensor,  # (B,L)
 ) -> Tensor:  # (B,L) bool
     "Tokens after the end of each row; none for a tower that reads the whole row"

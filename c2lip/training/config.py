@@ -7,6 +7,7 @@ __all__ = ['MAY_CHANGE', 'Config', 'Launcher', 'complete', 'own_options', 'bindi
 
 # %% ../../nbs/5_training/02_config.ipynb #d2911c61
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 import yaml
 
@@ -145,7 +146,7 @@ def own_options(
     cfg: Config,
 ) -> dict:  # name → value
     "The method's further settings; raise `UserError` where they are not YAML's `{name: value}`"
-    options = cfg.method_options
+    options: Any = cfg.method_options
     if isinstance(options, str):
         try:
             options = yaml.safe_load(options or "{}")

@@ -92,7 +92,7 @@ class Run:
         self.autocast = torch.autocast(kind, torch.bfloat16) if bf16 else nullcontext()
         self.settings = {**binding(cfg), "per_epoch": self.per_epoch}  # that the checkpoint belongs to
         self.done = 0  # steps
-        self.rows = []  # of the steps since the last line of the log
+        self.rows: list[dict] = []  # of the steps since the last line of the log
 
     def start(self):
         "Measure the start, restore the checkpoint of a resumed run, and open the log"

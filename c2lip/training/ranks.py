@@ -57,8 +57,9 @@ def launch_ranks(
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "PYTHONPATH": os.pathsep.join([str(project_root()), os.environ.get("PYTHONPATH", "")]),
     }
-    last = deque(maxlen=500)
+    last: deque[str] = deque(maxlen=500)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as job:
+        assert job.stdout is not None  # it is a pipe
         try:
             for line in job.stdout:
                 print(line, end="", flush=True)

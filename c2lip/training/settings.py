@@ -91,7 +91,8 @@ def declared_by(
     for field in itertools.chain.from_iterable(map(dataclasses.fields, classes)):
         help = field.metadata.get("help")
         if help is not None:
-            found[field.name] = Parameter(field.name, field.type.__name__, field.default, help, find_rule(help))
+            kind = getattr(field.type, "__name__", str(field.type))
+            found[field.name] = Parameter(field.name, kind, field.default, help, find_rule(help))
     return found
 
 
@@ -109,7 +110,9 @@ def options_of(
     try:
         source = textwrap.dedent(inspect.getsource(function))
         comments = _comments(source)
-        arguments = ast.parse(source).body[0].args
+        definition = ast.parse(source).body[0]
+        assert isinstance(definition, ast.FunctionDef)  # a method is a function with a `def`
+        arguments = definition.args
         lines = {a.arg: comments.get(a.end_lineno, "") for a in [*arguments.args, *arguments.kwonlyargs]}
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         lines = {}
