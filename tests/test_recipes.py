@@ -187,8 +187,8 @@ def test_damaged_shards_are_trained_on_and_counted(damaged, tmp_path, capfd):
             "damaged shard",
             "duplicate member",
             "empty caption",
-            "missing shard",
             "image too large",
+            "missing shard",
         ], causes
         assert read_log(folder)[-1]["skipped"] == 8
     assert all(torch.equal(weights[0][k], weights[2][k]) for k in weights[0]), "workers change nothing, damage or not"

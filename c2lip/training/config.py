@@ -27,7 +27,7 @@ from c2lip.training.settings import (
 class Config:
     "All settings of a training run; `options` go to the method"
 
-    method: str = setting("c2lip", "finetune, c2lip, clic, negclip, concrete_jungle, macco, or a method of your own")
+    method: str = setting("c2lip", "the method: c2lip, finetune, any other of nbs/2_relatives, or your own")
     model: str = setting("base", 'base, a release folder, or an open_clip name, also with ":tag" or ":random"')
     data: str = setting("world", "world for the embedded scenes, or a folder or table of images with captions")
     method_options: str = setting("", "further settings of the method as YAML, such as {regime: low}")
