@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from c2lip.core import UserError
 from c2lip.workshop.launch import OPTION_WORDS, add_output, enter, is_papermill
-from c2lip.workshop.readme import kernel
+from c2lip.workshop.upkeep import KERNEL
 
 CELL = """lambda_xac: float = 0.01  # weight, from 0 to 100
 lr: float = 1e-5  # peak learning rate, above 0
@@ -33,7 +33,7 @@ def toy(tmp_path):
     root = tmp_path / "pro{j}ect"
     (root / "nbs").mkdir(parents=True)
     (root / "settings.ini").write_text("[DEFAULT]\nlib_name = c2lip\n")
-    nb = new_notebook(metadata=kernel)
+    nb = new_notebook(metadata=KERNEL)
     nb.cells = [
         new_code_cell(IMPORTS),
         new_code_cell(CELL, metadata={"tags": ["parameters"]}),
