@@ -187,6 +187,6 @@ def store_outputs(
                 cell["outputs"] = [output for output in shown if output]
         write_notebook(path, notebook)
         stored = read_json(register) if register.exists() else {}
-        stored[name] = {"parameters": parameters_digest(notebook), "minutes": round(minutes, 1)}
+        stored[name] = {"parameters": parameters_digest(notebook)}
         write_json(register, dict(sorted(stored.items())))
         print(f"{name}: {minutes:.1f} minutes", flush=True)
