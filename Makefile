@@ -31,7 +31,7 @@ train: $(STAMP)   ## the main job: papermill nbs/train.ipynb (ARGS="-p epochs 2"
 test: $(STAMP)    ## every notebook and every test, offline, on all cores (ARGS="-k losses" chooses)
 	@$(BIN)/python -m pytest -n auto $(ARGS)
 
-quick: $(STAMP)   ## gates and fast tests, under a minute
+quick: $(STAMP)   ## gates and fast tests
 	@$(BIN)/python -m pytest -n auto -m quick $(ARGS)
 
 lab: $(STAMP)     ## open the notebooks in JupyterLab
