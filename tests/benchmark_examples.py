@@ -2,10 +2,10 @@
 
 import io
 import json
-import tarfile
 from pathlib import Path
 
 from PIL import Image, ImageDraw
+from tars import write_tar
 
 from c2lip.evaluation.base import suite_data
 
@@ -50,11 +50,7 @@ def put_json(file, data):
 
 def put_tar(file, members):
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(file, "w") as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    write_tar(file, members)
 
 
 def png(image):

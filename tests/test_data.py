@@ -24,6 +24,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
+from tars import write_tar
 from torchvision import transforms
 
 from c2lip.captions import canonical_caption
@@ -62,19 +63,13 @@ def encoded(i=0, kind="png", **more):
 
 
 def shard(path, n=8, extra=lambda i: {}, **facts):
-    with tarfile.open(path, "w") as tar:
-        for i in range(n):
-            members = {
-                "png": encoded(i),
-                "json": json.dumps(
-                    {"caption": f"A red mug beside a blue boat number {i}.", "phrases": ["a red mug"], **facts}
-                ).encode(),
-                **extra(i),
-            }
-            for kind, content in members.items():
-                info = tarfile.TarInfo(f"{i:05d}.{kind}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+    members = []
+    for i in range(n):
+        caption = f"A red mug beside a blue boat number {i}."
+        row = json.dumps({"caption": caption, "phrases": ["a red mug"], **facts})
+        kinds = {"png": encoded(i), "json": row.encode(), **extra(i)}
+        members += [(f"{i:05d}.{kind}", content) for kind, content in kinds.items()]
+    write_tar(path, members)
     return path
 
 
@@ -86,6 +81,7 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
     "A file server with range requests; `fails` answers in a row are 503, `cut` bytes are missing in the next large one"
 
     protocol_version, fails, cut = "HTTP/1.1", 0, 0
+    disable_nagle_algorithm = True  # the content follows its headers at once, not 40 ms later
 
     def log_message(self, *_):
         pass
@@ -126,7 +122,7 @@ def served(folder):
     kind = type("Ranges", (Ranges,), {})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=folder))
     server.handle_error = lambda *_: None  # a reader may hang up
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", kind
     finally:
@@ -514,17 +510,13 @@ def test_compressed_bombs(tmp_path, monkeypatch):
 
 def test_duplicates_and_damage(tmp_path):
     whole = shard(tmp_path / "a.tar").read_bytes()
-    with tarfile.open(tmp_path / "d.tar", "w") as tar:
-        for _ in range(2):
-            for name, content in (
-                ("1.png", encoded()),
-                ("1.json", b'{"caption": "A mug."}'),
-                ("2.png", encoded()),
-                ("2.txt", b"A cup."),
-            ):
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+    once = [
+        ("1.png", encoded()),
+        ("1.json", b'{"caption": "A mug."}'),
+        ("2.png", encoded()),
+        ("2.txt", b"A cup."),
+    ]
+    write_tar(tmp_path / "d.tar", once * 2)
     skips = Skips(1)
     assert [r.caption for r in read(tmp_path / "d.tar", skips)] == ["A mug.", "A cup."]
     assert skips.counts == {"duplicate key": 2}

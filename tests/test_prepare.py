@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tars import write_tar
 
 from c2lip.concepts import load_pipeline, noun_phrases_many, phrases_of
 from c2lip.core import UserError
@@ -34,12 +35,7 @@ def read(source):
 
 def tar(path, samples):
     "A shard of samples (key, {extension: bytes})"
-    with tarfile.open(path, "w") as file:
-        for key, members in samples:
-            for kind, content in members.items():
-                info = tarfile.TarInfo(f"{key}.{kind}")
-                info.size = len(content)
-                file.addfile(info, io.BytesIO(content))
+    write_tar(path, [(f"{key}.{kind}", content) for key, members in samples for kind, content in members.items()])
 
 
 def image(kind="png"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tars import write_tar
 
 from c2lip.concepts import noun_phrases
 from c2lip.core import UserError, read_json
@@ -42,32 +43,26 @@ TINY = dict(
 )
 
 
-def add(tar, name, content):
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    tar.addfile(info, io.BytesIO(content))
-
-
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     "Three shards of 32 images of the embedded world, with the public reference's keys"
     folder = tmp_path_factory.mktemp("shards")
     for n in range(3):
-        with tarfile.open(folder / f"cc3m-train-{n:04d}.tar", "w") as tar:
-            for i, (_, image, caption) in enumerate(train_records(96)[32 * n : 32 * n + 32]):
-                jpeg = io.BytesIO()
-                image().save(jpeg, "jpeg", quality=95)
-                facts = dict(
-                    url=f"http://images/{n}-{i}.jpg",
-                    shortLLA_captions=caption,
-                    nounphrases=[p.text for p in noun_phrases(caption)],
-                )
-                for kind, content in (
-                    ("jpg", jpeg.getvalue()),
-                    ("json", json.dumps(facts).encode()),
-                    ("txt", b"an old caption"),
-                ):
-                    add(tar, f"{i:09d}.{kind}", content)
+        members = []
+        for i, (_, image, caption) in enumerate(train_records(96)[32 * n : 32 * n + 32]):
+            jpeg = io.BytesIO()
+            image().save(jpeg, "jpeg", quality=95)
+            facts = dict(
+                url=f"http://images/{n}-{i}.jpg",
+                shortLLA_captions=caption,
+                nounphrases=[p.text for p in noun_phrases(caption)],
+            )
+            members += [
+                (f"{i:09d}.jpg", jpeg.getvalue()),
+                (f"{i:09d}.json", json.dumps(facts).encode()),
+                (f"{i:09d}.txt", b"an old caption"),
+            ]
+        write_tar(folder / f"cc3m-train-{n:04d}.tar", members)
     return folder
 
 
@@ -78,23 +73,23 @@ def damaged(shards, tmp_path_factory):
     for f in shards.glob("*.tar"):
         shutil.copy(f, folder)
     bomb = b"\xff\xd8\xff\xc0\x00\x11\x08\xff\xff\xff\xff\x03\x01\x11\x00\x02\x11\x00\x03\x11\x00\xff\xd9"
-    with (
-        tarfile.open(folder / "cc3m-train-0003.tar", "w") as tar,
-        tarfile.open(shards / "cc3m-train-0000.tar") as first,
-    ):
+    with tarfile.open(shards / "cc3m-train-0000.tar") as first:
         image = first.extractfile("000000000.jpg").read()
-        for name, content, text in (
-            ("broken", image[:500], '{"caption": "A broken one."}'),
-            ("bomb", bomb, '{"caption": "A large one."}'),
-            ("json", image, "{"),
-            ("empty", image, '{"caption": " "}'),
-            ("phrases", image, '{"caption": "A mug.", "nounphrases": 3}'),
-            ("good", image, '{"caption": "A red mug."}'),
-        ):
-            add(tar, f"{name}.jpg", content)
-            add(tar, f"{name}.json", text.encode())
-            add(tar, f"{name}.pickle", b"cos\nsystem\n(S'exit'\ntR.")
-        add(tar, "good.jpg", image)
+    members = []
+    for name, content, text in (
+        ("broken", image[:500], '{"caption": "A broken one."}'),
+        ("bomb", bomb, '{"caption": "A large one."}'),
+        ("json", image, "{"),
+        ("empty", image, '{"caption": " "}'),
+        ("phrases", image, '{"caption": "A mug.", "nounphrases": 3}'),
+        ("good", image, '{"caption": "A red mug."}'),
+    ):
+        members += [
+            (f"{name}.jpg", content),
+            (f"{name}.json", text.encode()),
+            (f"{name}.pickle", b"cos\nsystem\n(S'exit'\ntR."),
+        ]
+    write_tar(folder / "cc3m-train-0003.tar", [*members, ("good.jpg", image)])
     whole = (shards / "cc3m-train-0001.tar").read_bytes()
     (folder / "cc3m-train-0004.tar").write_bytes(whole[: len(whole) // 2])
     return folder / "cc3m-train-{0000..0005}.tar"  # 0005 is missing
