@@ -28,9 +28,30 @@ assert Path(sitecustomize.__file__).parent == OFFLINE or not hasattr(sitecustomi
 
 # Modules whose tests share nothing that is costly to make: their tests go to whichever worker is free.
 # The tests of any other module run one after the other on one worker.
-SPREAD = {"test_notebooks", "test_cluster", "test_launch"}
-# The longest go first, so that no worker is left alone with one of them at the end.
-LONGEST = ["test_resume", "test_notebooks", "test_own_images", "test_cluster", "test_prepare", "test_launchers"]
+SPREAD = {
+    "test_cluster",
+    "test_gates",
+    "test_launch",
+    "test_notebooks",
+    "test_own_images",
+    "test_prepare",
+    "test_resume",
+}
+# The longest go first, tests or whole modules, so that no worker is left alone with one of them at the end.
+LONGEST = [
+    "test_chapter",
+    "test_killed_runs_end_in_the_same_bits",
+    "test_types_are_right_long",
+    "test_train_on_photographs",
+    "test_recipes",
+    "test_training",
+    "test_data",
+    "test_explorer_browser",
+    "test_launchers",
+    "test_same_bytes_under_ray",
+    "test_cluster",
+    "test_prepare",
+]
 # Made of tests that take well under a second each.
 QUICK = {"test_gates", "test_losses", "test_methods", "test_settings", "test_tables", "test_world"}
 CLOUDS = {"169.254.169.254", "metadata.google.internal"}  # where Ray asks at its start whether it runs in one
@@ -68,8 +89,9 @@ def run():
 
 
 def _place(item):
-    name = item.path.stem
-    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+    "Where a test stands in LONGEST, by its own name or else by its module's"
+    names = getattr(item, "originalname", item.name), item.path.stem
+    return next((LONGEST.index(name) for name in names if name in LONGEST), len(LONGEST))
 
 
 @pytest.hookimpl(tryfirst=True)

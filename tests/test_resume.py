@@ -1,7 +1,7 @@
 """Killed with SIGKILL at any moment and started again with the same settings, a run is bit-identical.
 
 One process of its own imports the library once and forks every run, since a kill costs a start.
-`python tests/test_resume.py [kills] [seed]` shows more of them."""
+`python tests/test_resume.py [ranks] [kills] [seed]` shows more of them."""
 
 import hashlib
 import json
@@ -9,12 +9,13 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 from multiprocessing.connection import wait
 from pathlib import Path
+
+import pytest
 
 from c2lip.concepts import noun_phrases
 from c2lip.release import run as run_room
@@ -156,7 +157,8 @@ def killed_run(folder, ranks, workers, kills, chance):
     return result(folder), deaths
 
 
-def main(kills=5, seed=0):
+def main(ranks=1, kills=5, seed=0):
+    "Kill runs of so many ranks, without workers and with two, `kills` times each"
     import torch
 
     torch.set_num_threads(1)
@@ -164,26 +166,24 @@ def main(kills=5, seed=0):
     noun_phrases("a red mug")
     chance, total = random.Random(seed), 0
     with tempfile.TemporaryDirectory() as tmp:
-        for ranks in (1, 2):
-            folder = Path(tmp, f"straight{ranks}")
-            folder.mkdir()
-            assert not any(start(ranks, folder, 0, 0)), (folder / "rank0.txt").read_text()[-3000:]
-            want = result(folder)
-            assert [s for s, *_ in want[1]] == list(range(1, TOTAL + 1))
-            for workers in (0, 2):
-                got, deaths = killed_run(Path(tmp, f"killed{ranks}-{workers}"), ranks, workers, kills, chance)
-                assert got == want, f"{ranks} ranks, {workers} workers, killed at {deaths}: other weights or losses"
-                print(json.dumps(dict(ranks=ranks, workers=workers, kills=deaths)), flush=True)
-                total += len(deaths)
+        folder = Path(tmp, "straight")
+        folder.mkdir()
+        assert not any(start(ranks, folder, 0, 0)), (folder / "rank0.txt").read_text()[-3000:]
+        want = result(folder)
+        assert [s for s, *_ in want[1]] == list(range(1, TOTAL + 1))
+        for workers in (0, 2):
+            got, deaths = killed_run(Path(tmp, f"killed{workers}"), ranks, workers, kills, chance)
+            assert got == want, f"{ranks} ranks, {workers} workers, killed at {deaths}: other weights or losses"
+            print(json.dumps(dict(ranks=ranks, workers=workers, kills=deaths)), flush=True)
+            total += len(deaths)
     print("kills:", total)
 
 
-def test_killed_runs_end_in_the_same_bits():
-    done = subprocess.run(
-        [sys.executable, __file__], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert int(done.stdout.split("kills:")[-1]) >= 20, done.stdout
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_killed_runs_end_in_the_same_bits(run, ranks):
+    done = run(sys.executable, __file__, ranks, timeout=500)
+    assert done.returncode == 0, done.out[-4000:]
+    assert int(done.out.split("kills:")[-1]) >= 10, done.out
 
 
 if __name__ == "__main__":
