@@ -46,7 +46,7 @@ def made(name, double=True, **options):
     if double:
         towers.model.double()
         method.objective.double()
-    parameter_groups(towers, method, Config())
+    parameter_groups(towers, method, Config(lr=1e-3))
     return towers, method
 
 

@@ -1,10 +1,17 @@
 """Your own images and your own model: nothing in the path is tied to the embedded world."""
 
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from c2lip.base import BASE_CONFIG, new_towers
+from c2lip.core import project_root, read_json
+from c2lip.release import save
+from c2lip.towers import base_folder
 
 PHOTOGRAPHS = {  # photographs that come inside scikit-image and scikit-learn, with captions written for this test
     "astronaut": (
@@ -18,24 +25,76 @@ PHOTOGRAPHS = {  # photographs that come inside scikit-image and scikit-learn, w
 }
 
 
-@pytest.fixture(scope="module")
-def my_photos(tmp_path_factory):
+def read_photograph(name):
     import skimage.data
     from sklearn.datasets import load_sample_image
 
-    folder = tmp_path_factory.mktemp("my_photos")
+    image = load_sample_image(f"{name}.jpg") if name in ("china", "flower") else getattr(skimage.data, name)()
+    return Image.fromarray(np.asarray(image)[..., :3])
+
+
+def write_folder(folder, photographs):
+    "A folder of images with captions.jsonl; `photographs` are (file name, image, caption)"
     rows = []
-    for name, caption in PHOTOGRAPHS.items():
-        image = load_sample_image(f"{name}.jpg") if name in ("china", "flower") else getattr(skimage.data, name)()
-        Image.fromarray(np.asarray(image)[..., :3]).save(folder / f"{name}.jpg")
-        rows.append({"file": f"{name}.jpg", "caption": caption})
+    for file, image, caption in photographs:
+        image.save(folder / file)
+        rows.append({"file": file, "caption": caption})
     (folder / "captions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     return folder
 
 
+@pytest.fixture(scope="module")
+def my_photos(tmp_path_factory):
+    photographs = [(f"{name}.jpg", read_photograph(name), caption) for name, caption in PHOTOGRAPHS.items()]
+    return write_folder(tmp_path_factory.mktemp("my_photos"), photographs)
+
+
+@pytest.fixture(scope="module")
+def many_photos(tmp_path_factory):
+    "Ninety parts of the photographs: enough for the default batch"
+    read = {name: read_photograph(name).resize((200, 200)) for name in PHOTOGRAPHS}
+    parts = [
+        (f"{name}{i}.jpg", read[name].crop((5 * i, 0, 5 * i + 120, 200)), f"{caption} It is part number {i}.")
+        for name, caption in PHOTOGRAPHS.items()
+        for i in range(15)
+    ]
+    return write_folder(tmp_path_factory.mktemp("many_photos"), parts)
+
+
+@pytest.fixture(scope="module")
+def small_checkpoint(tmp_path_factory):
+    "A release folder that is not made from the embedded base: its image tower has another architecture"
+    vision = BASE_CONFIG["vision_cfg"] | {"timm_model_name": "test_vit2"}
+    towers = new_towers(base_folder(), BASE_CONFIG | {"vision_cfg": vision})
+    return save(towers, tmp_path_factory.mktemp("small") / "model", {})
+
+
+def own_data_command():
+    "The words of README's command for your own images"
+    lines = (project_root() / "README.md").read_text(encoding="utf8").splitlines()
+    (line,) = [line for line in lines if line.startswith("papermill nbs/train.ipynb -p data my_photos")]
+    return shlex.split(line)
+
+
+def test_the_readme_s_own_data_command(many_photos, small_checkpoint, tmp_path, run):
+    "Word by word, but for the folder and a smaller checkpoint: no default of the embedded world is inherited"
+    stands_in = {"my_photos": many_photos, "ViT-B-16-SigLIP": small_checkpoint}
+    words = [stands_in.get(word, word) for word in own_data_command()]
+    assert not {"my_photos", "ViT-B-16-SigLIP"} & set(map(str, words))
+    done = run(*words, "-p", "run_dir", tmp_path / "run", timeout=600)
+    assert done.returncode == 0, done.out[-3000:]
+    assert "auto, for this pretrained model: lr 1e-05, batches random, warmup 1, evaluate_every 1" in done.out
+    assert not re.search("^warning: ", done.out, re.M), done.out
+    assert "→ A smiling woman · an orange space suit" in done.out
+    taken, given = read_json(tmp_path / "run" / "params.json"), read_json(tmp_path / "run" / "given.json")
+    assert (taken["lr"], taken["batches"], given["lr"], given["batches"]) == (1e-5, "random", "auto", "auto")
+    assert "retrieval" in (tmp_path / "run" / "table.csv").read_text()
+    assert "validation/zero-shot" in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
 @pytest.mark.parametrize(
     "model, extra",
-    [("base", []), ("ViT-B-16-SigLIP:random", ["-p", "hold_back", "0", "-p", "lr", "1e-5"])],
+    [("base", []), ("ViT-B-16-SigLIP:random", ["-p", "hold_back", "0"])],
     ids=["base", "ViT-B-16-SigLIP of random weights"],
 )
 def test_train_on_photographs(model, extra, my_photos, tmp_path, run):
@@ -56,12 +115,6 @@ def test_train_on_photographs(model, extra, my_photos, tmp_path, run):
         "epochs",
         ".34",
         "-p",
-        "batches",
-        "random",
-        "-p",
-        "warmup",
-        "1",
-        "-p",
         "run_dir",
         tmp_path / "run",
         "-p",
@@ -71,6 +124,10 @@ def test_train_on_photographs(model, extra, my_photos, tmp_path, run):
         timeout=600,
     )
     assert done.returncode == 0, done.out[-3000:]
+    assert "no table: hold_back" in done.out and "the checkpoints of this run take" in done.out
+    embedded = model == "base"
+    assert ("warning: base has seen the drawn scenes" in done.out) == embedded
+    assert read_json(tmp_path / "run" / "params.json")["lr"] == (5e-4 if embedded else 1e-5)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == 1 and {"contrastive", "npc", "xac"} <= set(rows[-1])
     assert (tmp_path / "run" / "attention.png").stat().st_size > 5000

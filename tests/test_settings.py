@@ -12,8 +12,8 @@ from c2lip.methods import find_methods
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
-from c2lip.training.config import MAY_CHANGE, Config, Launcher, binding, complete
-from c2lip.training.settings import KINDS, allows, as_kind, check, declared_by, options_of
+from c2lip.training.config import BY_MODEL, CHOSEN, MAY_CHANGE, Config, Launcher, Share, binding, complete
+from c2lip.training.settings import AUTO, KINDS, allows, as_kind, check, declared_by, options_of
 from c2lip.training.step import parameter_groups
 from c2lip.workshop.parameters import read_parameters
 
@@ -69,6 +69,22 @@ def test_train_declares_every_setting():
     assert set(declared) == set(SETTINGS) | set(OPTIONS)
 
 
+def test_what_depends_on_the_model_is_auto():
+    "Such a setting is auto in every launcher that fine-tunes a model, and each kind of model has a value of each"
+    for kind, values in BY_MODEL.items():
+        assert set(values) == set(CHOSEN), kind
+        for name, value in values.items():
+            value = value.of(100) if isinstance(value, Share) else value
+            assert Config.of({name: value}) != Config.of({}), f"{kind}: {name}"
+    assert {SETTINGS[name].default for name in CHOSEN} == {AUTO}
+    declared = {
+        name: read_parameters(NBS / f"{name}.ipynb") for name in ("train", "compare", "ablation", "interpolate")
+    }
+    for launcher, found in declared.items():
+        assert {"lr", "batches", "warmup"} <= set(found), launcher
+        assert all(found[name].default in (AUTO, [AUTO]) for name in CHOSEN if name in found), launcher
+
+
 def test_settings_are_well_formed():
     "A default keeps its own rule and type; a line of a parameters cell holds meaning and rule"
     assert check(SETTINGS, {}) == {name: p.default for name, p in SETTINGS.items()}
@@ -113,6 +129,8 @@ def another(parameter):
     default, kind, rule = parameter.default, parameter.kind, parameter.rule
     if kind == "bool":
         return not default
+    if default == AUTO and kind in ("int", "float"):
+        return 1
     if rule.startswith("one of"):
         candidates = rule.removeprefix("one of: ").split(", ")
     elif kind == "str":
@@ -138,7 +156,7 @@ def test_a_checkpoint_belongs_to_every_setting_that_may_not_change():
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     towers = load()
     method = c2lip(towers)
-    optimizer = torch.optim.AdamW(parameter_groups(towers, method, Config()))
+    optimizer = torch.optim.AdamW(parameter_groups(towers, method, Config(lr=1e-3)))
     save_checkpoint(tmp_path, towers, method, optimizer, 1, settings=binding(Config.of({})))
     for name, p in (SETTINGS | OPTIONS).items():
         cfg = Config.of({name: another(p)} if name != "method" else {"method": "clic"})
@@ -155,9 +173,12 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "given, words",
     [
-        ({"lr": 0}, "lr must be a number above 0, at most 1, not 0"),
+        ({"lr": 0}, "lr must be auto or a number above 0, at most 1, not 0"),
+        ({"lr": "atuo"}, "lr must be auto or a number above 0, at most 1, not atuo; did you mean auto"),
+        ({"warmup": "auto 5"}, "warmup must be auto or a whole number of at least 0, not auto 5"),
+        ({"scalar_lr": "auto"}, "scalar_lr must be a number from 0 to 1000, not auto"),
         ({"epochs": "many"}, "epochs must be a number above 0, not 'many'|epochs must be a number above 0, not many"),
-        ({"batches": "sharde"}, "batches must be one of: random, shared, not .*did you mean shared"),
+        ({"batches": "sharde"}, "batches must be one of: auto, random, shared, not .*did you mean shared"),
         ({"lamda_xac": 1}, "there is no setting 'lamda_xac'; did you mean lambda_xac"),
         ({"seed": 1.5}, "seed must be a whole number"),
         ({"recompute": 1}, "recompute must be True or False"),
