@@ -1,0 +1,79 @@
+"""C2LIPLoss on two ranks under DDP equals one process: losses, every gradient, and the bias that the first batch chooses."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+from c2lip import C2LIPLoss
+from c2lip.concepts import noun_phrases
+from c2lip.core import UserError
+from c2lip.release.foreign import SMALL_SIDE, small_clip, small_siglip, towers_of
+from c2lip.world_captions import train_records
+
+CAPTIONS = [record[2] for record in train_records(6)]
+PHRASES = [noun_phrases(caption) for caption in CAPTIONS]
+# ranks of unequal phrase counts; in the second split a rank has no phrase at all
+CASES = {
+    "siglip": (small_siglip, PHRASES),
+    "clip": (small_clip, PHRASES),
+    "siglip, a rank without a phrase": (small_siglip, [*PHRASES[:3], [], [], []]),
+    "clip, a rank without a phrase": (small_clip, [*PHRASES[:3], [], [], []]),
+}
+SHARES = [[0, 1, 2], [3, 4, 5]]
+
+
+def step(case, rows, several):
+    "Losses and gradients of some rows of the batch"
+    make, phrases = CASES[case]
+    towers = make()
+    images = torch.randn(6, 3, SMALL_SIDE, SMALL_SIDE, generator=torch.Generator().manual_seed(0))
+    loss = C2LIPLoss(towers.model, towers.tokenizer, lambda_xac=0.5, xac_scale=3.0)
+    module = DistributedDataParallel(loss) if several else loss
+    losses = module(images[rows], [CAPTIONS[i] for i in rows], [phrases[i] for i in rows])
+    losses["total"].backward()
+    values = torch.stack([value.detach() for value in losses.values()])
+    return values, {name: p.grad for name, p in loss.named_parameters()}, loss.bias
+
+
+def run_rank(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    for number, case in enumerate(CASES):
+        values, grads, bias = step(case, SHARES[rank], several=True)
+        torch.save((values, grads, bias), f"{folder}/{number}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("loop")
+    mp.spawn(run_rank, (str(folder),), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
+def test_two_ranks_equal_one_process(number, folder):
+    want, want_grads, want_bias = step(list(CASES)[number], SHARES[0] + SHARES[1], several=False)
+    ranks = [torch.load(folder / f"{number}-{rank}.pt", weights_only=True) for rank in range(2)]
+    mean = (ranks[0][0] + ranks[1][0]) / 2
+    assert torch.allclose(mean, want, rtol=1e-5)
+    assert not torch.allclose(ranks[0][0], ranks[1][0]), "each rank has its own share"
+    for _, grads, bias in ranks:
+        assert bias is want_bias is None or torch.allclose(bias, want_bias, rtol=1e-5)
+        for name, gradient in want_grads.items():
+            largest = gradient.abs().max().item()
+            assert torch.allclose(grads[name], gradient, rtol=1e-4, atol=1e-5 * largest + 1e-7), name
+    if want_bias is not None:
+        assert torch.equal(ranks[0][2], ranks[1][2]), "the chosen bias is the same on both ranks, bit by bit"
+
+
+def test_a_wrapped_model_is_refused(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        towers = small_clip()
+        with pytest.raises(UserError, match="give the model itself"):
+            towers_of(DistributedDataParallel(towers.model), towers.tokenizer)
+    finally:
+        dist.destroy_process_group()
