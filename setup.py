@@ -1,8 +1,10 @@
 """Everything about the package stands in settings.ini; this file hands it to setuptools."""
+import shutil
 from configparser import ConfigParser
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 root = Path(__file__).resolve().parent
 parser = ConfigParser(delimiters=["="])
@@ -11,6 +13,19 @@ cfg = parser["DEFAULT"]
 lib, python = cfg["lib_name"], cfg["min_python"]
 readme = root/"README.md"
 stages = {"1": "1 - Planning", "2": "2 - Pre-Alpha", "3": "3 - Alpha", "4": "4 - Beta", "5": "5 - Production/Stable"}
+
+
+class BuildWithData(build_py):
+    "Put data/ into the package as shipped/, where c2lip.core.shipped looks; an editable install has data/ beside it"
+
+    def run(self):
+        super().run()
+        if self.editable_mode:
+            return
+        target = Path(self.build_lib)/lib/"shipped"
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(root/"data", target, ignore=shutil.ignore_patterns("cache", "*.tmp", ".*"))
+
 
 setup(
     name=lib,
@@ -33,6 +48,7 @@ setup(
     python_requires=f">={python}",
     packages=find_packages(include=[lib, f"{lib}.*"]),
     package_data={lib: ["py.typed"]},
+    cmdclass={"build_py": BuildWithData},
     install_requires=cfg["requirements"].split(),
     extras_require={name: cfg[f"{name}_requirements"].split() for name in ("dev", "app", "ray")},
     entry_points={

@@ -338,7 +338,7 @@ def test_images_are_known_by_content(base, world, tmp_path, monkeypatch):
 
 
 def test_the_cache_does_not_pile_up(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("c2lip.evaluation.cache.project_root", lambda: tmp_path)
+    monkeypatch.setenv("C2LIP_CACHE", str(tmp_path / "data/cache"))
     for i in range(4):
         keep_rows(tmp_path / "data/cache/embeddings" / f"image-{i}", [bytes([i]) * 32], torch.zeros(1, 250_000))
         os.utime(tmp_path / "data/cache/embeddings" / f"image-{i}", (i, i))

@@ -1,0 +1,118 @@
+"""The package: both distributions are built, and the wheel is used from an empty folder without a clone around it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LITTER = (".git", ".venv", ".*_cache", "runs", "_proc", "_docs", "build", "dist", "*.egg-info", "__pycache__", "cache")
+pytestmark = pytest.mark.skipif(
+    not find_spec("build") or not find_spec("setuptools"),
+    reason="the packages build and setuptools make distributions: pip install -e '.[dev]'",
+)
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    "(sdist, wheel made from the unpacked sdist), offline, from a copy of the tree that is not a git checkout"
+    home = tmp_path_factory.mktemp("distributions")
+    shutil.copytree(ROOT, home / "tree", ignore=shutil.ignore_patterns(*LITTER))
+    made = [sys.executable, "-m", "build", "--no-isolation", "--outdir", home / "dist", home / "tree"]
+    done = subprocess.run(made, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=home)
+    assert done.returncode == 0, done.stdout[-4000:]
+    (sdist,), (wheel,) = (home / "dist").glob("*.tar.gz"), (home / "dist").glob("*.whl")
+    return sdist, wheel
+
+
+@pytest.fixture(scope="module")
+def installed(distributions, tmp_path_factory):
+    "A folder that stands for site-packages: the unpacked wheel"
+    packages = tmp_path_factory.mktemp("site-packages")
+    with zipfile.ZipFile(distributions[1]) as wheel:
+        wheel.extractall(packages)
+    return packages
+
+
+@pytest.fixture
+def away(installed, tmp_path, run):
+    "away(words…): a command of the installed library in an empty folder, with its caches beside it"
+    here = tmp_path / "here"
+    here.mkdir()
+    paths = os.pathsep.join([str(installed), os.environ["PYTHONPATH"].split(os.pathsep)[0]])  # and the offline guard
+    settings = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "caches"), "C2LIP_CACHE": ""}
+
+    def call(*words):
+        return run(*words, cwd=here, env=settings)
+
+    call.here = here
+    return call
+
+
+def below(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_source_distribution_is_the_workbook(distributions):
+    with tarfile.open(distributions[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"settings.ini", "setup.py", "constraints.txt", "Makefile", "nbs/train.ipynb", "nbs/images/overview.png"}
+    wanted |= {"nbs/1_method/01_core.ipynb", "tests/test_package.py", "data/suites.yaml", "data/base/tokenizer.json"}
+    assert not wanted - names
+    assert not [name for name in names if name.startswith(("data/cache", "runs", "build", "dist"))]
+
+
+def test_the_wheel_holds_what_ships(installed):
+    shipped = {name for name in below(ROOT / "data") if not name.startswith(("cache/", "."))}
+    assert below(installed / "c2lip" / "shipped") == shipped
+    assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {"c2lip"}
+
+
+USE = """
+import c2lip
+from pathlib import Path
+from c2lip.attention.gallery import find_models
+from c2lip.concepts import noun_phrases
+from c2lip.core import cache_folder, project_root, shipped
+from c2lip.evaluation.folders import benchmark_folder
+from c2lip.evaluation.published import published, read_published
+from c2lip.evaluation.suites import evaluate
+from c2lip.evaluation.tables import brief, show_texts
+from c2lip.losses import c2lip_losses, owner_signs, pair_signs
+from c2lip.methods import method_names
+from c2lip.methods.concrete_jungle import read_concreteness
+from c2lip.towers import load
+from c2lip.workshop.grammar import read_grammar
+
+assert "site-packages" in c2lip.__file__, c2lip.__file__
+assert project_root() == Path.cwd() and "site-packages" in str(shipped("recipes"))
+print([phrase.text for phrase in noun_phrases("A red mug stands on the wooden table.")])
+base = load("base")
+table = evaluate(base, benchmark_folder(items=20, images=60), batch_size=20, progress=False)
+print(show_texts(brief(table)))
+assert len(read_published()) > 1000 and read_concreteness() and read_grammar()
+assert (cache_folder() / "embeddings").is_dir() and "caches" in str(cache_folder())
+assert not list(Path.cwd().iterdir()), "nothing is written where the user stands"
+print(find_models(), method_names())
+"""
+
+
+def test_the_library_works_anywhere(away):
+    done = away(sys.executable, "-c", USE)
+    assert done.returncode == 0, done.out
+    assert "['A red mug', 'the wooden table']" in done.out and "sugarcrepe" in done.out.lower()
+
+
+def test_prepare_works_anywhere(away):
+    shutil.copy(ROOT / "data" / "base" / "record.json", away.here)  # any file: no image is opened here
+    (away.here / "captions.csv").write_text("image,caption\nrecord.json,A red mug on a table.\n")
+    command = "import sys; from c2lip.workshop.command import main; sys.exit(main())"
+    done = away(sys.executable, "-c", command, "prepare", "captions.csv", "out")
+    assert done.returncode == 0 and "1 captions, 2 phrases" in done.out, done.out
+    assert {"captions.csv", "out", "record.json"} == {path.name for path in away.here.iterdir()}
