@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import ftfy
 
-from .core import UserError, did_you_mean, project_root
+from .core import UserError, did_you_mean, shipped
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -130,7 +130,7 @@ def load_pipeline(
     name: str | None = None,  # None: the embedded pipeline; else an installed one such as "en_core_web_sm", or a folder
 ) -> Language:
     "A spaCy pipeline that tags and parses English, loaded once; `UserError` if it cannot be loaded or does not parse"
-    return _load(str(name or project_root() / "data" / "pipeline"), embedded=not name)
+    return _load(str(name or shipped("pipeline")), embedded=not name)
 
 
 @lru_cache(maxsize=4)

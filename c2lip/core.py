@@ -8,12 +8,14 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import random
 import tempfile
 from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # %% auto #0
-__all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'UserError', 'did_you_mean', 'project_of', 'project_root',
-           'run_folder', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'write_json', 'read_json',
-           'folder_digest', 'full_precision']
+__all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'UserError', 'did_you_mean', 'project_of', 'project_root', 'shipped',
+           'cache_folder', 'run_folder', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'write_json',
+           'read_json', 'folder_digest', 'full_precision']
 
 # %% ../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -137,10 +139,44 @@ def project_of(
     return None
 
 
-def project_root() -> Path:  # the folder with settings.ini, or the current one
-    "The root of the workbook, whatever the current folder is"
+def _own_clone():
+    "The clone that this library is a part of; None where it was installed from a wheel"
+    if "__file__" not in globals():
+        return project_of(Path.cwd())  # the notebook itself runs
+    folder = Path(__file__).resolve().parent.parent
+    return folder if project_of(folder) == folder else None
+
+
+def project_root() -> Path:  # the folder with settings.ini; outside of a clone the current folder
+    "Where the user's relative paths start"
     here = Path.cwd()
-    return project_of(here) or project_of(globals().get("__file__", here)) or here
+    return project_of(here) or _own_clone() or here
+
+# %% ../nbs/1_method/01_core.ipynb #aa0c5ee6
+def shipped(
+    name: str,  # of a file or folder below data/ in the clone, such as "suites.yaml" or "results/compare.csv"
+) -> Path:  # an existing file or folder
+    "What comes with the library; raise `UserError` where this installation lacks it"
+    clone = _own_clone()
+    home = clone / "data" if clone else Path(str(resources.files("c2lip"))) / "shipped"
+    if not (home / name).exists():
+        raise UserError(f"there is no {home / name}, a part of c2lip: install it again, or restore the clone")
+    return home / name
+
+
+def cache_folder(
+    chosen: str | Path = "auto",  # a folder chosen by the user (from the root if relative); auto: the usual one
+) -> Path:  # not necessarily existing
+    """Where indexes, embeddings and drawn benchmarks are kept: C2LIP_CACHE, else data/cache of a clone,
+    else c2lip in XDG_CACHE_HOME or ~/.cache, on every system, as the hub's library does"""
+    if chosen != "auto":
+        return project_root() / Path(chosen).expanduser()
+    if own := os.environ.get("C2LIP_CACHE"):
+        return Path(own).expanduser().absolute()
+    clone = project_of(Path.cwd()) or _own_clone()
+    if clone:
+        return clone / "data" / "cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "c2lip"
 
 # %% ../nbs/1_method/01_core.ipynb #3c520383
 def run_folder(

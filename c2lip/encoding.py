@@ -69,6 +69,8 @@ def encode_images(
         pooled, parts = _siglip_tokens(visual, images)
     elif _is_clip(visual):
         pooled, parts = _clip_tokens(visual, images)
+    elif hasattr(visual, "pooled_and_tokens"):
+        pooled, parts = visual.pooled_and_tokens(images)
     else:
         raise UserError(
             "visual tokens are known for SigLIP's attention pool and for CLIP's vision transformer; "
@@ -115,13 +117,20 @@ def _project(text, x):
     return x @ text.text_projection
 
 
+def _encode_hidden(model, ids, tokens):
+    "The same as `_encode_rows` for a text tower whose parts are not open_clip's"
+    if not tokens:
+        return model.encode_text(ids), None
+    if not hasattr(getattr(model, "text", None), "pooled_and_tokens"):
+        raise UserError('this text tower hides its tokens; use concepts "encode"')
+    return model.text.pooled_and_tokens(ids)
+
+
 def _encode_rows(model, ids, tokens):
     "Pooled output of rows of one length and, if asked, their projected tokens"
     tower = _text_tower(model)
     if tower is None:
-        if tokens:
-            raise UserError('this text tower hides its tokens; use concepts "encode"')
-        return model.encode_text(ids), None
+        return _encode_hidden(model, ids, tokens)
     text, pool, eos = tower
     L = ids.shape[1]
     mask = None if text.attn_mask is None else text.attn_mask[:L, :L]

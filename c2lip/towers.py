@@ -21,7 +21,7 @@ import open_clip
 from open_clip.transform import AugmentationCfg, PreprocessCfg, image_transform_v2
 from torch import nn
 
-from .core import UserError, did_you_mean, project_root, write_json
+from .core import UserError, did_you_mean, project_root, shipped, write_json
 
 # %% ../nbs/1_method/11_towers.ipynb #4b168183
 @dataclass
@@ -87,7 +87,7 @@ def has_bias(
 # %% ../nbs/1_method/11_towers.ipynb #fef62baa
 def base_folder() -> Path:
     "The embedded base model, an open_clip release folder"
-    return project_root() / "data" / "base"
+    return shipped("base")
 
 # %% ../nbs/1_method/11_towers.ipynb #b727d328
 class ModelSpec(NamedTuple):

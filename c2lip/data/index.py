@@ -23,7 +23,7 @@ import torch
 from filelock import FileLock
 from torch.utils.data import DataLoader, Dataset
 
-from ..core import Phrase, UserError, project_root, read_json, write_json
+from ..core import Phrase, UserError, cache_folder, read_json, write_json
 from .images import identity
 from .records import Record, Records, Skips, holdout_fraction, phrase_column, with_phrases
 from .remote import TarPart, version_of, with_threads
@@ -288,13 +288,13 @@ def open_index(
     places: list[str],  # paths or addresses
     skips: Skips,  # counts what is left out, as it was when the index was made
     workers: int = 0,  # processes that read shards and find phrases; 0 does so here
-    folder=None,  # where indexes are kept; None: data/cache
+    folder=None,  # where indexes are kept; None: the cache
     columns: tuple = (None, None, None),  # image_folder, image_column, caption_column: as in `open_data`
     nlp=None,  # a spaCy pipeline for phrases that are missing
 ) -> Index:
     "The index of tables or shards, made where it is not there; raise `UserError` where it cannot, or too much is lost"
     made_of = [INDEX_FORMAT, versions(places), *map(str, (*columns, nlp and nlp.meta))]
-    folder = Path(folder or project_root() / "data" / "cache")
+    folder = Path(folder or cache_folder())
     path = folder / f"index-{hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]}.arrow"
     found = _load_index(path)
     if not found:

@@ -84,7 +84,7 @@ def open_data(
     image_column: str | None = None,  # name of the image column; None looks for a usual one
     caption_column: str | None = None,  # name of the caption column or JSON key; None looks for a usual one
     nlp=None,  # a spaCy pipeline for phrases that are missing; None takes the embedded one
-    index_folder=None,  # where indexes are kept; None: data/cache
+    index_folder=None,  # where indexes are kept; None: the cache
 ) -> Records:  # at least one record, each with its phrases
     "The records of a data set; raise `UserError` where there is none, or too much of it is lost"
     if name == "world":

@@ -17,7 +17,7 @@ import pandas as pd
 import yaml
 from torch import Tensor
 
-from ..core import UserError, project_root
+from ..core import UserError, shipped
 from .embeddings import ImageRef
 from .readers import ChoiceItem
 from .scores import Hits, Mean
@@ -85,7 +85,7 @@ def suite_data(
     path=None,  # another file than the project's
 ):  # what stands under the key
     "An entry of data/suites.yaml; raise `UserError` where the file is damaged or lacks the entry"
-    path = Path(path) if path else project_root() / "data" / "suites.yaml"
+    path = Path(path) if path else shipped("suites.yaml")
     data = _read_yaml(path)
     if key not in data:
         raise UserError(f"{path} has no entry {key!r} (there are: {', '.join(data)})")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import sprites, world, world_captions
-from ..core import project_root
+from ..core import cache_folder
 from . import world_benchmark
 
 # %% ../../nbs/4_evaluation/03_cache.ipynb #035d1e40
@@ -153,20 +153,20 @@ def _prune_worlds(cache, days):
 
 
 def prune(
-    cache="data/cache",  # folder of what can be made again (from the root if relative)
+    cache="auto",  # folder of what can be made again (from the root if relative), auto for `cache_folder`
     limit: float = 2.0,  # gigabytes of embeddings
     days: float = 1.0,  # for which a benchmark drawn by other code may lie unused
 ) -> int:  # bytes that were freed
     "Hold the cache to its limits; safe under concurrent pruning"
-    cache = project_root() / cache
+    cache = cache_folder(cache)
     return _prune_towers(cache, limit) + _prune_worlds(cache, days)
 
 
 def cache_size(
-    cache="data/cache",  # folder of what can be made again (from the root if relative)
+    cache="auto",  # folder of what can be made again (from the root if relative), auto for `cache_folder`
 ) -> str:  # such as "12 MB of embeddings and 3 drawn benchmarks (40 MB)"
     "What the cache holds, in words"
-    cache = project_root() / cache
+    cache = cache_folder(cache)
     drawn = list(cache.glob("world-*/"))
     plural = "" if len(drawn) == 1 else "s"
     embeddings = _size(cache / "embeddings") / 1e6

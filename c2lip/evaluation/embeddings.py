@@ -29,7 +29,7 @@ from tqdm.std import tqdm
 
 from .. import encoding
 from .. import towers as towers_module
-from ..core import UserError, pick_device, project_root
+from ..core import UserError, cache_folder, pick_device
 from ..data import images as images_module
 from ..data.images import BadImage, open_image
 from ..encoding import encode_images, encode_texts, text_ends
@@ -122,7 +122,7 @@ def _work_place(model, device):
 def _rows_folder(towers, part, precision, device, cache):
     "Where the rows of this tower are kept; None where none are"
     name = fingerprint(towers, part, precision, device) if cache else None
-    return project_root() / cache / "embeddings" / f"{part}-{name}" if name else None
+    return cache_folder(cache) / "embeddings" / f"{part}-{name}" if name else None
 
 
 def _make_rows(digests, encode, folder, bar, piece):

@@ -10,7 +10,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from ..core import UserError, project_root, write_json
+from ..core import UserError, cache_folder, project_root, write_json
 from ..data.images import BadImage, open_image
 from .cache import prune, world_version
 from .world_benchmark import write_benchmark
@@ -33,7 +33,7 @@ def _given_folder(name):
 def _drawn_folder(split, sizes):
     named_sizes = [f"{name}{value}" for name, value in sorted(sizes.items())]
     name = "-".join(["world", split, *named_sizes, world_version()])
-    folder = project_root() / "data" / "cache" / name
+    folder = cache_folder() / name
     if folder.is_dir():
         os.utime(folder)  # used now
         return folder

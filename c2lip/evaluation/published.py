@@ -12,7 +12,7 @@ from functools import cache
 
 import pandas as pd
 
-from ..core import UserError, did_you_mean, project_root
+from ..core import UserError, did_you_mean, shipped
 from .scores import mean_of, score
 from .suites import COLUMNS
 from .tables import compare_table, read_layouts
@@ -21,10 +21,7 @@ from .uncertainty import interval
 # %% ../../nbs/4_evaluation/21_published.ipynb #bd71edb7
 def read_published() -> pd.DataFrame:
     "Every published figure: paper, table, model, backbone, training_data, benchmark, subtask, metric, value (%), note"
-    file = project_root() / "data" / "published.csv"
-    if not file.is_file():
-        raise UserError(f"there is no file {file}; it is part of the project")
-    return pd.read_csv(file, keep_default_na=False).astype({"value": float})
+    return pd.read_csv(shipped("published.csv"), keep_default_na=False).astype({"value": float})
 
 
 def _row_name(figure):

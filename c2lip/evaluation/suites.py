@@ -124,7 +124,7 @@ def embed_all(
     batch_size: int = 128,  # images at a time; texts go four times as many
     device=None,  # where to work; None: where the model is
     progress: bool = True,  # show lines that count
-    cache="data/cache",  # folder to keep embeddings in (from the root if relative), None for no keeping
+    cache="auto",  # folder of embeddings (from the root if relative); auto: the usual one, None: none are kept
     precision: str = "float32",  # float32 (as the weights are), or bf16 for autocast
 ) -> tuple[Lookup, Lookup]:  # images → (n,D), texts → (n,D)
     "Embed every image and every text once; raise `UserError` with the first missing image and the number of them"
@@ -172,7 +172,7 @@ def evaluate(
     images=None,  # folder of the images of the workbook's own layout, where it is not folder/images
     ks: tuple[int, ...] = (1, 5),  # the K of R@K, where a benchmark does not fix them
     hits: dict | None = None,  # filled, if given, with (suite, name) → Hits or Mean, for intervals and paired tests
-    cache="data/cache",  # folder to keep embeddings in (from the root if relative), None for no keeping
+    cache="auto",  # folder of embeddings (from the root if relative); auto: the usual one, None: none are kept
     precision: str = "float32",  # float32 (as the weights are), or bf16 for autocast
 ) -> pd.DataFrame:  # columns suite, name, value (percent), n, ties, nan
     "The table of a model on a benchmark folder: every image and every text embedded once, every comparison strict"

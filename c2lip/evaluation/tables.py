@@ -16,7 +16,7 @@ import pandas as pd
 import yaml
 from pandas.io.formats.style import Styler
 
-from ..core import UserError, project_root
+from ..core import UserError, shipped
 from .suites import COLUMNS
 from .uncertainty import interval, with_errors
 
@@ -92,10 +92,7 @@ def brief(
 @cache
 def read_layouts() -> dict:  # suites, words, means, first_look, layouts, rows: see the comments in the file
     "data/layouts.yaml: what rows are called, and in which order tables print them"
-    file = project_root() / "data" / "layouts.yaml"
-    if not file.is_file():
-        raise UserError(f"there is no file {file}; it is part of the project")
-    return yaml.safe_load(file.read_text(encoding="utf8"))
+    return yaml.safe_load(shipped("layouts.yaml").read_text(encoding="utf8"))
 
 
 def suite_label(

@@ -36,7 +36,8 @@ def _short_path(value):
 
 # %% ../../nbs/7_release/03_card.ipynb #2c4d0009
 HIDDEN_SETTINGS = frozenset(
-    """run_dir resume device threads workers gpus log_every save_every benchmark split items bench_images""".split()
+    """run_dir resume device threads workers gpus log_every save_every keep_checkpoint
+    benchmark split items bench_images""".split()
 )  # that say nothing of how the weights came to be
 WORLD_SETTINGS = frozenset(["images"])  # that matter for the embedded world only
 

@@ -28,9 +28,11 @@ from ..evaluation.suites import evaluate
 from ..evaluation.uncertainty import with_errors
 from ..methods import build, method_names
 from . import save
+from .run import record_choices
 from ..towers import Towers, load
-from ..training.config import Config, own_options
-from ..training.fit import fit, read_records
+from ..training.advice import first_phrases, say_choices, warnings_before
+from ..training.config import Config, choose_by_model, fill_auto, own_options, values_by_model
+from ..training.fit import check_parts, count_steps, fit, read_records
 from ..training.step import parameter_groups, train_step
 from ..world import draw_scene
 
@@ -54,6 +56,7 @@ class TrialSetup(NamedTuple):
     "What all trials share"
 
     settings: dict  # of train.ipynb
+    launcher: dict  # all settings of the launcher, with the values taken where they were auto
     base: Towers  # what every trial starts from
     samples: Samples
     benchmarks: list[Path]  # folders
@@ -62,18 +65,39 @@ class TrialSetup(NamedTuple):
     drawn: bool  # the data is the embedded world
 
 
+def _shared(settings):
+    "Those of a launcher's settings that all trials have alike"
+    return {name: settings[name] for name in SHARED if name in settings and not isinstance(settings[name], list)}
+
+
+def _of_the_first(settings):
+    "The settings of a launcher's first trial, which is measured at its end alone"
+    own = {name: settings[name] for name in SHARED if name in settings}
+    first = {name: value[0] if isinstance(value, list) and value else value for name, value in own.items()}
+    return {**first, "evaluate_every": 0}
+
+
 def start_trials(
     settings: dict,  # of a launcher: those of `SHARED`, and device, threads, split, items, bench_images
     run,  # the run folder
 ) -> TrialSetup:
-    "Load base, data and benchmark; `UserError` where nothing could be measured"
+    "Load base, data and benchmark; `UserError` where a batch is too large or nothing could be measured"
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
     device = pick_device(settings["device"])
-    shared = {name: settings[name] for name in SHARED if name in settings and not isinstance(settings[name], list)}
+    given = Config.of(_of_the_first(settings))
     base = load(settings["model"], device)
-    records, held, skips = read_records(Config.of(shared))
+    records, held, skips = read_records(given)
     drawn = records.drawn
+    check_parts(given, 1)
+    steps, _ = count_steps(records, given)
+    taken = fill_auto(settings, values_by_model(base, steps, given.method))
+    record_choices(settings, taken, run)
+    shared = _shared(taken)
+    phrases = [] if drawn else [first_phrases(records)]
+    chosen = choose_by_model(given, base, steps)
+    said = [*phrases, say_choices(given, chosen, base), *warnings_before(chosen, steps, base, records)]
+    print(*filter(None, said), sep="\n", flush=True)
     samples = Samples(records, base.preprocess, base.tokenizer, cache=drawn, skips=skips)
     benchmark = choose_benchmark(
         "auto",
@@ -85,9 +109,12 @@ def start_trials(
         images=settings["bench_images"],
     )
     if benchmark is None:
-        raise UserError("of these images fewer than two were held back: there is nothing to measure a model on")
+        raise UserError(
+            f"of {len(records)} images fewer than two were held back, so there is nothing to measure a model on; "
+            "give more images"
+        )
     print(f"{len(samples)} images, {sum(map(len, samples.phrases))} phrases, benchmark {benchmark}")
-    return TrialSetup(shared, base, samples, [benchmark], None, device, drawn)
+    return TrialSetup(shared, taken, base, samples, [benchmark], None, device, drawn)
 
 
 def add_binding_suites(
@@ -200,7 +227,7 @@ def _named(values, text):
 
 
 def rungs(
-    settings: dict,  # of ablation.ipynb: lists of lambda_npc, lambda_xac, xac_scale, concepts, duplicates, batches
+    settings: dict,  # lists of lambda_npc, lambda_xac, xac_scale, concepts, duplicates and batches, none of them auto
 ) -> dict[str, dict]:  # name of a rung → settings in which it differs from the others
     "Every rung, each with one weight more than the one before it; a ladder for every way of composing batches"
     ladder = {}

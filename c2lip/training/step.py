@@ -44,7 +44,7 @@ def _choose_trained(model, text):
 def parameter_groups(
     towers: Towers,
     method: Method,
-    cfg: Config,
+    cfg: Config,  # of `choose_by_model`: lr is a number
 ) -> list[dict]:  # for a torch optimiser, each with its own "peak" learning rate
     "Matrices with weight decay, vectors without, the logit scale and bias at their own rate; `UserError` if none match"
     trained = _choose_trained(towers.model, cfg.trainable or method.trainable)

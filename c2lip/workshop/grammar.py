@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core import UserError, project_root
+from ..core import UserError, shipped
 
 # %% ../../nbs/8_workshop/06_grammar.ipynb #2eddf12f
 class ParsedWord(NamedTuple):
@@ -99,7 +99,7 @@ def read_grammar(
     path=None,  # a grammar file; the caption grammar if None
 ) -> dict[str, list[Terminal] | list[Alternative]]:  # by symbol
     "Read a grammar of captions; a rule that names an unknown symbol is a `UserError`"
-    path = Path(path or project_root() / "data" / "pipeline" / "train" / "captions.grammar")
+    path = Path(path or shipped("pipeline/train/captions.grammar"))
     rules: dict[str, Any] = {}
     symbol: str | None = None
     for line in path.read_text(encoding="utf8").splitlines():

@@ -19,7 +19,7 @@ from spacy.cli.train import train
 from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 
-from ..core import UserError, folder_digest, project_root, write_json
+from ..core import UserError, folder_digest, project_root, shipped, write_json
 from .grammar import ParsedWord, read_grammar, template_caption
 
 # %% ../../nbs/8_workshop/07_treebank.ipynb #95b8dce1
@@ -149,7 +149,7 @@ def train_pipeline(
         "training.eval_frequency": min(250, max(1, steps // 2)),
         "training.optimizer.learn_rate.warmup_steps": max(1, steps // 20),
     }
-    train(project_root() / "data" / "pipeline" / "train" / "config.cfg", folder / "spacy", overrides=overrides)
+    train(shipped("pipeline/train/config.cfg"), folder / "spacy", overrides=overrides)
     return folder / "spacy" / "model-best"
 
 
@@ -217,7 +217,7 @@ def write_record(
     treebank="",  # folder of the clone it was trained on; empty: the grammar alone
 ):
     "Write record.json: settings, scores, versions, and digests of the pipeline and of all that it was made from"
-    sources = project_root() / "data" / "pipeline" / "train"
+    sources = shipped("pipeline/train")
     parts = ("train", "dev", "test") if treebank else ()
     record = dict(
         settings=settings,
