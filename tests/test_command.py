@@ -107,6 +107,32 @@ def test_mistakes_are_one_line(table, words, message, monkeypatch, capsys):
     assert said.strip().splitlines()[-1].startswith("c2lip prepare: error: ")
 
 
+def test_lists_fit_and_are_plain(run):
+    done = run(*C2LIP, "list", "suites", env={"COLUMNS": "80"})
+    assert done.returncode == 0 and "facebook/winoground" in done.out
+    assert max(map(len, done.out.splitlines())) <= 80 and all(c.isprintable() or c == "\n" for c in done.out)
+
+
+def test_runs_elsewhere(tmp_path, run):
+    "In a folder that is no clone: relative folders start there, and nothing is removed without an answer"
+    (tmp_path / "mine" / "empty").mkdir(parents=True)
+    os.utime(tmp_path / "mine" / "empty", (0, 0))
+    done = run(*C2LIP, "runs", "mine", cwd=tmp_path)
+    assert done.returncode == 0 and "empty*" in done.out and "--clean removes" in done.out
+    done = run(*C2LIP, "runs", "mine", "--clean", cwd=tmp_path)
+    assert done.returncode == 2 and "add --yes" in done.out and (tmp_path / "mine" / "empty").is_dir()
+    assert run(*C2LIP, "runs", "mine", "--clean", "--yes", cwd=tmp_path).returncode == 0
+    assert not (tmp_path / "mine" / "empty").exists()
+    assert "no runs" in run(*C2LIP, "runs", "mine", cwd=tmp_path).out
+    done = run(*C2LIP, "runs", "minne", cwd=tmp_path)
+    assert done.returncode == 2 and "c2lip runs: error: there is no folder" in done.out
+
+
+def test_runs_is_light():
+    code = "import sys, c2lip.training.runs; assert not {'torch', 'open_clip', 'spacy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=project_root())
+
+
 def test_ctrl_c(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     (tmp_path / "t.jsonl").write_text(
