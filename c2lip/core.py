@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import json
 import os
 import random
+import reprlib
+import stat
 import tempfile
 from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,9 +28,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # %% auto #0
-__all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'UserError', 'did_you_mean', 'project_of', 'project_root', 'shipped',
-           'cache_folder', 'run_folder', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'write_json',
-           'read_json', 'folder_digest', 'full_precision']
+__all__ = ['Features', 'SOURCES', 'RUN_FILES', 'GO_ON', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError',
+           'did_you_mean', 'project_of', 'project_root', 'output_place', 'check_free', 'cache_instead', 'shipped',
+           'cache_folder', 'run_folder', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'regular',
+           'write_json', 'read_json', 'folder_digest', 'full_precision']
 
 # %% ../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -107,8 +112,32 @@ Features = dict[str, "Tensor"]
 "By name: `image` (B,D), `caption` (B,D), `phrase` (U,D), `image_tokens` (B,M,D), all unit; `scale` (), `bias` ()"
 
 # %% ../nbs/1_method/01_core.ipynb #21345ae0
+def one_line(
+    text,  # any text
+    limit: int = 2000,  # characters
+) -> str:  # printable, without line ends
+    "Text from outside as a terminal can show it: control characters and surrogates escaped, the end cut"
+    words = " ".join(str(text)[: 4 * limit].split())
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
+
+
+def short(
+    value,  # of any type and size
+) -> str:  # at most 60 characters
+    "A value as a message shows it, without writing all of it out"
+    return one_line(_SHORT.repr(value), 60)
+
+
 class UserError(ValueError):
     "Something outside the program is wrong; the message says what and how to mend it, in one line"
+
+    def __init__(self, message: str = ""):
+        super().__init__(one_line(message))
 
     def _render_traceback_(self):
         return [f"{type(self).__name__}: {self}"]  # IPython asks for this: no traceback
@@ -152,6 +181,56 @@ def project_root() -> Path:  # the folder with settings.ini; outside of a clone 
     here = Path.cwd()
     return project_of(here) or _own_clone() or here
 
+# %% ../nbs/1_method/01_core.ipynb #c67b44e0
+SOURCES = ("nbs", "c2lip", "data", "tests", ".git")  # of the project: nothing is written there
+RUN_FILES = ("params.json", "metrics.jsonl", "checkpoint.pt", "checkpoint.previous.pt")  # what a run leaves
+GO_ON = ("compare", "ablation", "prepare", "explore")  # launchers that skip what is done, or write beside a run
+
+
+def output_place(
+    path,  # typed by the user; from the root if relative, ~ is the home folder
+) -> Path:
+    "Where results go; raise `UserError` for the project's own folder and for its sources"
+    place = project_root() / Path(path).expanduser()
+    root, real = project_of(place), place.resolve()
+    if root is None or real.is_relative_to(root / "data" / "cache"):
+        return place
+    if real == root or any(real.is_relative_to(root / name) for name in SOURCES):
+        raise UserError(f"{place} belongs to the workbook itself and is not written to: choose another folder")
+    return place
+
+
+def check_free(
+    folder: Path,
+    name: str,  # of the launcher
+    resume: bool,  # the run in it is to go on
+    files=RUN_FILES,  # of which any means that there is a run
+):
+    "Raise `UserError` where a folder holds a run that would be overwritten"
+    if resume or name in GO_ON:
+        return
+    found = next((file for file in files if (folder / file).exists()), None)
+    if found:
+        ways = "resume True goes on with it" if name in ("train", "pretrain", "run") else "delete it if it may go"
+        raise UserError(f"{folder} holds a run ({found}), which is not overwritten: take another run_dir, or {ways}")
+
+# %% ../nbs/1_method/01_core.ipynb #20828c74
+@lru_cache(maxsize=1)
+def _temporary_folder(pid):
+    return tempfile.TemporaryDirectory(prefix="c2lip-cache-")  # deleted with the process that made it
+
+
+def cache_instead(
+    folder,  # that cannot be written
+    error: OSError,  # why
+) -> Path:  # an existing folder, empty at first, that ends with this process
+    "Say that a cache is done without, and give a folder to use in its place"
+    print(
+        one_line(f"{folder} cannot be written ({error.strerror or error}): nothing is kept for the next run"),
+        flush=True,
+    )
+    return Path(_temporary_folder(os.getpid()).name)
+
 # %% ../nbs/1_method/01_core.ipynb #aa0c5ee6
 def shipped(
     name: str,  # of a file or folder below data/ in the clone, such as "suites.yaml" or "results/compare.csv"
@@ -182,9 +261,11 @@ def cache_folder(
 def run_folder(
     run_dir: str = "",  # a path chosen by the user (from the root if relative); empty makes a new dated one
     name: str = "run",  # what kind of run, the first part of a dated name
+    resume: bool = False,  # go on with the run that the folder holds
 ) -> Path:  # an existing, writable folder
-    "Make the folder of a run: `run_dir`, or `runs/<name>-<date>-<time>`; raise `UserError` where it cannot be written"
-    folder = project_root() / (run_dir or f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}")
+    "Make the folder of a run: `run_dir`, or `runs/<name>-<date>-<time>`; `UserError` where it must not be written"
+    folder = output_place(run_dir or f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}")
+    check_free(folder, name, resume)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -213,7 +294,7 @@ def pick_device(
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.zeros(1, device=name)
+        torch.zeros(1, device=name).item()  # meta holds no numbers
         return torch.device(name)
     except Exception as e:
         raise UserError(
@@ -223,7 +304,7 @@ def pick_device(
 # %% ../nbs/1_method/01_core.ipynb #3d316ddc
 def derive_seed(*parts) -> int:  # below 2^32
     "One seed from several numbers or names"
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big")
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode("utf8", "surrogatepass")).digest()[:4], "big")
 
 
 @contextmanager
@@ -241,6 +322,16 @@ def seeded(seed: int):  # below 2^32
             random.setstate(state)
 
 # %% ../nbs/1_method/01_core.ipynb #6570cdd8
+def regular(
+    path,  # of a file
+) -> Path:
+    "The path of a regular file; raises `OSError` for a folder, a pipe or a device, which could block, or nothing"
+    path = Path(path)
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
+    return path
+
+
 def write_json(
     path,  # file to write
     data,  # anything JSON can hold
@@ -248,17 +339,20 @@ def write_json(
     "Write `data` as readable JSON in one step: the old file stays whole until the new one is"
     path = Path(path)
     temp = path.with_suffix(path.suffix + ".tmp")
-    temp.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    temp.write_text(text, encoding="utf8", errors="backslashreplace")  # half a surrogate pair as JSON's own escape
     temp.replace(path)
 
 
 def read_json(path):  # an existing file
     "Read JSON; a broken or missing file is a `UserError` that names it"
     try:
-        return json.loads(Path(path).read_text(encoding="utf8"))
+        return json.loads(regular(path).read_text(encoding="utf8"))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}") from None
+    except (ValueError, RecursionError) as e:
         raise UserError(f"{path} is not valid JSON: {e}") from None
 
 # %% ../nbs/1_method/01_core.ipynb #dd28b381

@@ -7,8 +7,8 @@ __all__ = ['PICKLES', 'WEIGHTS_NAMES', 'Towers', 'quiet_loading', 'has_bias', 'b
            'load']
 
 # %% ../nbs/1_method/11_towers.ipynb #da7e7207
-import json
 import logging
+import math
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -18,10 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import open_clip
+import torch
+from open_clip.convert import convert_state_dict
+from open_clip.model import convert_to_custom_text_state_dict
 from open_clip.transform import AugmentationCfg, PreprocessCfg, image_transform_v2
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from .core import UserError, did_you_mean, project_root, shipped, write_json
+from .core import UserError, did_you_mean, one_line, project_root, read_json, regular, shipped, short, write_json
 
 # %% ../nbs/1_method/11_towers.ipynb #4b168183
 @dataclass
@@ -160,12 +164,9 @@ def _weights_file(folder):
 def _read_folder(folder):
     "The configuration of a release folder, checked for what open_clip would silently fill in"
     file = folder / "open_clip_config.json"
-    try:
-        cfg = json.loads(file.read_text(encoding="utf8"))
-    except FileNotFoundError:
-        raise UserError(f"{folder} is no release folder: it holds no open_clip_config.json") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise UserError(f"{file} is not valid JSON: {e}") from None
+    if not file.exists():
+        raise UserError(f"{folder} is no release folder: it holds no open_clip_config.json")
+    cfg = read_json(file)
     if not isinstance(cfg, dict) or not isinstance(cfg.get("model_cfg"), dict):
         raise UserError(f"{file} lacks model_cfg, the description of the layers")
     missing = [k for k in ("mean", "std") if k not in (cfg.get("preprocess_cfg") or {})]
@@ -174,19 +175,34 @@ def _read_folder(folder):
             f"{file} does not say the {' and '.join(missing)} of the images (preprocess_cfg), and open_clip would take"
             " OpenAI's; add them, or write the file with towers.describe"
         )
+    for name in ("mean", "std"):
+        _check_colours(cfg["preprocess_cfg"][name], name, file)
     return cfg
+
+
+def _check_colours(value, name, file):
+    "Raise `UserError` where mean or std is no number, or three; a std of 0 would be divided by"
+    numbers = value if isinstance(value, list) else [value]
+    good = all(type(v) in (int, float) and math.isfinite(v) and (v > 0 or name == "mean") for v in numbers)
+    if not good or len(numbers) not in (1, 3):
+        above = " above 0" if name == "std" else ""
+        raise UserError(f"{file}: the {name} of the images must be one or three numbers{above}, not {short(value)}")
 
 
 def _load_folder(folder):
     cfg = _read_folder(folder)
-    _weights_file(folder)
     try:
+        for file in folder.glob("*.json"):
+            regular(file)
+        _check_weights(folder, cfg)
         with quiet_loading():
             tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
             model = open_clip.create_model(f"local-dir:{folder}", require_pretrained=True, weights_only=True)
+        _check_vocabulary(tokenizer, model, folder)
+    except UserError:
+        raise
     except Exception as e:
-        reason = str(e).strip().splitlines()[0]
-        raise UserError(f"the release folder {folder} cannot be loaded: {reason}") from None
+        raise UserError(f"the release folder {folder} cannot be loaded: {one_line(e, 300)}") from None
     return model, tokenizer, cfg["model_cfg"]
 
 
@@ -229,6 +245,80 @@ def describe(
     if spec.tokenizer and not (folder / "tokenizer.json").exists():
         _named_tokenizer(spec).save_pretrained(str(folder))
     return file
+
+# %% ../nbs/1_method/11_towers.ipynb #a5c4d67c
+def _read_header(file):
+    "A tensor without numbers for each name in a safetensors file"
+    try:
+        with safe_open(regular(file), framework="pt") as held:
+            names = held.keys()  # no mapping: it cannot be iterated over
+            return {name: _without_numbers(held.get_slice(name)) for name in names}
+    except (OSError, SafetensorError) as e:
+        raise UserError(f"{file} cannot be read: {e}") from None
+
+
+def _without_numbers(part):
+    kind = _DTYPES.get(part.get_dtype(), torch.uint8)
+    return torch.empty(part.get_shape(), dtype=kind, device="meta")
+
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool}
+
+
+def _count_layers(cfg):
+    "The layers that a configuration asks for, over all its parts"
+    if isinstance(cfg, dict):
+        return sum(_total(value) if name == "layers" else _count_layers(value) for name, value in cfg.items())
+    return 0
+
+
+def _total(value):
+    numbers = value if isinstance(value, list) else [value]
+    return sum(v for v in numbers if isinstance(v, (int, float)))
+
+
+def _check_weights(folder, cfg):
+    "Raise `UserError` for the first tensor of a release that its configuration does not expect, or lacks"
+    file = _weights_file(folder)
+    held = _read_header(file)
+    if _count_layers(cfg["model_cfg"]) > len(held):
+        raise UserError(f"{folder}: model_cfg asks for more layers than {file.name} has tensors ({len(held)})")
+    with quiet_loading(), torch.device("meta"):
+        model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, device="meta")
+        wanted = model.state_dict()
+        held = convert_state_dict(model, held)  # as open_clip does with weights of older releases
+        if "positional_embedding" in held and "positional_embedding" not in wanted:
+            held = convert_to_custom_text_state_dict(held)
+    held.pop("text.transformer.embeddings.position_ids", None)  # transformers wrote it once, and open_clip drops it
+    for name in [*wanted, *held]:
+        fault = _difference(wanted.get(name), held.get(name))
+        if fault:
+            raise UserError(f"{file}: {name} {fault}; the weights do not belong to {folder / 'open_clip_config.json'}")
+
+
+def _difference(wanted, held):
+    "What is wrong with a tensor of a release, in words; empty where nothing is"
+    if held is None:
+        return "is missing"
+    if wanted is None:
+        return "is not part of the model"
+    if wanted.shape != held.shape and wanted.numel() * held.numel() != 1:  # a scalar may have one axis or none
+        return f"has the shape {tuple(held.shape)}, not {tuple(wanted.shape)}"
+    if wanted.is_floating_point() != held.is_floating_point():
+        return f"holds {str(held.dtype).removeprefix('torch.')}, not numbers with a fraction"
+    return ""
+
+
+def _check_vocabulary(tokenizer, model, folder):
+    "Raise `UserError` where a tokenizer gives ids that the model has no row for"
+    inner = getattr(tokenizer, "tokenizer", None)
+    table = getattr(getattr(model, "text", model), "token_embedding", None)
+    if table is None or not hasattr(inner, "get_added_vocab"):
+        return
+    largest = max(set(inner.get_vocab().values()) - set(inner.get_added_vocab().values()), default=0)
+    if largest >= len(table.weight):
+        raise UserError(f"{folder}: the tokenizer has ids up to {largest}, the model knows {len(table.weight)} tokens")
 
 # %% ../nbs/1_method/11_towers.ipynb #def70a86
 @contextmanager

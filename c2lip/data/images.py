@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+from ..core import regular
+
 # %% ../../nbs/3_data/02_images.ipynb #032cc4d7
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
@@ -42,7 +44,7 @@ def open_image(
             raise BadImage("image too large", size)
         if max(image.size) > 100 * min(image.size):
             raise BadImage("image too narrow", size)  # resized by its shorter side it would be huge
-        return _upright(image).convert("RGB")
+        return _eight_bits(_upright(image)).convert("RGB")
     except BadImage:
         raise
     except FileNotFoundError as e:
@@ -61,7 +63,21 @@ def _read_header(image):
         image = io.BytesIO(image)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        return image if isinstance(image, Image.Image) else Image.open(image, formats=FORMATS)
+        if isinstance(image, Image.Image):
+            return image
+        return Image.open(regular(image) if isinstance(image, (str, Path)) else image, formats=FORMATS)
+
+
+def _eight_bits(image):
+    # whole numbers of more than 8 bits, scaled to 0 … 255; other modes stay as they are
+    if image.mode == "F":
+        raise BadImage("odd image mode", image.mode)
+    if not image.mode.startswith("I"):
+        return image
+    numbers = np.array(image).astype(np.int64)
+    if numbers.min() < 0 or numbers.max() > 65535:
+        raise BadImage("odd image mode", f"{image.mode}, {numbers.min()} to {numbers.max()}")
+    return Image.fromarray((numbers / 257).round().astype(np.uint8))
 
 
 def _upright(image):

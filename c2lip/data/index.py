@@ -23,7 +23,7 @@ import torch
 from filelock import FileLock
 from torch.utils.data import DataLoader, Dataset
 
-from ..core import Phrase, UserError, cache_folder, read_json, write_json
+from ..core import Phrase, UserError, cache_folder, cache_instead, read_json, write_json
 from .images import identity
 from .records import Record, Records, Skips, holdout_fraction, phrase_column, with_phrases
 from .remote import TarPart, version_of, with_threads
@@ -46,7 +46,7 @@ def index_schema() -> pyarrow.Schema:
             ("caption", pyarrow.string()),
             ("phrases", phrase_column()),
             ("draw", pyarrow.float64()),
-            ("count", pyarrow.int16()),
+            ("count", pyarrow.int32()),
         ]
     )
 
@@ -124,6 +124,15 @@ class Index(Records):
     @property
     def phrase_count(self):
         return int(self.table["count"].to_numpy()[self.rows].sum())
+
+    def digest(self):
+        total = hashlib.sha256()
+        for first in range(0, len(self), CHUNK):
+            part = self.table.select(["key", "caption", "phrases", "count"]).take(self.rows[first : first + CHUNK])
+            flat = part["phrases"].combine_chunks().flatten()
+            columns = [part["key"], part["caption"], part["count"], *map(flat.field, Phrase._fields)]
+            total.update(repr([column.to_pylist() for column in columns]).encode("utf8", "surrogatepass"))
+        return total.hexdigest()
 
     @property
     def holdout_fractions(self):
@@ -230,7 +239,7 @@ def make_index(
         temp.unlink(missing_ok=True)
 
 # %% ../../nbs/3_data/06_index.ipynb #d82f37ab
-INDEX_FORMAT = 5  # changes with what an index holds: an older one is not found
+INDEX_FORMAT = 6  # changes with what an index holds: an older one is not found
 
 
 def versions(
@@ -274,6 +283,14 @@ def _save_index(path, source, kind, places, limit, *how):
     write_json(path.with_suffix(".json"), notes | dict(bytes=path.stat().st_size))
 
 
+def _make_once(path, *how):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if not path.with_suffix(".json").exists():  # else another process has made it in the meantime
+            _delete_old(path.parent)
+            _save_index(path, *how)
+
+
 def _delete_old(folder):
     # indexes that nothing has used for a month
     for path in folder.glob("index-*"):
@@ -298,14 +315,15 @@ def open_index(
     path = folder / f"index-{hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]}.arrow"
     found = _load_index(path)
     if not found:
+        how = (source, kind, places, skips.limit, workers, columns, nlp)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_suffix(".lock")):
-                if not path.with_suffix(".json").exists():  # else another process has made it in the meantime
-                    _delete_old(folder)
-                    _save_index(path, source, kind, places, skips.limit, workers, columns, nlp)
+            _make_once(path, *how)
         except OSError as e:
-            raise UserError(f"the index of {source} cannot be written to {folder}: {e.strerror}") from None
+            path = cache_instead(folder, e) / path.name
+            try:
+                _make_once(path, *how)
+            except OSError as e:
+                raise UserError(f"the index of {source} cannot be written to {path.parent}: {e.strerror}") from None
         found = _load_index(path)
         if not found:
             raise UserError(f"the index of {source} cannot be read after it was written to {folder}: is the disk full?")

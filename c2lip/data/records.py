@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['TRIED_AT_LEAST', 'IMAGE_NAMES', 'CAPTION_NAMES', 'PHRASE_NAMES', 'Record', 'find_phrases', 'phrase_column',
            'read_phrases', 'with_phrases', 'holdout_fraction', 'Records', 'RecordList', 'split_holdout', 'Skips',
-           'column', 'first_text']
+           'column', 'is_text', 'first_text']
 
 # %% ../../nbs/3_data/01_records.ipynb #ee2ecefc
+import hashlib
 import json
 import re
 from abc import abstractmethod
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..concepts import canonical_caption, noun_phrases_many
-from ..core import Phrase, UserError, derive_seed, did_you_mean
+from ..core import Phrase, UserError, derive_seed, did_you_mean, one_line
 
 # %% ../../nbs/3_data/01_records.ipynb #7105bfb9
 class Record(NamedTuple):
@@ -70,7 +71,10 @@ def read_phrases(
 ) -> list[Phrase] | None:  # None where none are given
     "Phrases as a source holds them; raise `ValueError` where they have another form"
     if isinstance(value, str):
-        value = json.loads(value) if value.strip() else None
+        try:
+            value = json.loads(value) if value.strip() else None
+        except RecursionError as e:
+            raise ValueError(str(e)) from None
     if value is None:
         return None
     if not isinstance(value, (list, tuple)):
@@ -144,6 +148,13 @@ class Records(Sequence):
     def phrase_count(self) -> int:
         "Phrases of all records together"
         return sum(map(len, self.phrases))
+
+    def digest(self) -> str:  # sha256, hexadecimal
+        "One digest of all keys, captions and phrases"
+        total = hashlib.sha256()
+        for r in self:
+            total.update(repr((r.key, r.caption, list(map(tuple, r.phrases)))).encode("utf8", "surrogatepass"))
+        return total.hexdigest()
 
     @property
     def holdout_fractions(self) -> np.ndarray:  # (len,) 0 … 1
@@ -254,7 +265,7 @@ class Skips:
             text += ": " + "; ".join(parts)
         if self.unread:
             text += "; members not read: " + ", ".join(f"{n} {kind}" for kind, n in self.unread.most_common(5))
-        return text
+        return one_line(text)
 
     def check(
         self,
@@ -303,6 +314,17 @@ def column(
         raise UserError(f"{source} has no column {given!r}{hint}")
     found = ", ".join(names) or "none"
     raise UserError(f"{source} has no {what} column: found {found}, expected one of {', '.join(wanted)}{hint}")
+
+
+def is_text(
+    name: str,  # a key, or the path of a file
+) -> bool:
+    "Whether a name can be written as UTF-8: a file system, and JSON, can hold others"
+    try:
+        name.encode("utf8")
+        return True
+    except UnicodeEncodeError:
+        return False
 
 
 def first_text(

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..core import UserError
+from ..core import UserError, regular
 from .images import BadImage
 
 # %% ../../nbs/3_data/03_remote.ipynb #edc20c46
@@ -133,7 +133,7 @@ def version_of(
 ) -> tuple[int, str]:  # its size in bytes, and what tells this version of it from another: time or ETag
     "What is known of a file before it is read; raises `OSError` where that fails"
     if not remote_scheme(url):
-        stat = os.stat(url)
+        stat = regular(url).stat()
         return stat.st_size, str(stat.st_mtime_ns)
     if remote_scheme(url) in ("http", "https"):
         _, found = _http(url, 0, 0)
@@ -175,7 +175,7 @@ def open_url(
     url: str,  # a path or an address
 ) -> io.BufferedIOBase:
     "Open a file to read it from start to end; raises `OSError` where that fails"
-    return io.BufferedReader(_RemoteFile(url), BLOCK) if remote_scheme(url) else open(url, "rb")
+    return io.BufferedReader(_RemoteFile(url), BLOCK) if remote_scheme(url) else regular(url).open("rb")
 
 # %% ../../nbs/3_data/03_remote.ipynb #d913f765
 class TarPart(NamedTuple):
@@ -188,7 +188,7 @@ class TarPart(NamedTuple):
     def __call__(self) -> bytes:
         "The bytes; raises `BadImage` where a remote shard does not answer"
         if not remote_scheme(self.shard):
-            with open(self.shard, "rb") as file:
+            with regular(self.shard).open("rb") as file:
                 return os.pread(file.fileno(), self.size, self.offset)
         try:
             return read_range(self.shard, self.offset, self.size)

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..concepts import canonical_caption
 from ..core import UserError, project_root
 from .images import SHARD_IMAGES
-from .records import CAPTION_NAMES, PHRASE_NAMES, Record, Skips, first_text, read_phrases
+from .records import CAPTION_NAMES, PHRASE_NAMES, Record, Skips, first_text, is_text, read_phrases
 from .remote import SCHEMES, TarPart, open_url, remote_scheme, version_of
 from .tables import MAX_MEMBER
 
@@ -35,6 +35,9 @@ def shard_urls(
 
     found = []
     for text in [source] if isinstance(source, (str, Path)) else source:
+        if os.path.exists(named := project_root() / Path(text).expanduser()) and "://" not in str(text):
+            found.append(str(named))
+            continue
         ranges = re.findall(r"(-?\d{1,18})\.\.(-?\d+)", str(text))
         if math.prod(abs(int(b) - int(a)) + 1 for a, b in ranges) > MAX_SHARDS:
             raise UserError(f"{text} names more than {MAX_SHARDS:,} shards")
@@ -204,6 +207,9 @@ def shard_record(
 ) -> Record | None:  # None: left out, and counted
     "The record of a sample in a shard"
     key = f"{name or Path(found['__url__']).stem}/{found['__key__']}"
+    if not is_text(key) or not is_text(found["__url__"]):
+        skips.add(key, "name is not UTF-8")
+        return None
     image = next((found[kind] for kind in SHARD_IMAGES if kind in found), None)
     if text is None:
         try:

@@ -6,6 +6,7 @@
 __all__ = ['detect_source', 'near_name', 'open_data']
 
 # %% ../../nbs/3_data/07_sources.ipynb #b73bfb31
+import os
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from .index import open_index
 from .records import RecordList, Records, Skips
 from .remote import remote_scheme
 from .shards import shard_urls
-from .tables import TABLES, read_pairs
+from .tables import TABLES, read_pairs, walk_files
 from ..world_captions import train_records
 
 # %% ../../nbs/3_data/07_sources.ipynb #ddcd7dc6
@@ -24,12 +25,14 @@ def detect_source(
     "What kind of data set `source` is; raise `UserError` where it is none"
     if _names_many(source):
         return _detect_many(source)
+    if not str(source).strip():
+        raise UserError("data is empty: name world, a folder, a table or tar shards")
     path = project_root() / Path(source).expanduser()
     if path.suffix == ".tar":
         return "shards", [str(path)]
     if not path.exists():
         raise UserError(f"there is no data at {path}{near_name(path)}")
-    if path.is_file():
+    if not path.is_dir():
         if path.suffix[1:].lower() not in TABLES:
             raise UserError(f"{path} is neither a table ({', '.join(TABLES)}) nor a tar shard")
         return "tables", [str(path)]
@@ -37,12 +40,12 @@ def detect_source(
 
 
 def _names_many(source):
-    # a list, a pattern or an address; a folder that has such a name is a folder
+    # a list, a pattern or an address; what is there under such a name is what it says
     if not isinstance(source, (str, Path)):
         return True
     text = str(source)
     pattern = re.search(r"[*?{]", text) or re.match(r"[A-Za-z][\w+.-]+:", text)
-    return bool(pattern) and not (project_root() / Path(text).expanduser()).is_dir()
+    return bool(pattern) and not os.path.exists(project_root() / Path(text).expanduser())
 
 
 def _detect_many(source):
@@ -60,7 +63,7 @@ def _detect_in_folder(path):
         raise UserError(f"{path} holds {names}: name the one that counts")
     if captions:
         return "tables", captions
-    if any(path.rglob("*.txt")):
+    if any(file.suffix == ".txt" for file in walk_files(path)):
         return "pairs", [str(path)]
     for kind, pattern in (("shards", "*.tar"), ("tables", "*.parquet")):
         if found := sorted(map(str, path.glob(pattern))):

@@ -29,7 +29,7 @@ from tqdm.std import tqdm
 
 from .. import encoding
 from .. import towers as towers_module
-from ..core import UserError, cache_folder, pick_device
+from ..core import UserError, cache_folder, pick_device, regular
 from ..data import images as images_module
 from ..data.images import BadImage, open_image
 from ..encoding import encode_images, encode_texts, text_ends
@@ -244,7 +244,7 @@ def image_digest(
         return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).digest()
     if isinstance(image, bytes):
         return hashlib.sha256(image).digest()
-    with open(image, "rb") as f:
+    with regular(image).open("rb") as f:
         return hashlib.file_digest(f, "sha256").digest()
 
 

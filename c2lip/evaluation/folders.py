@@ -8,9 +8,10 @@ __all__ = ['benchmark_folder', 'choose_benchmark']
 # %% ../../nbs/4_evaluation/18_folders.ipynb #c5a6bf6e
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
-from ..core import UserError, cache_folder, project_root, write_json
+from ..core import UserError, cache_folder, cache_instead, project_root, write_json
 from ..data.images import BadImage, open_image
 from .cache import prune, world_version
 from .world_benchmark import write_benchmark
@@ -35,9 +36,21 @@ def _drawn_folder(split, sizes):
     name = "-".join(["world", split, *named_sizes, world_version()])
     folder = cache_folder() / name
     if folder.is_dir():
-        os.utime(folder)  # used now
+        with suppress(OSError):
+            os.utime(folder)  # used now
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _draw(folder, split, sizes)
+    except OSError as e:
+        folder = cache_instead(folder.parent, e) / name
+        if not folder.is_dir():
+            _draw(folder, split, sizes)
+    prune()
+    return folder
+
+
+def _draw(folder, split, sizes):
     with tempfile.TemporaryDirectory(dir=folder.parent) as half:
         write_benchmark(Path(half) / "whole", split, **sizes)
         try:
@@ -45,8 +58,6 @@ def _drawn_folder(split, sizes):
         except OSError:  # another run was faster
             if not folder.is_dir():
                 raise
-    prune()
-    return folder
 
 
 def benchmark_folder(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core import UserError, read_json
+from ..core import UserError, read_json, regular
 from ..data.images import SHARD_IMAGES
 from ..data.records import Skips
 from ..data.shards import shard_samples
@@ -142,10 +142,13 @@ def read_lines(
         number, line = numbered
         try:
             return number, json.loads(line)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise UserError(f"{path}, line {number}: not valid JSON: {e}") from None
 
-    lines = enumerate(Path(path).read_text(encoding="utf8").split("\n"), 1)
+    try:
+        lines = enumerate(regular(path).read_text(encoding="utf8").split("\n"), 1)
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"{path} cannot be read: {e}") from None
     rows = each_of([(number, line) for number, line in lines if line.strip()], parsed)
     if not rows:
         raise UserError(f"{path} holds no items")

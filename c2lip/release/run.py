@@ -214,7 +214,7 @@ def train_from_terminal(
         rank, ranks = rank_and_world_size()
         repeated = file.endswith(".json") and not words  # a record of `train`, already checked and written
         settings = read_json(file) if repeated else read_settings(file, words)
-        home = run_folder(folder)
+        home = run_folder(folder, resume=repeated or rank > 0 or settings["resume"])  # the first rank looks for all
         if rank == 0 and not repeated:
             save_parameters(settings, home)
         train({**settings, "gpus": ranks}, home)

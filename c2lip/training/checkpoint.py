@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 
-from ..core import UserError
+from ..core import UserError, regular
 from ..methods import Method
 from ..towers import Towers
 
@@ -43,7 +43,7 @@ def intact(
     path,  # a checkpoint
 ) -> bool:
     "Whether the file ends with the SHA-256 of what stands before it"
-    left = Path(path).stat().st_size - 32
+    left = regular(path).stat().st_size - 32
     sha = hashlib.sha256()
     with open(path, "rb") as f:
         while left > 0 and (data := f.read(min(left, 2**20))):
@@ -118,8 +118,8 @@ def _read_whole(path):
 
 
 def _newest_whole(folder):
-    "Path and state of the newest checkpoint that is whole, None and None where there is none"
-    path = Path(folder) / "checkpoint.pt"
+    "Path and state of the newest whole checkpoint, None and None where there is none; `UserError` if all are damaged"
+    path, damaged = Path(folder) / "checkpoint.pt", []
     before = path.with_name("checkpoint.previous.pt")
     for candidate, advice in ((path, "trying the one before"), (before, "it is not used")):
         if not candidate.exists():
@@ -128,6 +128,13 @@ def _newest_whole(folder):
         if state is not None:
             return candidate, state
         print(f"{candidate} is damaged: {advice}", flush=True)
+        damaged.append(candidate.name)
+    if damaged:
+        names = " and ".join(damaged)
+        ways = "restore one from a copy, or start again in another run_dir"
+        raise UserError(
+            f"{folder}: {names} is damaged and no other checkpoint is whole, so the run cannot go on: {ways}"
+        )
     return None, None
 
 

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..base import BASE_CONFIG
-from ..core import UserError, did_you_mean, project_root
+from ..core import UserError, did_you_mean, project_root, short
 from ..methods import find_methods
 from ..towers import Towers
 from c2lip.training.settings import (
     AUTO,
+    Parameter,
     check,
     check_value,
     declared_by,
@@ -240,8 +241,8 @@ def own_options(
         except yaml.YAMLError:
             options = None
     if not isinstance(options, dict):
-        raise UserError(f"method_options {cfg.method_options!r} is not of the form {{name: value, …}}")
-    return options
+        raise UserError(f"method_options {short(cfg.method_options)} is not of the form {{name: value, …}}")
+    return check_value(Parameter("method_options", "dict", {}, "", ""), options)
 
 # %% ../../nbs/5_training/02_config.ipynb #b816b508
 MAY_CHANGE = may_change(Config, Launcher)

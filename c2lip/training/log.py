@@ -25,12 +25,12 @@ from ..evaluation.plots import Page
 def read_log(
     folder,  # a run folder
 ) -> list[dict]:  # one record a line, in order
-    "The records of metrics.jsonl; truncated lines are left out"
+    "The records of metrics.jsonl; truncated lines, and lines that are no record, are left out"
     rows = []
-    for line in (Path(folder) / "metrics.jsonl").read_text(encoding="utf8").splitlines():
-        with suppress(json.JSONDecodeError):
+    for line in (Path(folder) / "metrics.jsonl").read_text(encoding="utf8", errors="replace").splitlines():
+        with suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
-    return rows
+    return [row for row in rows if isinstance(row, dict) and type(row.get("step")) is int]
 
 # %% ../../nbs/5_training/04_log.ipynb #0b51f2a7
 BAR = "{n_fmt}/{total_fmt} {bar:12} {rate_noinv_fmt}, {remaining} left{postfix}"  # tqdm's form of a line
