@@ -1,4 +1,7 @@
-"""C2LIPLoss on two ranks under DDP equals one process: losses, every gradient, and the bias that the first batch chooses."""
+"""C2LIPLoss on two ranks under DDP equals one process: losses, every gradient, and the bias that is chosen."""
+
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,8 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from c2lip import C2LIPLoss
 from c2lip.concepts import noun_phrases
-from c2lip.core import UserError
+from c2lip.core import Sample, UserError
+from c2lip.methods.c2lip import c2lip
 from c2lip.release.foreign import SMALL_SIDE, small_clip, small_siglip, towers_of
+from c2lip.training.config import Config
+from c2lip.training.step import backward, backward_in_parts, parameter_groups
 from c2lip.world_captions import train_records
 
 CAPTIONS = [record[2] for record in train_records(6)]
@@ -77,3 +83,32 @@ def test_a_wrapped_model_is_refused(tmp_path):
             towers_of(DistributedDataParallel(towers.model), towers.tokenizer)
     finally:
         dist.destroy_process_group()
+
+
+def test_the_trainer_takes_a_model_without_a_logit_bias():
+    "The objective's bias is among what is optimised, and a batch encoded in parts has the same gradients"
+    images = torch.randn(6, 3, SMALL_SIDE, SMALL_SIDE, generator=torch.Generator().manual_seed(0))
+    samples = [Sample(str(i), images[i], CAPTIONS[i], PHRASES[i]) for i in range(6)]
+    gradients = []
+    for run in (backward, backward_in_parts):
+        towers = small_clip()
+        method = c2lip(towers)
+        groups = parameter_groups(towers, method, Config())
+        run(towers, method, samples, 0, torch.device("cpu"))
+        bias = method.objective.bias
+        assert any(parameter is bias for group in groups for parameter in group["params"])
+        assert bias.grad.abs() > 0
+        gradients.append([bias.grad, *(p.grad for p in towers.model.parameters())])
+    for whole, parts in zip(*gradients):
+        assert torch.allclose(whole, parts, rtol=1e-3, atol=1e-5 * whole.abs().max().item() + 1e-7)
+
+
+def test_the_loop_of_the_readme():
+    "README.md's loop runs as it stands, given a model, its tokenizer and pairs"
+    text = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf8")
+    (code,) = re.findall(r"```python\n(.*?C2LIPLoss.*?)```", text, re.S)
+    towers = small_siglip()
+    before = towers.model.logit_bias.item()
+    pairs = [(torch.randn(3, SMALL_SIDE, SMALL_SIDE), caption) for caption in CAPTIONS]
+    exec(code, {"model": towers.model, "tokenizer": towers.tokenizer, "pairs": pairs})
+    assert towers.model.logit_bias.item() != before
