@@ -1,4 +1,4 @@
-"""C2LIPLoss on two ranks under DDP equals one process: losses, every gradient, and the bias that is chosen."""
+"""C2LIPLoss on two ranks under DDP equals one process: losses, gradients, and the bias of the first batch."""
 
 import re
 from pathlib import Path
