@@ -7,6 +7,7 @@ __all__ = ['BASE_CONFIG', 'BASE_PREPROCESS', 'train_tokenizer', 'new_towers', 'c
 
 # %% ../nbs/1_method/14_base.ipynb #1507cdc3
 from copy import deepcopy
+from typing import Any
 
 import open_clip
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from .towers import Towers, quiet_loading
 
 # %% ../nbs/1_method/14_base.ipynb #4ff9ee08
-BASE_CONFIG = {
+BASE_CONFIG: dict[str, Any] = {
     "embed_dim": 64,
     "init_logit_scale": 2.3026,
     "init_logit_bias": -4.85,

@@ -151,8 +151,6 @@ SILENT = {
     "walkthrough": "prose around small examples, executed by hand",
     "benchmark": "a quarter of an hour; shows the stored record",
     "compare": "a quarter of an hour; shows the stored record",
-    "ablation": "five minutes and more; the README shows its table",
-    "interpolate": "its record stands in the room of interpolation",
 }
 
 

@@ -205,11 +205,17 @@ def small_siglip() -> Towers:
     config = deepcopy(BASE_CONFIG)
     config["text_cfg"] |= {"layers": 2, "no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
     config["text_cfg"] |= {"norm_kwargs": {"eps": 1e-6}, "act_kwargs": {"approximate": "tanh"}}
-    trunk = {"img_size": SMALL_SIDE, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
     with seeded(0):
         towers = new_towers(base_folder(), config, BASE_PREPROCESS | {"size": SMALL_SIDE})
         towers.model.visual.trunk = timm.models.VisionTransformer(
-            **trunk, class_token=False, global_pool="map", num_classes=0
+            img_size=SMALL_SIDE,
+            patch_size=8,
+            embed_dim=64,
+            depth=2,
+            num_heads=2,
+            class_token=False,
+            global_pool="map",
+            num_classes=0,
         )
         for parameter in towers.model.parameters():
             parameter.data += 0.05 * torch.randn_like(parameter)

@@ -23,7 +23,7 @@ from .foreign import towers_of
 # %% ../../nbs/7_release/14_own_loop.ipynb #8886ca72
 def placed_phrase(
     caption: str,
-    phrase: str | Sequence,  # a text, or (text, first character, one past the last)
+    phrase: str | tuple[str, int, int],  # a text, or (text, first character, one past the last)
 ) -> Phrase:  # with the place −1, −1 where a bare text is not in the caption
     "A phrase with its place in its caption; raise `UserError` where another text stands there"
     if isinstance(phrase, str):
@@ -42,7 +42,8 @@ def found_phrases(
     **rules,  # fields of `Rules`
 ) -> list[list[tuple[str, int, int]]]:  # of each caption (text, first character, one past the last)
     "The noun phrases of captions as plain tuples"
-    return [[tuple(phrase) for phrase in phrases] for phrases in noun_phrases_many(captions, nlp, **rules)]
+    found = noun_phrases_many(captions, nlp, **rules)
+    return [[(phrase.text, phrase.start, phrase.end) for phrase in phrases] for phrases in found]
 
 
 class PhraseCollate:
