@@ -92,7 +92,7 @@ assert not {'torch', 'spacy', 'numpy', 'ray'} & set(sys.modules), sys.modules.ke
         (["captions.csv", "out", "--captions", "captions.csv"], "joined to tar shards"),
         (["captions.csv", "out", "--workers", "0"], "at least one process"),
         (["captions.csv", "."], "choose another folder"),
-        (["captions.csv", "a.png/x"], "cannot be made"),
+        (["captions.csv", "a.png/x"], "cannot be written"),
         (["a.png", "out"], "neither a table"),
     ],
 )

@@ -93,7 +93,7 @@ def test_the_trainer_takes_a_model_without_a_logit_bias():
     for run in (backward, backward_in_parts):
         towers = small_clip()
         method = c2lip(towers)
-        groups = parameter_groups(towers, method, Config())
+        groups = parameter_groups(towers, method, Config(lr=1e-3))
         run(towers, method, samples, 0, torch.device("cpu"))
         bias = method.objective.bias
         assert any(parameter is bias for group in groups for parameter in group["params"])

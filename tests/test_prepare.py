@@ -332,8 +332,10 @@ def test_shards_written_again(shards, cc3m):
     with tarfile.open(cc3m / "shards" / "00001.tar") as file:
         first = file.getmember("000000.json")
         assert json.load(file.extractfile(first))["url"] == "u0" and file.extractfile("000000.png").read() == image()
-    with pytest.raises(UserError, match="over its own source"):
+    with pytest.raises(UserError, match="not made by prepare"):
         prepare(str(shards / "*.tar"), shards, write="shards", progress=False)
+    with pytest.raises(UserError, match="over its own source"):
+        prepare(str(cc3m / "shards" / "*.tar"), cc3m / "shards", write="shards", progress=False)
 
 
 def test_a_table_in_pieces(tmp_path):

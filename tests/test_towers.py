@@ -171,7 +171,7 @@ def test_no_pickle_is_opened(tmp_path):
         (lambda c: c.pop("preprocess_cfg"), "mean and std"),
         (lambda c: c["preprocess_cfg"].pop("std"), "does not say the std"),
         (lambda c: c.pop("model_cfg"), "model_cfg"),
-        (lambda c: c["model_cfg"].update(embed_dim=65), "cannot be loaded"),
+        (lambda c: c["model_cfg"].update(embed_dim=65), "has the shape"),
     ],
 )
 def test_a_folder_must_say_everything(change, said, tmp_path):
@@ -193,7 +193,7 @@ def test_a_folders_own_images(tmp_path):
         assert list(towers.preprocess_cfg["mean"]) == [0.1, 0.2, 0.3] and "ResizeKeepRatio" in str(towers.preprocess)
     with open(folder / "open_clip_model.safetensors", "r+b") as f:
         f.truncate(100_000)
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match="cannot be read"):
         load(folder)
     (folder / "open_clip_model.safetensors").unlink()
     with pytest.raises(UserError, match="no weights"):

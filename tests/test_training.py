@@ -134,7 +134,8 @@ def test_a_checkpoint_with_code_in_it_is_refused(samples, tmp_path):
     (tmp_path / "run" / "checkpoint.pt").write_bytes(pickle.dumps({"step": Evil()}))
     towers = load()
     method = c2lip(towers)
-    assert load_checkpoint(tmp_path / "run", towers, method, torch.optim.AdamW(towers.model.parameters())) == 0
+    with pytest.raises(UserError, match="checkpoint.pt is damaged"):
+        load_checkpoint(tmp_path / "run", towers, method, torch.optim.AdamW(towers.model.parameters()))
     assert not (tmp_path / "gone").exists()
 
 
