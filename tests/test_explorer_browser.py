@@ -265,9 +265,10 @@ def test_a_keyboard_is_enough(page):
     page.keyboard.press("Escape")
     page.keyboard.press("ArrowUp")
     tab_to(page, "menu")
-    tab_to(page, "9")
+    scene = "10" if page.inner_text(STATUS).startswith("binding 9") else "9"  # another one than is shown
+    tab_to(page, scene)
     say, _ = after(page, lambda: page.keyboard.press("Enter"))
-    assert say.startswith("binding 9") and focused(page) == "9"
+    assert say.startswith(f"binding {scene}") and focused(page) == scene
     page.keyboard.press("b")  # would add a cell
     tab_to(page, r"\+")
     say, _ = after(page, lambda: page.keyboard.press("Space"))
