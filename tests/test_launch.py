@@ -39,6 +39,7 @@ def toy(tmp_path):
         new_code_cell(CELL, metadata={"tags": ["parameters"]}),
         new_code_cell('settings = parameters("train", globals())'),
         new_code_cell(RUN),
+        new_code_cell("object()"),
     ]
     nbformat.write(nb, root / "nbs" / "train.ipynb")
     return root
@@ -101,7 +102,8 @@ def test_in_a_terminal(toy):
         and "step 1 loss 0.5" in shown.decode()
         and "Executing" in shown.decode()
     )
-    assert "encryption" not in shown.decode() and "Executing Cell" not in shown.decode()
+    assert "encryption" not in shown.decode() and "object at 0x" not in shown.decode()
+    assert "Executing Cell" not in shown.decode()
     assert params == {"lambda_xac": 0.01, "lr": 1e-5, "fail": "no"}
     assert any("injected-parameters" in c["metadata"].get("tags", []) for c in executed["cells"])
 

@@ -18,10 +18,11 @@ from c2lip.evaluation.plots import plot_pareto, plot_radar
 from c2lip.evaluation.published import lay_out, layouts, paper_rows, published, read_published, with_means
 from c2lip.evaluation.readers import SUGARCREPE, SUGARCREPE_PP
 from c2lip.evaluation.scores import Hits, mean_of, score
+from c2lip.evaluation.seeds import pick_rows, row_list, side_by_side, summarise
 from c2lip.evaluation.suites import evaluate, tabulate
-from c2lip.evaluation.tables import before_after, compare_table, name_models, show_rows, show_table
+from c2lip.evaluation.tables import before_after, compare_table, name_models, show_rows, show_table, show_texts
 from c2lip.evaluation.uncertainty import bootstrap, interval, sign_test, standard_error, with_errors
-from c2lip.evaluation.writing import printed_rows, to_great_table, write_tables
+from c2lip.evaluation.writing import ShownLayout, printed_rows, to_great_table, write_tables
 from c2lip.towers import load
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
@@ -95,6 +96,28 @@ def test_launcher(run, tmp_path):
         assert part.value.tolist() == pytest.approx(mine.value.tolist()) and part.n.tolist() == mine.n.tolist()
     assert (rows[rows.model == "again"][["change", "low", "high"]] == 0).all().all()
     assert json.loads((tmp_path / "a" / "params.json").read_text())["models"] == ["base", "again=base"]
+
+
+def test_tables_fit_a_terminal(three):
+    "The text of every kind of table: at most 80 characters a line, no empty line, every model and task in it"
+    results = Path(__file__).parents[1] / "data" / "results"
+    world, trials = pd.read_csv(results / "world.csv"), pd.read_csv(results / "compare.csv")
+    tables, hits = three
+    last = list(tables)[-1]
+    change = before_after(tables["base"], tables[last], hits["base"], hits[last])
+    texts = side_by_side(pick_rows(summarise(trials[trials.budget == "steps"]), row_list("compare table"), also=""))
+    shown = [show_rows(world, "a caption " * 20), show_texts(texts, "means"), show_table(change, "base → last")]
+    shown += [
+        show_table(compare_table(tables)),
+        show_table(compare_table({f"{i} {last}": tables[last] for i in "abc"})),
+    ]
+    shown += [ShownLayout(lay_out(layout, tables, hits)) for layout in layouts()]
+    for text in map(str, shown):
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= 80 and all(line.strip() for line in lines), text
+        assert "Styler" not in text and "…" not in text
+    assert all(method in str(shown[1]) for method in trials.trial.unique())
+    assert "swap attribute" in str(shown[2]) and "(too wide for a terminal: ties after)" in str(shown[2])
 
 
 # --- the papers' layouts

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from .tables import change_text
+from .tables import change_text, fitted_text
 
 # %% ../../nbs/4_evaluation/22_writing.ipynb #be8e6f45
 class TableCell(NamedTuple):
@@ -181,7 +181,11 @@ class ShownLayout:
         return to_great_table(self.laid, self.title).as_raw_html()
 
     def __repr__(self):
-        return to_markdown(self.laid, self.title)
+        rows, heads = printed_rows(self.laid)
+        named = [(row.model + (" (published)" if row.source == "published" else ""), row.cells) for row in rows]
+        lines = [(name, [cell.value + ("*" if cell.best else " ") for cell in cells]) for name, cells in named]
+        text = fitted_text([f"{group} {label}".strip() for group, label in heads], lines)
+        return f"{self.title or self.laid.layout.iat[0]} (* best of ours, or of the published)\n{text}"
 
 
 def _html_page(laid, title):

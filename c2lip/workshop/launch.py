@@ -213,10 +213,10 @@ def failure(
 
 # %% ../../nbs/8_workshop/02_launch.ipynb #b0ddba5b
 def _tidy(record):
-    "Drop papermill's lines about itself, and the second line end of prints"
+    "Drop papermill's lines about itself, bare representations of objects, and the second line end of prints"
     record.msg = str(record.msg).strip("\r\n")  # a bar begins each refresh with a carriage return
     about_itself = r"(Executing|Ending) Cell |(Input|Output) Notebook: |Executing notebook with kernel"
-    return not re.match(about_itself, record.msg)
+    return not re.match(about_itself, record.msg) and not re.fullmatch(r"<[\w.]+[^\n]*>", record.msg)
 
 
 def make_folder(
