@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # %% auto #0
-__all__ = ['Features', 'SOURCES', 'RUN_FILES', 'GO_ON', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError',
-           'did_you_mean', 'project_of', 'project_root', 'output_place', 'check_free', 'cache_instead', 'shipped',
-           'cache_folder', 'run_folder', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'regular',
-           'write_json', 'read_json', 'folder_digest', 'full_precision']
+__all__ = ['Features', 'SOURCES', 'RUN_FILES', 'GO_ON', 'BESIDE', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short',
+           'UserError', 'did_you_mean', 'project_of', 'project_root', 'is_utf8', 'output_place', 'check_free',
+           'cache_instead', 'shipped', 'cache_folder', 'run_folder', 'seed_everything', 'pick_device', 'derive_seed',
+           'seeded', 'regular', 'write_json', 'read_json', 'folder_digest', 'full_precision']
 
 # %% ../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -184,13 +184,27 @@ def project_root() -> Path:  # the folder with settings.ini; outside of a clone 
 # %% ../nbs/1_method/01_core.ipynb #c67b44e0
 SOURCES = ("nbs", "c2lip", "data", "tests", ".git")  # of the project: nothing is written there
 RUN_FILES = ("params.json", "metrics.jsonl", "checkpoint.pt", "checkpoint.previous.pt")  # what a run leaves
-GO_ON = ("compare", "ablation", "prepare", "explore")  # launchers that skip what is done, or write beside a run
+GO_ON = ("compare", "ablation", "prepare")  # launchers that skip what is done
+BESIDE = ("explore",)  # launchers that write beside a run
+
+
+def is_utf8(
+    text,  # a text or a path
+) -> bool:
+    "Whether it can be written as UTF-8: a command line and a file system can hold other names"
+    try:
+        str(text).encode("utf8")
+        return True
+    except UnicodeEncodeError:
+        return False
 
 
 def output_place(
     path,  # typed by the user; from the root if relative, ~ is the home folder
 ) -> Path:
-    "Where results go; raise `UserError` for the project's own folder and for its sources"
+    "Where results go; raise `UserError` for the project's own folder, its sources, and a name that is not UTF-8"
+    if not is_utf8(path):
+        raise UserError(f"the folder {path} is not named in UTF-8: choose another one")
     place = project_root() / Path(path).expanduser()
     root, real = project_of(place), place.resolve()
     if root is None or real.is_relative_to(root / "data" / "cache"):
@@ -207,7 +221,7 @@ def check_free(
     files=RUN_FILES,  # of which any means that there is a run
 ):
     "Raise `UserError` where a folder holds a run that would be overwritten"
-    if resume or name in GO_ON:
+    if resume or name in (*GO_ON, *BESIDE):
         return
     found = next((file for file in files if (folder / file).exists()), None)
     if found:

@@ -22,6 +22,10 @@ from c2lip.release.run import train
 from c2lip.towers import base_folder, load
 from c2lip.training.config import Config, own_options
 from c2lip.training.log import read_log
+from c2lip.workshop.launch import add_output
+from c2lip.workshop.parameters import read_parameters, save_parameters
+
+ROOT = Path(__file__).resolve().parent.parent
 
 SMALL = dict(images=32, batch_size=8, epochs=1, warmup=1, log_every=1, save_every=2, threads=1, batches="random")
 
@@ -118,6 +122,32 @@ def test_an_unclosed_quote_is_no_caption(tmp_path):
     lines[3] = 'i2.png,"a red mug'
     (tmp_path / "captions.csv").write_text("\n".join(lines))
     refused(lambda: read(tmp_path, tmp_path), "captions.csv", "unexpected end of data")
+
+
+def test_cells_without_a_column_are_counted(tmp_path):
+    lines = (table(tmp_path) / "captions.csv").read_text().splitlines()
+    lines[3] += ", and a green fish"
+    (tmp_path / "captions.csv").write_text("\n".join(lines))
+    records, counts = read(tmp_path, tmp_path)
+    assert (len(records), counts) == (11, {"too many cells": 1})
+
+
+@pytest.mark.parametrize("launcher, owner", [("compare", "train"), ("ablation", "train"), ("ablation", "compare")])
+def test_a_run_of_another_launcher_is_not_written_over(tmp_path, launcher, owner):
+    names = {name: read_parameters(ROOT / "nbs" / f"{name}.ipynb") for name in (launcher, owner)}
+    for mine, other in ((launcher, owner), (owner, launcher)):
+        folder = tmp_path / other
+        save_parameters({name: p.default for name, p in names[other].items()}, run_folder(str(folder), "explore"))
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        ways = [""] if "resume" not in names[mine] else ["", " -p resume True"]
+        for way in ways:
+            words = f"papermill {ROOT}/nbs/{mine}.ipynb -p run_dir {folder}{way}".split()
+            refused(lambda words=words: add_output(words), "another launcher", "another run_dir", "delete that folder")
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
+        assert add_output(["papermill", f"{ROOT}/nbs/explore.ipynb", "-p", "run_dir", str(folder)])
+    own = tmp_path / "compare"
+    if launcher == "compare":
+        assert add_output(["papermill", f"{ROOT}/nbs/compare.ipynb", "-p", "run_dir", str(own), "-p", "images", "64"])
 
 
 def test_prepare_replaces_its_own_files_only(tmp_path):

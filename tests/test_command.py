@@ -113,6 +113,14 @@ def test_lists_fit_and_are_plain(run):
     assert max(map(len, done.out.splitlines())) <= 80 and all(c.isprintable() or c == "\n" for c in done.out)
 
 
+@pytest.mark.parametrize("what", ["recipes", "models"])
+def test_lists_are_light(what):
+    "What needs no torch does not wait for it"
+    code = f"import sys; from c2lip.workshop.command import main; assert main(['list', '{what}']) == 0"
+    code += "; assert 'torch' not in sys.modules and 'open_clip' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=project_root())
+
+
 def test_runs_elsewhere(tmp_path, run):
     "In a folder that is no clone: relative folders start there, and nothing is removed without an answer"
     (tmp_path / "mine" / "empty").mkdir(parents=True)

@@ -685,6 +685,31 @@ def test_a_server_that_never_finishes(tmp_path, monkeypatch, slow):
         server.server_close()
 
 
+def test_a_slow_server_is_given_up(tmp_path, monkeypatch, capsys):
+    "One that sends, but less than the least rate, is waited for with a line, and named within seconds"
+    for name, value in dict(LEAST_RATE=1000, RATE_SECONDS=0.5, NOTICE_SECONDS=0.1).items():
+        monkeypatch.setattr(f"c2lip.data.remote.{name}", value)
+    shard(tmp_path / "a.tar")
+    with served(tmp_path) as (web, how):
+        read(f"{web}/a.tar")
+
+        def drip(self):
+            self.send_response(206)
+            self.send_header("Content-Range", "bytes 0-99999/100000")
+            self.send_header("Content-Length", "100000")
+            self.end_headers()
+            for _ in range(30):
+                self.wfile.write(b"x")
+                time.sleep(0.05)
+
+        how.do_GET = drip
+        start = time.perf_counter()
+        with pytest.raises(UserError, match="unreachable shard.*slower than 1,000 bytes a second for 0.5 seconds"):
+            read(f"{web}/a.tar")
+        assert time.perf_counter() - start < 3
+    assert capsys.readouterr().out.count("waiting for 127.0.0.1") == 1
+
+
 def test_answers_that_do_not_fit(tmp_path, monkeypatch):
     monkeypatch.setattr("c2lip.data.remote.RETRIES", 0)
     shard(tmp_path / "a.tar")
@@ -832,6 +857,19 @@ def test_a_damaged_index_is_made_anew(tmp_path, name, damage, capsys):
     assert list(opened()) == wanted
     said = capsys.readouterr().out
     assert said.count("is made anew") == (0 if (name, damage) == ("json", "gone") else 1), said
+
+
+@pytest.mark.parametrize("name", ["arrow", "json"])
+def test_an_index_with_a_changed_byte_is_made_anew(tmp_path, name, capsys):
+    shard(tmp_path / "a.tar")
+    wanted = list(open_data(tmp_path / "a.tar", index_folder=tmp_path / "i"))
+    (file,) = (tmp_path / "i").glob(f"*.{name}")
+    whole, dice = file.read_bytes(), random.Random(0)
+    for at in sorted(dice.sample(range(len(whole)), 40)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ dice.randrange(1, 256)]) + whole[at + 1 :])
+        assert list(open_data(tmp_path / "a.tar", index_folder=tmp_path / "i")) == wanted
+        assert capsys.readouterr().out.count("is made anew") <= 1
+        assert file.read_bytes() == whole
 
 
 def test_workers_share_the_index(tmp_path, run):

@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 
 from c2lip.attention.explorer import Explorer
-from c2lip.attention.gallery import find_models
 from c2lip.attention.maps import MAP_KINDS
 from c2lip.attention.panel import Panel
 from c2lip.base import BASE_CONFIG
 from c2lip.core import UserError
 from c2lip.release import save
 from c2lip.towers import Towers, load
+from c2lip.training.runs import find_models
 
 
 @pytest.fixture

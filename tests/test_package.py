@@ -77,7 +77,7 @@ def test_the_wheel_holds_what_ships(installed):
 USE = """
 import c2lip
 from pathlib import Path
-from c2lip.attention.gallery import find_models
+from c2lip.training.runs import find_models
 from c2lip.concepts import noun_phrases
 from c2lip.core import cache_folder, project_root, shipped
 from c2lip.evaluation.folders import benchmark_folder

@@ -116,7 +116,7 @@ def test_tables_fit_a_terminal(three):
         lines = text.splitlines()
         assert max(map(len, lines)) <= 80 and all(line.strip() for line in lines), text
         assert "Styler" not in text and "…" not in text
-    assert all(method in str(shown[1]) for method in trials.trial.unique())
+    assert all(method in str(shown[1]) for method in trials.model.unique())
     assert "swap attribute" in str(shown[2]) and "(too wide for a terminal: ties after)" in str(shown[2])
 
 

@@ -20,7 +20,6 @@ from .figures import difference_figure, signed_number
 from c2lip.attention.gallery import (
     Exhibit,
     caption_phrases,
-    find_models,
     gallery,
     open_exhibit,
     short_name,
@@ -30,6 +29,7 @@ from .maps import MAP_KINDS, SHARE_KINDS, View, embed_phrases, encode_view, map_
 from ..core import UserError, run_folder, write_json
 from ..pooling import concept_similarity
 from ..towers import Towers, load
+from ..training.runs import find_models
 
 # %% ../../nbs/6_attention/08_explorer.ipynb #8021177c
 _MOST_VIEWS = 64  # images kept for all models together

@@ -12,6 +12,7 @@ import json
 import os
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -239,7 +240,7 @@ def make_index(
         temp.unlink(missing_ok=True)
 
 # %% ../../nbs/3_data/06_index.ipynb #d82f37ab
-INDEX_FORMAT = 6  # changes with what an index holds: an older one is not found
+INDEX_FORMAT = 7  # changes with what an index holds: an older one is not found
 
 
 def versions(
@@ -256,17 +257,31 @@ def _version(place):
         return [place, None, None]
 
 
+def _checksum(path):
+    # CRC-32 of a file, about a gigabyte a second
+    total = 0
+    with open(path, "rb") as file:
+        while block := file.read(2**22):
+            total = zlib.crc32(block, total)
+    return total
+
+
+def _checksum_of_notes(notes):
+    return zlib.crc32(json.dumps(notes, sort_keys=True).encode())
+
+
 def _load_index(path):
     # (index, what was left out), or None where there is none that can be read
     beside = path.with_suffix(".json")
     if not beside.exists():
         return None
     try:
-        notes, left_out = read_json(beside), Skips()
+        written, left_out = read_json(beside), Skips()
+        notes = written["notes"]
+        if written["crc32"] != _checksum_of_notes(notes) or notes["crc32"] != _checksum(path):
+            raise ValueError
         left_out.seen, left_out.unread = notes["seen"], Counter(notes["unread"])
         left_out.rows = {where: tuple(why) for where, *why in notes["left_out"]}
-        if path.stat().st_size != notes["bytes"]:
-            raise ValueError
         return Index(path), left_out
     except (UserError, LookupError, TypeError, ValueError, OSError, pyarrow.ArrowException):
         print(f"{path} is damaged; it is made anew", flush=True)
@@ -279,8 +294,8 @@ def _save_index(path, source, kind, places, limit, *how):
     left_out = Skips(limit)
     make_index(path, kind, places, left_out, *how)
     rows = [[where, *why] for where, why in left_out.rows.items()]
-    notes = dict(source=str(source), seen=left_out.seen, left_out=rows, unread=left_out.unread)
-    write_json(path.with_suffix(".json"), notes | dict(bytes=path.stat().st_size))
+    notes = dict(source=str(source), seen=left_out.seen, left_out=rows, unread=left_out.unread, crc32=_checksum(path))
+    write_json(path.with_suffix(".json"), dict(notes=notes, crc32=_checksum_of_notes(notes)))
 
 
 def _make_once(path, *how):

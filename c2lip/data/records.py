@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TRIED_AT_LEAST', 'IMAGE_NAMES', 'CAPTION_NAMES', 'PHRASE_NAMES', 'Record', 'find_phrases', 'phrase_column',
            'read_phrases', 'with_phrases', 'holdout_fraction', 'Records', 'RecordList', 'split_holdout', 'Skips',
-           'column', 'is_text', 'first_text']
+           'column', 'first_text']
 
 # %% ../../nbs/3_data/01_records.ipynb #ee2ecefc
 import hashlib
@@ -314,17 +314,6 @@ def column(
         raise UserError(f"{source} has no column {given!r}{hint}")
     found = ", ".join(names) or "none"
     raise UserError(f"{source} has no {what} column: found {found}, expected one of {', '.join(wanted)}{hint}")
-
-
-def is_text(
-    name: str,  # a key, or the path of a file
-) -> bool:
-    "Whether a name can be written as UTF-8: a file system, and JSON, can hold others"
-    try:
-        name.encode("utf8")
-        return True
-    except UnicodeEncodeError:
-        return False
 
 
 def first_text(

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..concepts import canonical_caption
-from ..core import UserError, project_root
+from ..core import UserError, is_utf8, project_root
 from .images import SHARD_IMAGES
-from .records import CAPTION_NAMES, PHRASE_NAMES, Record, Skips, first_text, is_text, read_phrases
+from .records import CAPTION_NAMES, PHRASE_NAMES, Record, Skips, first_text, read_phrases
 from .remote import SCHEMES, TarPart, open_url, remote_scheme, version_of
 from .tables import MAX_MEMBER
 
@@ -207,7 +207,7 @@ def shard_record(
 ) -> Record | None:  # None: left out, and counted
     "The record of a sample in a shard"
     key = f"{name or Path(found['__url__']).stem}/{found['__key__']}"
-    if not is_text(key) or not is_text(found["__url__"]):
+    if not is_utf8(key) or not is_utf8(found["__url__"]):
         skips.add(key, "name is not UTF-8")
         return None
     image = next((found[kind] for kind in SHARD_IMAGES if kind in found), None)

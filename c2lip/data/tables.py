@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..concepts import canonical_caption
-from ..core import UserError, project_of, regular
+from ..core import UserError, is_utf8, project_of, regular
 from .images import IMAGES
 from c2lip.data.records import (
     CAPTION_NAMES,
@@ -28,7 +28,6 @@ from c2lip.data.records import (
     Skips,
     column,
     first_text,
-    is_text,
     phrase_column,
     read_phrases,
 )
@@ -80,10 +79,12 @@ def table_rows(
                 except (ValueError, RecursionError) as e:
                     skips.add(where, "bad JSON", str(e))
                     continue
-                if isinstance(row, dict):
-                    yield where, row
-                else:
+                if not isinstance(row, dict):
                     skips.add(where, "bad JSON", "not an object")
+                elif None in row:  # where csv.DictReader puts what has no column
+                    skips.add(where, "too many cells", f"without a column: {row[None]}")
+                else:
+                    yield where, row
     except UserError:
         raise
     except FileNotFoundError:
@@ -216,7 +217,7 @@ def _row_record(row, names, where, root, keys, skips):
         skips.add(where, "missing file", "no image named")
         return None
     key = str(row.get("key") or (image if isinstance(image, str) else where))
-    if not is_text(key):
+    if not is_utf8(key):
         skips.add(where, "name is not UTF-8", key)
         return None
     if keys.repeated(key, caption, "key" in row):
@@ -224,7 +225,7 @@ def _row_record(row, names, where, root, keys, skips):
         return None
     if isinstance(image, str):
         image = root / image
-        if not is_text(str(image)):
+        if not is_utf8(str(image)):
             skips.add(where, "name is not UTF-8", str(image))
             return None
         if not os.path.isfile(image):
@@ -282,7 +283,7 @@ def read_pairs(
     for path in sorted(p for p in walk_files(folder) if p.suffix[1:].lower() in IMAGES):
         key, text = path.relative_to(folder).as_posix(), path.with_suffix(".txt")
         skips.seen += 1
-        if not is_text(str(path)):
+        if not is_utf8(str(path)):
             skips.add(key, "name is not UTF-8")
             continue
         try:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core import UserError, did_you_mean, short, write_json
+from ..core import UserError, did_you_mean, is_utf8, short, write_json
 
 # %% ../../nbs/5_training/01_settings.ipynb #2ff7c6ed
 class Parameter(NamedTuple):
@@ -249,6 +249,8 @@ def check_value(
     "Read one value; a `UserError` for one against type or rule. Types that a signature alone has are not checked"
     if not _is_small(value):
         raise UserError(f"{parameter.name} holds more than {MOST_PARTS} parts, aliases written out")
+    if not is_utf8(value):
+        raise UserError(f"{parameter.name} {short(value)} is not UTF-8")
     if parameter.kind not in KINDS:
         return value
     if value == AUTO and parameter.rule.startswith(_OR_AUTO):

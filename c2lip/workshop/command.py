@@ -298,7 +298,7 @@ def _matching(table, word):
 
 
 def _list(options):
-    from c2lip.release import listing  # heavy (torch, open_clip)
+    from c2lip.workshop import listing  # pandas; torch only for methods, suites and open_clip's models
 
     make = getattr(listing, f"list_{options.what}")
     table = make(options.word) if options.what == "models" else _matching(make(), options.word)

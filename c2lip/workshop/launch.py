@@ -18,7 +18,7 @@ from typing import Any
 
 from ..core import UserError, check_free, did_you_mean, one_line, output_place, project_of
 from ..training.settings import check
-from .parameters import read_parameters
+from .parameters import check_own, read_parameters
 
 # %% ../../nbs/8_workshop/02_launch.ipynb #91835411
 _PAIRS = "-p --parameters -r --parameters_raw"
@@ -183,6 +183,7 @@ def add_output(
     if len(places) == 1:
         run_dir = given.get("run_dir") or new_name(root, f"runs/{notebook.stem}-{datetime.now():%Y%m%d-%H%M%S}")
         run_dir = str(run_dir) if not str(run_dir).startswith("~") else str(Path(run_dir).expanduser())
+        check_own(root / run_dir, notebook.stem, declared)
         check_free(root / run_dir, notebook.stem, settings.get("resume", False))
         output = [_as_output(root, run_dir, notebook)]
         if "run_dir" in declared:
