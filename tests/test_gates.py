@@ -306,6 +306,20 @@ def files():
     return [ROOT / f for f in out if f and (ROOT / f).is_file()]
 
 
+def test_the_workflow_calls_the_same_command():
+    "The code host runs .ci/run, from the oldest Python that settings.ini allows"
+    import yaml
+
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]["test"]
+    settings = ConfigParser()
+    settings.read(ROOT / "settings.ini")
+    assert job["strategy"]["matrix"]["python"][0] == settings["DEFAULT"]["min_python"]
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"] and os.access(
+        ROOT / ".ci/run", os.X_OK
+    )
+    assert job["steps"][-1]["env"]["PYTHON"] and "$(PYTHON)" in (ROOT / "Makefile").read_text()
+
+
 def test_no_large_file():
     large = {
         str(f.relative_to(ROOT)): f.stat().st_size

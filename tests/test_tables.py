@@ -120,6 +120,59 @@ def test_tables_fit_a_terminal(three):
     assert "swap attribute" in str(shown[2]) and "(too wide for a terminal: ties after)" in str(shown[2])
 
 
+README_ROWS = {
+    "SugarCrepe, average of 7": ("sugarcrepe", "average"),
+    "add object": ("sugarcrepe", "add_obj"),
+    "add attribute": ("sugarcrepe", "add_att"),
+    "replace object": ("sugarcrepe", "replace_obj"),
+    "swap attribute": ("sugarcrepe", "swap_att"),
+    "retrieval R@1, text → image": ("retrieval", "t2i R@1"),
+    "retrieval R@5, text → image": ("retrieval", "t2i R@5"),
+    "zero-shot, object × colour": ("zeroshot", "object_colour"),
+}
+METHODS_OF_README = {"C2LIP": "c2lip", "Concrete Jungle": "concrete_jungle", "plain fine-tuning": "finetune"}
+METHODS_OF_README |= {"CLIC": "clic", "NegCLIP": "negclip", "MACCO": "macco"}
+
+
+@pytest.fixture(scope="module")
+def quoted():
+    "README.md, and of data/results/compare.csv the values of (model, suite, name) over the seeds, for equal steps"
+    root = Path(__file__).parents[1]
+    trials = pd.read_csv(root / "data" / "results" / "compare.csv")
+    values = trials[trials.budget == "steps"].groupby(["model", "suite", "name"]).value
+    return (root / "README.md").read_text(encoding="utf8"), values.mean(), values.std()
+
+
+def test_readme_quotes_the_stored_table(quoted):
+    "The columns of the base and of plain fine-tuning; + npc and + npc + xac are of runs with merge, not stored"
+    text, means, spread = quoted
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = {line[0]: line[1:] for line in lines if len(line) == 5 and line[0] in README_ROWS}
+    assert rows.keys() == README_ROWS.keys()
+    for label, (base, plain, *_) in rows.items():
+        key = README_ROWS[label]
+        assert base.strip("*") == f"{means['base', *key]:.1f}", label
+        assert plain.strip("*") == f"{means['finetune', *key]:.1f} ± {spread['finetune', *key]:.1f}", label
+    assert f"the first five in {means['base', 'retrieval', 'i2t R@5']:.1f} % of cases" in text
+    assert f"({means['base', 'sugarcrepe', 'swap_att']:.0f} %, chance)" in text
+
+
+def test_readme_quotes_the_stored_methods(quoted):
+    text, means, _ = quoted
+    (said,) = re.findall(r"on SugarCrepe's average (.*?), all with the learning rate", text)
+    said = said.replace(" (with `duplicates separate`) reaches", "").replace(" and ", ", ")
+    found = dict(part.rsplit(" ", 1) for part in said.split(", "))
+    assert found == {n: f"{means[model, 'sugarcrepe', 'average']:.1f}" for n, model in METHODS_OF_README.items()}
+
+
+def test_readme_quotes_the_published_ladder(quoted):
+    "The paper's four figures are those of data/published.csv"
+    (said,) = re.findall(r"with SigLIP on photographs: ([\d., ]+)\)", quoted[0])
+    rows = paper_rows("C2LIP Table 5")
+    averages = [f"{cells['sugarcrepe', 'average'][0]:.1f}" for cells in rows.values()]
+    assert said.split(", ") == averages
+
+
 # --- the papers' layouts
 
 
