@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['Features', 'SOURCES', 'RUN_FILES', 'GO_ON', 'BESIDE', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short',
-           'UserError', 'did_you_mean', 'project_of', 'project_root', 'is_utf8', 'output_place', 'check_free',
-           'cache_instead', 'shipped', 'cache_folder', 'run_folder', 'seed_everything', 'pick_device', 'derive_seed',
-           'seeded', 'regular', 'write_json', 'read_json', 'folder_digest', 'full_precision']
+           'UserError', 'did_you_mean', 'project_of', 'project_root', 'is_utf8', 'user_path', 'output_place',
+           'check_free', 'cache_instead', 'shipped', 'cache_folder', 'run_folder', 'seed_everything', 'pick_device',
+           'derive_seed', 'seeded', 'regular', 'write_json', 'read_json', 'parse_yaml', 'read_yaml', 'folder_digest',
+           'full_precision']
 
 # %% ../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -199,13 +200,20 @@ def is_utf8(
         return False
 
 
+def user_path(
+    path,  # a text or a path
+) -> Path:
+    "A path as it is typed: ~ is the home folder; another user's, such as ~ann, stays where there is no such user"
+    return Path(os.path.expanduser(path))
+
+
 def output_place(
     path,  # typed by the user; from the root if relative, ~ is the home folder
 ) -> Path:
     "Where results go; raise `UserError` for the project's own folder, its sources, and a name that is not UTF-8"
     if not is_utf8(path):
         raise UserError(f"the folder {path} is not named in UTF-8: choose another one")
-    place = project_root() / Path(path).expanduser()
+    place = project_root() / user_path(path)
     root, real = project_of(place), place.resolve()
     if root is None or real.is_relative_to(root / "data" / "cache"):
         return place
@@ -223,7 +231,7 @@ def check_free(
     "Raise `UserError` where a folder holds a run that would be overwritten"
     if resume or name in (*GO_ON, *BESIDE):
         return
-    found = next((file for file in files if (folder / file).exists()), None)
+    found = next((file for file in files if os.path.exists(folder / file)), None)
     if found:
         ways = "resume True goes on with it" if name in ("train", "pretrain", "run") else "delete it if it may go"
         raise UserError(f"{folder} holds a run ({found}), which is not overwritten: take another run_dir, or {ways}")
@@ -263,9 +271,9 @@ def cache_folder(
     """Where indexes, embeddings and drawn benchmarks are kept: C2LIP_CACHE, else data/cache of a clone,
     else c2lip in XDG_CACHE_HOME or ~/.cache, on every system, as the hub's library does"""
     if chosen != "auto":
-        return project_root() / Path(chosen).expanduser()
+        return project_root() / user_path(chosen)
     if own := os.environ.get("C2LIP_CACHE"):
-        return Path(own).expanduser().absolute()
+        return user_path(own).absolute()
     clone = project_of(Path.cwd()) or _own_clone()
     if clone:
         return clone / "data" / "cache"
@@ -358,16 +366,43 @@ def write_json(
     temp.replace(path)
 
 
-def read_json(path):  # an existing file
-    "Read JSON; a broken or missing file is a `UserError` that names it"
+def _read_text(path):
+    "The text of a file; a missing one is a `UserError` that names it"
     try:
-        return json.loads(regular(path).read_text(encoding="utf8"))
+        return regular(path).read_text(encoding="utf8")
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
+    except ValueError as e:
+        raise UserError(f"{path} is not UTF-8: {e}") from None
+
+
+def read_json(path):  # an existing file
+    "Read JSON; a broken or missing file is a `UserError` that names it"
+    text = _read_text(path)
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError) as e:
         raise UserError(f"{path} is not valid JSON: {e}") from None
+
+
+def parse_yaml(
+    text: str,
+    name,  # what the text is, for the message
+):
+    "Read YAML; a `UserError` says what is wrong with it"
+    import yaml  # here: papermill loads this module at each of its starts
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as e:  # the 99th of a month, a number of 5,000 digits
+        raise UserError(f"{name} is not valid YAML: {one_line(e, 300)}") from None
+
+
+def read_yaml(path):  # an existing file
+    "Read YAML; a broken or missing file is a `UserError` that names it"
+    return parse_yaml(_read_text(path), path)
 
 # %% ../nbs/1_method/01_core.ipynb #dd28b381
 def folder_digest(

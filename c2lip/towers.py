@@ -9,6 +9,7 @@ __all__ = ['PICKLES', 'WEIGHTS_NAMES', 'Towers', 'quiet_loading', 'has_bias', 'b
 # %% ../nbs/1_method/11_towers.ipynb #da7e7207
 import logging
 import math
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -25,7 +26,18 @@ from open_clip.transform import AugmentationCfg, PreprocessCfg, image_transform_
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from .core import UserError, did_you_mean, one_line, project_root, read_json, regular, shipped, short, write_json
+from c2lip.core import (
+    UserError,
+    did_you_mean,
+    one_line,
+    project_root,
+    read_json,
+    regular,
+    shipped,
+    short,
+    user_path,
+    write_json,
+)
 
 # %% ../nbs/1_method/11_towers.ipynb #4b168183
 @dataclass
@@ -418,19 +430,19 @@ def _load_hub(name):
 def _path_of(name):
     if name == "base":
         return base_folder()
-    path = Path(name).expanduser()
-    return path if path.is_absolute() or path.exists() else project_root() / path
+    path = user_path(name)
+    return path if path.is_absolute() or os.path.exists(path) else project_root() / path
 
 
 def _load_parts(name):
     "(model, tokenizer, model_cfg) of anything that `load` takes"
     if name.startswith("hf-hub:"):
         return _load_hub(name)
-    path, file = _path_of(name), Path(name.partition(":")[2]).expanduser()
+    path, file = _path_of(name), user_path(name.partition(":")[2])
     known = _model_name(name) in open_clip.list_models()
     if known and file.suffix in (".safetensors", ".npz", *PICKLES):
         return _load_folder(_release_folder(file))
-    if path.is_dir() or path.exists() and not known:
+    if os.path.isdir(path) or os.path.exists(path) and not known:
         return _load_folder(_release_folder(path))
     if name == "base" or ("/" in name and not known):
         raise UserError(f"there is no folder {path}")

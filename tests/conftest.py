@@ -30,6 +30,7 @@ assert Path(sitecustomize.__file__).parent == OFFLINE or not hasattr(sitecustomi
 # The tests of any other module run one after the other on one worker.
 SPREAD = {
     "test_cluster",
+    "test_fuzz",
     "test_gates",
     "test_launch",
     "test_notebooks",

@@ -16,7 +16,7 @@ from PIL import Image
 from .maps import open_user_image
 from .probes import binding_scenes
 from ..concepts import canonical_caption, noun_phrases
-from ..core import UserError
+from ..core import UserError, user_path
 from ..world import draw_scene, make_scene
 from ..world_captions import caption_scene
 
@@ -59,7 +59,7 @@ def open_exhibit(
 ) -> Exhibit:
     "A user's own image, without a caption; one that cannot be opened is a `UserError`"
     is_path = isinstance(image, (str, Path))
-    source = Path(image).expanduser() if isinstance(image, str) else image
+    source = user_path(image) if isinstance(image, str) else image
     opened = open_user_image(source, name or (str(image) if is_path else "the image"))
     return Exhibit(name or (Path(image).name if is_path else "image"), opened, "")
 

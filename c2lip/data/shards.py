@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..concepts import canonical_caption
-from ..core import UserError, is_utf8, project_root
+from ..core import UserError, is_utf8, project_root, user_path
 from .images import SHARD_IMAGES
 from .records import CAPTION_NAMES, PHRASE_NAMES, Record, Skips, first_text, read_phrases
 from .remote import SCHEMES, TarPart, open_url, remote_scheme, version_of
@@ -35,14 +35,19 @@ def shard_urls(
 
     found = []
     for text in [source] if isinstance(source, (str, Path)) else source:
-        if os.path.exists(named := project_root() / Path(text).expanduser()) and "://" not in str(text):
+        if os.path.exists(named := project_root() / user_path(text)) and "://" not in str(text):
             found.append(str(named))
             continue
         ranges = re.findall(r"(-?\d{1,18})\.\.(-?\d+)", str(text))
         if math.prod(abs(int(b) - int(a)) + 1 for a, b in ranges) > MAX_SHARDS:
             raise UserError(f"{text} names more than {MAX_SHARDS:,} shards")
-        for url in itertools.islice(braceexpand(str(text)), MAX_SHARDS):
-            found += _one_url(url)
+        try:
+            for url in itertools.islice(braceexpand(str(text)), MAX_SHARDS):
+                found += _one_url(url)
+        except UserError:
+            raise
+        except (ValueError, OSError) as e:  # braces that do not close, ** inside a name, a name too long
+            raise UserError(f"{text} cannot be read as a pattern: {e}") from None
     if not found:
         raise UserError(f"no shard matches {source}")
     return found
@@ -56,7 +61,7 @@ def _one_url(url):
         raise UserError(f"shard address {url!r} is refused; allowed: paths, {allowed}")
     if scheme not in ("", "file"):
         return [url]
-    path = project_root() / Path(re.sub(r"^file:(//)?", "", url)).expanduser()
+    path = project_root() / user_path(re.sub(r"^file:(//)?", "", url))
     names = sorted(path.parent.glob(path.name)) if re.search(r"[*?\[]", path.name) else [path]
     return [str(p) for p in names]
 

@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from ..core import UserError, did_you_mean, project_root
+from ..core import UserError, did_you_mean, project_root, user_path
 from .index import open_index
 from .records import RecordList, Records, Skips
 from .remote import remote_scheme
@@ -27,10 +27,10 @@ def detect_source(
         return _detect_many(source)
     if not str(source).strip():
         raise UserError("data is empty: name world, a folder, a table or tar shards")
-    path = project_root() / Path(source).expanduser()
+    path = project_root() / user_path(source)
     if path.suffix == ".tar":
         return "shards", [str(path)]
-    if not path.exists():
+    if not os.path.exists(path):  # where Path.exists raises for a name too long
         raise UserError(f"there is no data at {path}{near_name(path)}")
     if not path.is_dir():
         if path.suffix[1:].lower() not in TABLES:
@@ -45,7 +45,7 @@ def _names_many(source):
         return True
     text = str(source)
     pattern = re.search(r"[*?{]", text) or re.match(r"[A-Za-z][\w+.-]+:", text)
-    return bool(pattern) and not os.path.exists(project_root() / Path(text).expanduser())
+    return bool(pattern) and not os.path.exists(project_root() / user_path(text))
 
 
 def _detect_many(source):
@@ -74,7 +74,7 @@ def _detect_in_folder(path):
 
 def near_name(path: Path) -> str:  # a path that does not exist
     "The end of a message: the name in the same folder that is most like it"
-    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    names = [p.name for p in path.parent.iterdir()] if os.path.isdir(path.parent) else []
     return did_you_mean(path.name, names)
 
 # %% ../../nbs/3_data/07_sources.ipynb #058556a6

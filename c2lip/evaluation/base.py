@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-import yaml
 from torch import Tensor
 
-from ..core import UserError, shipped
+from ..core import UserError, read_yaml, shipped
 from .embeddings import ImageRef
 from .readers import ChoiceItem
 from .scores import Hits, Mean
@@ -68,13 +67,8 @@ class NotDownloaded(NotHere):
 
 # %% ../../nbs/4_evaluation/06_base.ipynb #1a8c3ffb
 @functools.cache
-def _read_yaml(path):
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf8"))
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}; it is part of the project") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from None
+def _read_mapping(path):
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected an object, got {type(data).__name__}")
     return data
@@ -86,7 +80,7 @@ def suite_data(
 ):  # what stands under the key
     "An entry of data/suites.yaml; raise `UserError` where the file is damaged or lacks the entry"
     path = Path(path) if path else shipped("suites.yaml")
-    data = _read_yaml(path)
+    data = _read_mapping(path)
     if key not in data:
         raise UserError(f"{path} has no entry {key!r} (there are: {', '.join(data)})")
     return data[key]

@@ -11,7 +11,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from ..core import UserError, cache_folder, cache_instead, project_root, write_json
+from ..core import UserError, cache_folder, cache_instead, project_root, user_path, write_json
 from ..data.images import BadImage, open_image
 from .cache import prune, world_version
 from .world_benchmark import write_benchmark
@@ -23,10 +23,10 @@ def _is_drawn(name):
 
 
 def _given_folder(name):
-    folder = Path(name).expanduser()
-    if not folder.is_absolute() and not folder.is_dir():
+    folder = user_path(name)
+    if not folder.is_absolute() and not os.path.isdir(folder):
         folder = project_root() / folder
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f'there is no benchmark folder {folder}; give one, or "world" for the embedded benchmark')
     return folder
 

@@ -9,6 +9,7 @@ __all__ = ['ChoiceItem', 'CaptionedImage', 'LabelledImage', 'ClassSet', 'texts_o
 
 # %% ../../nbs/4_evaluation/05_readers.ipynb #96b3b040
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,7 +163,7 @@ def find_image(
     "Look for an image in several folders, with the folders of its own name and without them"
     names = dict.fromkeys((name, Path(name).name))
     places = [Path(folder) / n for n in names for folder in folders]
-    return next((p for p in places if p.is_file()), places[0])
+    return next((p for p in places if os.path.isfile(p)), places[0])  # Path.is_file raises for a name too long
 
 # %% ../../nbs/4_evaluation/05_readers.ipynb #4028d560
 def shard_items(
@@ -173,8 +174,9 @@ def shard_items(
     folder, skips = at / split, Skips()
     files = sorted(folder.glob("*.tar"), key=lambda p: (len(p.name), p.name))
     count = folder / "nshards.txt"
-    if count.is_file() and count.read_text().strip() != str(len(files)):
-        raise UserError(f"{count} says {count.read_text().strip()} shards, but there are {len(files)}")
+    said = count.read_text(errors="replace").strip() if count.is_file() else str(len(files))
+    if said != str(len(files)):
+        raise UserError(f"{count} says {said} shards, but there are {len(files)}")
     for file in files:
         samples = list(shard_samples(str(file), skips))
         if skips.rows:

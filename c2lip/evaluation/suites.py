@@ -8,6 +8,7 @@ __all__ = ['RETRIEVAL_SETS', 'CLASS_SETS', 'READERS', 'ON_REQUEST', 'COLUMNS', '
 
 # %% ../../nbs/4_evaluation/17_suites.ipynb #4b1afe72
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -80,7 +81,7 @@ def read_folder(
 ) -> dict[str, Suite]:  # by name, in the order asked for
     "Every suite of a benchmark folder that is there and asked for; raise `UserError` where none is"
     folder, names = Path(folder), _suite_names(suites)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f"there is no benchmark folder {folder}")
     found, lacking = {}, {}
     for name in names:
@@ -104,7 +105,7 @@ def read_folder(
 def _check_files(images):
     "Raise `UserError` where an image's file is missing"
     files = {image: getattr(image, "file", image) for image in images}  # a `Crop` stands in a file
-    lost = [image for image, file in files.items() if isinstance(file, Path) and not file.is_file()]
+    lost = [image for image, file in files.items() if isinstance(file, Path) and not os.path.isfile(file)]
     if lost:
         first = f"the image {files[lost[0]]} is missing; it is asked for by {images[lost[0]]}"
         count = f" ({len(lost):,} of {len(images):,} images are missing)" if len(lost) > 1 else ""

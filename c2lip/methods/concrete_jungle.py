@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import UserError, did_you_mean, full_precision, shipped
+from ..core import UserError, did_you_mean, full_precision, shipped, user_path
 from . import ALL_BUT_BIAS, Method, Objective, caption_view, further_texts, step_generator
 from .edits import Word, swap_spans, tag_words, word_bag
 from ..towers import Towers
@@ -66,7 +66,7 @@ def read_concreteness(
     path: str = "",  # a table of Brysbaert's form; "": the workbook's own small list
 ) -> dict[str, float]:  # lower-case word or pair of words → 1 (abstract) to 5 (concrete)
     "Concreteness ratings; raise `UserError` for a file that holds none"
-    file = Path(path).expanduser() if path else shipped("concreteness.csv")
+    file = user_path(path) if path else shipped("concreteness.csv")
     table = _read_table(file)
     word, score = _column(table, WORD_COLUMNS), _column(table, SCORE_COLUMNS)
     if word is None or score is None:

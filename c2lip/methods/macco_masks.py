@@ -12,13 +12,12 @@ import random
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..core import Phrase, UserError, read_json
+from ..core import Phrase, UserError, read_json, user_path
 from ..encoding import text_ends
 from . import caption_view, step_generator
 from .edits import tag_words
@@ -68,7 +67,7 @@ def read_box_file(
     "Boxes of a user's own images; raise `UserError` that names what is wrong in the file"
     if not path:
         return {}
-    boxes = read_json(Path(path).expanduser())
+    boxes = read_json(user_path(path))
     if not isinstance(boxes, dict):
         found = type(boxes).__name__
         raise UserError(f"the boxes {path} hold a {found}; expected an object: key → list of [x0, y0, x1, y1]")

@@ -12,7 +12,7 @@ from pathlib import Path
 import safetensors.torch
 from torch import nn
 
-from ..core import UserError, project_root, read_json, write_json
+from ..core import UserError, project_root, read_json, user_path, write_json
 from .card import write_card
 from .processors import save_tokenizer
 from .transformers import expressible
@@ -34,7 +34,7 @@ def _release_of(
     name: str,  # of towers: "base", a folder, a run's folder, or a file of weights
 ) -> Path | None:
     "The release folder that towers of this name were loaded from; None where it was no folder"
-    path = base_folder() if name == "base" else project_root() / Path(name).expanduser()
+    path = base_folder() if name == "base" else project_root() / user_path(name)
     for folder in (path, path / "model", path.parent):
         if (folder / WEIGHTS_FILE).is_file():
             return folder

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-import yaml
 
-from ..core import UserError, pick_device, read_json, run_folder, seed_everything, write_json
+from ..core import UserError, pick_device, read_json, read_yaml, run_folder, seed_everything, write_json
 from ..data.loading import Samples
 from ..data.records import Records, Skips
 from ..distributed import rank_and_world_size
@@ -192,10 +191,7 @@ def read_settings(
     words: Sequence[str] = (),  # name=value, which come before what the file says
 ) -> dict:  # name → checked value, none missing
     "The settings of a run started by hand"
-    try:
-        given = yaml.safe_load(Path(path).read_text(encoding="utf8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
-        raise UserError(f"{path} cannot be read: {str(e).splitlines()[0]}") from None
+    given = read_yaml(path) or {}
     if not isinstance(given, dict):
         raise UserError(f"{path} is not of the form name: value")
     return complete(given | dict(word.split("=", 1) for word in words))

@@ -10,10 +10,8 @@ __all__ = ['BY_MODEL', 'CHOSEN', 'MAY_CHANGE', 'Config', 'Launcher', 'complete',
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-import yaml
-
 from ..base import BASE_CONFIG
-from ..core import UserError, did_you_mean, project_root, short
+from ..core import UserError, did_you_mean, parse_yaml, project_root, read_yaml, short
 from ..methods import find_methods
 from ..towers import Towers
 from c2lip.training.settings import (
@@ -188,8 +186,7 @@ def recipe_lr(
     method: str,  # the name of a method
 ) -> float | None:  # None where no recipe is of this method
     "The lowest learning rate of the recipes of a method in data/recipes"
-    files = sorted((project_root() / "data" / "recipes").glob("*.yaml"))
-    recipes = [yaml.safe_load(file.read_text(encoding="utf8")) for file in files]
+    recipes = map(read_yaml, sorted((project_root() / "data" / "recipes").glob("*.yaml")))
     return min((float(r["lr"]) for r in recipes if r.get("method") == method and "lr" in r), default=None)
 
 
@@ -236,10 +233,7 @@ def own_options(
     "The method's further settings; raise `UserError` where they are not YAML's `{name: value}`"
     options: Any = cfg.method_options
     if isinstance(options, str):
-        try:
-            options = yaml.safe_load(options or "{}")
-        except yaml.YAMLError:
-            options = None
+        options = parse_yaml(options or "{}", f"method_options {short(options)}")
     if not isinstance(options, dict):
         raise UserError(f"method_options {short(cfg.method_options)} is not of the form {{name: value, …}}")
     return check_value(Parameter("method_options", "dict", {}, "", ""), options)

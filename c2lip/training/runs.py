@@ -15,12 +15,12 @@ from pathlib import Path
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from ..core import UserError, project_root
+from ..core import UserError, is_utf8, one_line, project_root
 
 # %% ../../nbs/5_training/10_runs.ipynb #9dc399b6
 def _json_or_nothing(path):
     "What a JSON file holds; an empty dict where it is missing, half written or of another form"
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text(encoding="utf8"))
         return found if isinstance(found, dict) else {}
     return {}
@@ -29,15 +29,16 @@ def _json_or_nothing(path):
 def _papermill(folder):
     "papermill's notes on the folder's executed notebook; empty where there are none"
     for notebook in sorted(folder.glob("*.ipynb")):
-        notes = _json_or_nothing(notebook).get("metadata", {}).get("papermill")
-        if notes:
+        metadata = _json_or_nothing(notebook).get("metadata")
+        notes = metadata.get("papermill") if isinstance(metadata, dict) else None
+        if notes and isinstance(notes, dict):
             return notes
     return {}
 
 
 def _is_run(folder):
     "Is this folder a run's, or an empty one? Links are left to whoever made them"
-    if not folder.is_dir() or folder.is_symlink():
+    if not folder.is_dir() or folder.is_symlink() or not is_utf8(folder):
         return False
     return (folder / "params.json").is_file() or bool(_papermill(folder)) or not any(folder.iterdir())
 
@@ -105,8 +106,8 @@ def run_state(
 def _last_step(folder):
     "The number of the last step in a run's log; None where there is no log"
     with suppress(OSError):
-        for line in reversed((folder / "metrics.jsonl").read_text(encoding="utf8").splitlines()):
-            with suppress(ValueError, KeyError, TypeError):
+        for line in reversed((folder / "metrics.jsonl").read_text(encoding="utf8", errors="replace").splitlines()):
+            with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 return int(json.loads(line)["step"])
     return None
 
@@ -116,7 +117,7 @@ def _scores(folder):
     try:
         table = pd.read_csv(folder / "table.csv")
         average = table[(table.suite == "sugarcrepe") & (table.name == "average")]
-        row = (average if len(average) else table).iloc[0]
+        row = pd.to_numeric((average if len(average) else table).iloc[0], errors="coerce")
     except (OSError, ValueError, AttributeError, IndexError):  # none, or one of another form
         return None, None
     after = row.get("after", row.get("value"))
@@ -126,7 +127,7 @@ def _scores(folder):
 def _method(settings):
     "The method of a run, or the methods that it compares"
     named = settings.get("method") or settings.get("methods") or ""
-    return named if isinstance(named, str) else ", ".join(map(str, named))
+    return one_line(", ".join(map(str, named)) if isinstance(named, (list, dict)) else named, 200)
 
 
 def _row_of(folder):
@@ -137,7 +138,7 @@ def _row_of(folder):
         "run": folder.name,
         "when": pd.Timestamp.fromtimestamp(first[0]).floor("s"),
         "method": _method(settings),
-        "data": str(settings.get("data", "")),
+        "data": one_line(settings.get("data", ""), 200),
         "steps": _last_step(folder),
         "before": before,
         "after": after,

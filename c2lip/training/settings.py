@@ -60,16 +60,23 @@ def parse_parameters(
     source: str,  # text of a parameters cell
 ) -> dict[str, Parameter]:  # name → parameter, in the cell's order
     "Read the annotated assignments of `source` with their comments; a `UserError` names a line that is none"
-    comments = _comments(source)
+    try:
+        nodes, comments = ast.parse(source).body, _comments(source)
+    except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError) as e:
+        place = f"line {e.lineno} of " if isinstance(e, SyntaxError) and e.lineno else ""
+        raise UserError(f"{place}the parameters cell is not Python: {getattr(e, 'msg', None) or e}") from None
     found = {}
-    for node in ast.parse(source).body:
+    for node in nodes:
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value):
             raise UserError(
                 f"line {node.lineno} of the parameters cell is not `name: type = default`: {ast.unparse(node)}"
             )
         name = node.target.id
         help = comments.get(node.end_lineno, "")
-        default = ast.literal_eval(node.value)
+        try:
+            default = ast.literal_eval(node.value)
+        except (ValueError, TypeError, RecursionError):
+            raise UserError(f"the default of {name} in the parameters cell is no plain value") from None
         found[name] = Parameter(name, ast.unparse(node.annotation), default, help, find_rule(help))
     return found
 
@@ -225,6 +232,8 @@ def allows(
     numbers = [float(n) for n in re.findall(_NUMBER, rule)]
     if not numbers:
         return True
+    if not isinstance(value, (int, float)):
+        return False
     low, high = numbers[0], numbers[1] if len(numbers) > 1 else LARGEST
     return (low < value if rule.startswith("above") else low <= value) and value <= high
 

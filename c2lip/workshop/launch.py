@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..core import UserError, check_free, did_you_mean, one_line, output_place, project_of
+from ..core import UserError, check_free, did_you_mean, one_line, output_place, project_of, user_path
 from ..training.settings import check
 from .parameters import check_own, read_parameters
 
@@ -182,7 +182,7 @@ def add_output(
     added, output = [], []
     if len(places) == 1:
         run_dir = given.get("run_dir") or new_name(root, f"runs/{notebook.stem}-{datetime.now():%Y%m%d-%H%M%S}")
-        run_dir = str(run_dir) if not str(run_dir).startswith("~") else str(Path(run_dir).expanduser())
+        run_dir = str(user_path(run_dir))
         check_own(root / run_dir, notebook.stem, declared)
         check_free(root / run_dir, notebook.stem, settings.get("resume", False))
         output = [_as_output(root, run_dir, notebook)]

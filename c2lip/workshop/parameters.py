@@ -13,7 +13,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from ..core import BESIDE, UserError, project_root, read_json
+from ..core import BESIDE, UserError, project_root, read_json, user_path
 from ..training.settings import Parameter, check, parse_parameters, save_parameters
 
 _all_ = ["save_parameters"]  # launchers take both from here
@@ -36,7 +36,7 @@ def check_own(
     declared: dict[str, Parameter],  # its parameters
 ):
     "Raise `UserError` where a folder holds the run of another launcher"
-    if name in BESIDE or not (folder / "params.json").is_file():
+    if name in BESIDE or not os.path.isfile(folder / "params.json"):
         return
     others: list[str] = []
     with suppress(UserError, TypeError):  # a damaged file says nothing
@@ -88,6 +88,6 @@ def parameters(
             given["run_dir"] = tempfile.mkdtemp(prefix=f"c2lip-{name}-")
     settings = check(declared, given, f"nbs/{name}.ipynb")
     if settings.get("run_dir"):
-        check_own(root / Path(settings["run_dir"]).expanduser(), name, declared)
+        check_own(root / user_path(settings["run_dir"]), name, declared)
     namespace.update(settings)
     return settings

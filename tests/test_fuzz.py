@@ -1,0 +1,487 @@
+"""Damaged and mistyped input of every kind: success or one clear line, counts that add up, nothing written elsewhere.
+
+Each case is drawn from its kind and its number alone, so a failure names what repeats it:
+C2LIP_FUZZ_ONLY=table/17 runs one case, C2LIP_FUZZ=50 fifty times as many."""
+
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import struct
+import warnings
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from benchmark_examples import write_examples
+from PIL import Image
+from tars import write_tar
+
+from c2lip.concepts import make_rules
+from c2lip.core import UserError, read_json
+from c2lip.data.images import BadImage, open_image
+from c2lip.data.joining import index_captions
+from c2lip.data.records import Skips
+from c2lip.data.shards import read_shards, shard_urls
+from c2lip.data.sources import detect_source, open_data
+from c2lip.data.tables import read_pairs, read_table
+from c2lip.evaluation.suites import read_folder
+from c2lip.release.run import read_settings
+from c2lip.towers import base_folder, load
+from c2lip.training.config import Config, own_options
+from c2lip.training.log import read_log
+from c2lip.training.runs import list_runs
+from c2lip.training.settings import check, parse_parameters
+from c2lip.workshop.command import main
+from c2lip.workshop.launch import add_output
+from c2lip.workshop.parameters import check_own, read_parameters
+
+ROOT = Path(__file__).resolve().parent.parent
+LAUNCHERS = sorted(path for path in (ROOT / "nbs").glob("*.ipynb") if path.stem != "index")
+TIMES = int(os.environ.get("C2LIP_FUZZ", 1))  # as many cases as written below
+ONLY = os.environ.get("C2LIP_FUZZ_ONLY", "")
+SECONDS = 20  # in which a case ends
+
+TOKENS = [b"\0", b"\x1b[31m", b"\\ud800", b"\xff", b"\xef\xbb\xbf", b"\r", b"\n", b'"', b"'", b",", b"{", b"}", b"["]
+TOKENS += [b"]", b":", b"\t", b"null", b"true", b"NaN", b"Infinity", b"1e999", b"-1", b"9" * 400, b"\xe2\x80\xae"]
+TOKENS += [b"&a *a", b"!!python/object:os.system", b"..", b"/", b"#", b"\\", b"{}" * 9, b"[" * 2000, b"x" * 3000]
+TOKENS += [b"9" * 5000, b"2001-99-99", b"**", b"%s", b"\xf0\x9f\x8d\x89", b"0x7f", b"<<: *a", b"\\u0000", b"-0.0", b"~"]
+ODD = [None, True, False, -1, 0, 1, 2**31, 2**64, 1e308, float("nan"), float("inf"), "", " ", "x" * 3000, "\x1b[31m"]
+ODD += ["a\nb", "\ud800", "\0", "../../x", "~", [], {}, [[]], [None], {"a": 1}, {"": []}, [1] * 2000, "1e999", "\u202e"]
+
+
+def hurt(content, dice):
+    "The bytes with one to three damages: changed, cut, doubled, moved, or with something odd put in"
+    content = bytearray(content)
+    for _ in range(dice.choice((1, 1, 2, 3))):
+        a, b = sorted(dice.randrange(len(content) + 1) for _ in range(2))
+        b = min(b, a + 200)
+        how = dice.randrange(6)
+        if how == 0:
+            content[a:b] = b""
+        elif how == 1:
+            content[a:a] = dice.choice(TOKENS)
+        elif how == 2 and content:
+            content[a % len(content)] = dice.randrange(256)
+        elif how == 3:
+            content[a:a] = content[a:b]
+        elif how == 4:
+            del content[a if dice.random() < 0.3 else max(a, len(content) - 20) :]
+        else:
+            content[a:b] = dice.choice(TOKENS)
+    return bytes(content)
+
+
+def places(value, path=()):
+    "The path of every value in a JSON tree"
+    yield path
+    if isinstance(value, (dict, list)):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(part, (*path, key))
+
+
+def twisted(value, dice):
+    "A JSON tree with one to three values changed, dropped, doubled or renamed"
+    value = json.loads(json.dumps(value))
+    for _ in range(dice.choice((1, 1, 2, 3))):
+        if not isinstance(value, (dict, list)) or len(found := list(places(value))) < 2:
+            return value
+        *way, key = dice.choice(found[1:])
+        parent = value
+        for step in way:
+            parent = parent[step]
+        how = dice.randrange(4)
+        if how < 2:
+            parent[key] = deepcopy(dice.choice(ODD))
+        elif how == 2:
+            del parent[key]
+        elif isinstance(parent, list):
+            parent.append(deepcopy(parent[key]))
+        else:
+            parent[f"{key}_"] = parent.pop(key)
+    return value
+
+
+def odd_text(dice):
+    "A word that a user could type or paste, or never would"
+    return dice.choice([str(x) for x in ODD] + [t.decode("utf8", "surrogateescape") for t in TOKENS])
+
+
+# --- the kinds: each writes into an empty folder, and calls what reads it; it may check what it gets
+
+
+@cache
+def declared(path):
+    return read_parameters(path)
+
+
+def parameters_text(dice, folder):
+    cell = "".join(next(c["source"] for c in read_json(LAUNCHERS[-2])["cells"] if "parameters" in str(c["metadata"])))
+    parse_parameters(hurt(cell.encode(), dice).decode("utf8", "replace"))
+
+
+def parameters_given(dice, folder):
+    known = declared(dice.choice(LAUNCHERS))
+    names = dice.sample(list(known), min(3, len(known)))
+    given = {name: dice.choice([*ODD, odd_text(dice)]) for name in names}
+    found = check(known, given, "nbs/x.ipynb")
+    assert found.keys() == known.keys()
+
+
+def papermill_line(dice, folder):
+    path = dice.choice(LAUNCHERS)
+    names = [*declared(path), "lamda_xac"]
+    words = ["papermill", str(path)]
+    for _ in range(dice.randrange(1, 4)):
+        option = dice.choice(["-p", "-p", "-p", "-y", "-f", "-b", "-r", "--engine", odd_text(dice)])
+        words += [option, dice.choice([*names, odd_text(dice)]), odd_text(dice)][: dice.randrange(1, 4)]
+    add_output([word for word in words if "\0" not in word])  # no command line holds a NUL
+
+
+def settings_of_a_run(dice, folder):
+    recipe = dice.choice(sorted((ROOT / "data" / "recipes").glob("*.yaml")))
+    if dice.random() < 0.5:
+        (folder / "recipe.yaml").write_bytes(hurt(recipe.read_bytes(), dice))
+    else:
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(twisted(yaml.safe_load(recipe.read_text()), dice)))
+    read_settings(folder / "recipe.yaml", [f"{dice.choice(list(Config.__dataclass_fields__))}={odd_text(dice)}"][:1])
+
+
+def settings_of_a_method(dice, folder):
+    options = hurt(b"{regime: low, margin: [0.1, 0.2], weights: {cont: 1.0}}", dice).decode("utf8", "replace")
+    own_options(Config.of({"method_options": options}))
+
+
+def rules(dice, folder):
+    names = ["strip_determiners", "max_phrases", "max_words", "of_merge", "drop_generic", odd_text(dice)]
+    make_rules({dice.choice(names): dice.choice(ODD)})
+
+
+ROWS = [dict(key=f"k{i}", image=f"i{i % 3}.png", caption=f"a red mug {i} on a box", phrases=[]) for i in range(6)]
+ROWS += [dict(image="i0.png", caption="a blue fish", phrases=[["a blue fish", 0, 11]])]
+
+
+def put_small_images(folder):
+    for i in range(3):
+        Image.new("RGB", (8, 8), (60 * i, 0, 99)).save(folder / f"i{i}.png")
+
+
+def write_rows(path, rows):
+    rows = pd.DataFrame(rows).astype(object)
+    if path.suffix == ".jsonl":
+        path.write_text(rows.to_json(orient="records", lines=True))
+    elif path.suffix == ".json":
+        path.write_text(rows.to_json(orient="records"))
+    elif path.suffix == ".parquet":
+        rows.astype(str).to_parquet(path)
+    else:
+        rows.drop(columns="phrases").to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
+
+
+def add_up(found, skips):
+    "Everything that was seen is a record, or counted as left out"
+    assert len(found) + len(skips.rows) == skips.seen, (len(found), skips.seen, skips.rows)
+
+
+def table(dice, folder):
+    put_small_images(folder)
+    path = folder / f"t.{dice.choice(('csv', 'tsv', 'json', 'jsonl', 'parquet'))}"
+    if path.suffix == ".jsonl" and dice.random() < 0.5:
+        path.write_text("\n".join(json.dumps(twisted(row, dice)) for row in ROWS))
+    else:
+        write_rows(path, ROWS)
+        path.write_bytes(hurt(path.read_bytes(), dice))
+    skips = Skips(1)
+    add_up(read_table(path, skips), skips)
+
+
+def data_folder(dice, folder):
+    put_small_images(folder)
+    name = dice.choice(["captions.csv", "captions.jsonl", "captions.json", "i0.txt", "a.tar", "x.parquet"])
+    write_rows(folder / "captions.csv", ROWS)
+    (folder / name).write_bytes(hurt((folder / "captions.csv").read_bytes(), dice))
+    if name != "captions.csv" and dice.random() < 0.7:
+        (folder / "captions.csv").unlink()
+    skips = Skips(1)
+    add_up(open_data(folder, skips=skips, index_folder=folder / "index"), skips)
+
+
+def pairs(dice, folder):
+    put_small_images(folder)
+    for i in range(3):
+        (folder / f"i{i}.txt").write_bytes(hurt(b"a red mug on a blue box", dice))
+    if dice.random() < 0.3:
+        os.rename(folder / "i0.txt", os.fsencode(folder) + b"/" + dice.choice([b"\xff.txt", b"\x1b.txt", b"i0.TXT"]))
+    skips = Skips(1)
+    add_up(read_pairs(folder, skips), skips)
+
+
+def joined_captions(dice, folder):
+    rows = [dict(url=f"http://x/{i}.jpg", caption=f"a red mug {i}") for i in range(8)]
+    text = "\n".join(map(json.dumps, rows)) if dice.random() < 0.5 else pd.DataFrame(rows).to_csv(index=False)
+    path = folder / ("t.jsonl" if text.startswith("{") else "t.csv")
+    path.write_bytes(hurt(text.encode(), dice))
+    about = index_captions(path, folder / "join.sqlite")
+    assert about["rows"] + sum(about["skipped"].values()) <= 9 + text.count("\n")
+
+
+@cache
+def small_png():
+    file = io.BytesIO()
+    Image.effect_noise((12, 12), 90).save(file, "png")
+    return file.getvalue()
+
+
+def shards(dice, folder):
+    members = []
+    for i in range(3):
+        facts = twisted({"caption": f"a red mug {i}", "phrases": ["a red mug"], "more": [1, {"a": None}]}, dice)
+        members += [(f"s{i}.png", small_png()), (f"s{i}.json", json.dumps(facts).encode()), (f"s{i}.txt", b"a fish")]
+    if dice.random() < 0.3:
+        members.insert(2, (dice.choice(["../s9.png", "/s9.png", "s0.png", "\x1b.png", "s.json.png", ""]), b"x"))
+    write_tar(folder / "a.tar", members)
+    if dice.random() < 0.6:
+        (folder / "a.tar").write_bytes(hurt((folder / "a.tar").read_bytes(), dice))
+    skips = Skips(1)
+    found = read_shards(str(folder / "a.tar"), skips)
+    assert len({record.key for record in found}) == len(found) <= skips.seen
+    for record in found:
+        with contextlib.suppress(BadImage):
+            open_image(record.image)
+
+
+def source_names(dice, folder):
+    text = dice.choice(["a-{0..3}.tar", "*.tar", "http://x/a.tar", "s3://b/{a,b}.tar", str(folder / "t.csv"), "world"])
+    text = hurt(text.encode(), dice).decode("utf8", "surrogateescape")
+    if remote := re.search(r"(http|https|s3|gs):", text):
+        shard_urls(text[remote.start() :])  # the name alone: nothing is asked of a server
+    else:
+        detect_source(text)
+
+
+def images(dice, folder):
+    kind = dice.choice(["png", "jpeg", "gif", "bmp", "tiff", "webp", "ppm", "ico"])
+    mode = dice.choice(["RGB", "L", "RGBA", "P", "1", "I;16", "CMYK"])
+    file = io.BytesIO()
+    try:
+        Image.new(mode, (9, 7)).save(file, kind)
+    except (OSError, ValueError):
+        return  # this kind of file has no such mode
+    with contextlib.suppress(BadImage):
+        assert open_image(hurt(file.getvalue(), dice)).mode == "RGB"
+
+
+def copy_of_base(folder):
+    target = folder / "model"
+    target.mkdir()
+    for file in base_folder().iterdir():
+        os.link(file, target / file.name) if file.suffix == ".safetensors" else shutil.copy(file, target)
+    return target
+
+
+def release_configuration(dice, folder):
+    target = copy_of_base(folder)
+    file = target / dice.choice(["open_clip_config.json"] * 3 + ["tokenizer.json", "tokenizer_config.json"])
+    if dice.random() < 0.5:
+        file.write_bytes(hurt(file.read_bytes(), dice))
+    else:
+        file.write_text(json.dumps(twisted(read_json(file), dice)))
+    load(str(target))
+
+
+def release_weights(dice, folder):
+    target = copy_of_base(folder)
+    file = target / "open_clip_model.safetensors"
+    content = file.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    if dice.random() < 0.5:
+        header = hurt(content[8 : 8 + size], dice)
+    else:
+        header = json.dumps(twisted(json.loads(content[8 : 8 + size]), dice)).encode()
+    said = len(header) if dice.random() < 0.8 else dice.choice([0, 1, 2**63, 2**64 - 1, size])
+    file.unlink()
+    file.write_bytes(struct.pack("<Q", said) + header + content[8 + size :])
+    load(str(target))
+
+
+@cache
+def benchmark_files(home):
+    folder = write_examples(home / "examples") or home / "examples"
+    return folder, [path for path in sorted(folder.rglob("*.json*")) if path.is_file()]
+
+
+def benchmark(dice, folder):
+    source, files = benchmark_files(folder.parent)
+    chosen = dice.choice(files)
+    suite = chosen.relative_to(source).parts[0]
+    shutil.copytree(source / suite, folder / suite, symlinks=True)
+    path = folder / chosen.relative_to(source)
+    lines = path.read_text().splitlines()
+    if dice.random() < 0.5:
+        path.write_bytes(hurt(path.read_bytes(), dice))
+    else:  # one object a line, or one for the whole file
+        path.write_text("\n".join(json.dumps(twisted(json.loads(line), dice)) for line in lines))
+    read_folder(folder)
+
+
+OWN = {
+    "sugarcrepe/swap_att.json": {str(i): dict(filename="i0.png", caption="a b", negative_caption="b a") for i in "12"},
+    "sugarcrepe_pp/swap_att.json": [dict(id=0, filename="i0.png", caption="a", caption2="b", negative_caption="c")] * 2,
+    "retrieval.json": {"images": [dict(filename="i0.png", sentences=[dict(raw="a mug")], split="test")] * 2},
+    "zeroshot/object.json": dict(
+        classnames=["mug", "fish"], templates=["a {}."], items=[dict(filename="i0.png", label=0, heldout=False)] * 2
+    ),
+}
+
+
+def own_benchmark(dice, folder):
+    (folder / "images").mkdir()
+    put_small_images(folder / "images")
+    chosen = dice.choice(list(OWN))
+    for name, content in OWN.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(twisted(content, dice) if name == chosen else content))
+    if dice.random() < 0.4:
+        (folder / chosen).write_bytes(hurt((folder / chosen).read_bytes(), dice))
+    suites = read_folder(folder)
+    assert suites and all(suite.images for suite in suites.values())
+
+
+def run_folders(dice, folder):
+    run = folder / "runs" / "one"
+    run.mkdir(parents=True)
+    files = {
+        "params.json": json.dumps({"method": "c2lip", "data": "world", "methods": ["a"], "epochs": 6}),
+        "metrics.jsonl": "".join(json.dumps({"step": i, "lr": 0.1, "total": 3.5}) + "\n" for i in range(4)),
+        "table.csv": "suite,name,before,after\nsugarcrepe,average,68.1,72.3\n",
+        "train.ipynb": json.dumps({"cells": [], "metadata": {"papermill": {"end_time": "x", "exception": None}}}),
+    }
+    for name, text in files.items():
+        if name.endswith(("json", "ipynb")) and dice.random() < 0.4:
+            text = json.dumps(twisted(json.loads(text), dice))
+        (run / name).write_bytes(hurt(text.encode(), dice) if dice.random() < 0.5 else text.encode())
+    table = list_runs(folder / "runs")
+    assert len(table) == 1
+    assert len(read_log(run)) <= 9
+    check_own(run, "train", declared(ROOT / "nbs" / "train.ipynb"))
+
+
+def command_line(dice, folder):
+    put_small_images(folder)
+    write_rows(folder / "t.csv", ROWS)
+    usual = ["prepare", "list", "runs", str(folder / "t.csv"), str(folder / "out"), "recipes", "-j", "0", "--write"]
+    usual += ["--rule", "max_words=0", "--max-skipped", "2", "--match", "--clean", "--captions", "--caption-column"]
+    words = [dice.choice([*usual, odd_text(dice)]) for _ in range(dice.randrange(1, 6))]
+    if words[0] == "prepare" and str(folder / "t.csv") in words and str(folder / "out") in words:
+        words += ["--pipeline", "none"]  # what would be done is refused
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code = main([word for word in words if "\0" not in word])
+        except SystemExit as e:
+            code = e.code
+    assert code in (0, 2), (code, words)
+    last = said.getvalue().strip().split("\n")[-1]
+    assert "Traceback" not in said.getvalue() and (code == 0 or last.isprintable() and "error: " in last), last
+
+
+KINDS = {  # kind → cases
+    parameters_text: 80,
+    parameters_given: 150,
+    papermill_line: 100,
+    settings_of_a_run: 80,
+    settings_of_a_method: 60,
+    rules: 40,
+    table: 150,
+    data_folder: 40,
+    pairs: 50,
+    joined_captions: 60,
+    shards: 100,
+    source_names: 80,
+    images: 100,
+    release_configuration: 25,
+    release_weights: 30,
+    benchmark: 60,
+    own_benchmark: 100,
+    run_folders: 50,
+    command_line: 60,
+}
+
+
+def test_a_thousand_cases():
+    assert sum(KINDS.values()) >= 1000
+
+
+def state(*folders):
+    "Every file below some folders, with size and time; without what Python and git keep"
+    kept = {}
+    for folder in folders:
+        for place, names, files in os.walk(folder):
+            names[:] = [name for name in names if name not in (".git", ".venv", "__pycache__", ".pytest_cache", "runs")]
+            for name in [*files, *names]:
+                found = os.lstat(os.path.join(place, name))
+                kept[os.path.join(place, name)] = (found.st_size, found.st_mtime_ns) if name in files else None
+    return kept
+
+
+@contextlib.contextmanager
+def time_limit(seconds):
+    def stop(*_):
+        raise TimeoutError(f"not done after {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def fault(kind, number, folder):
+    "What is wrong with a case; empty where nothing is"
+    said = io.StringIO()
+    try:
+        with time_limit(SECONDS), warnings.catch_warnings(), contextlib.redirect_stdout(said):
+            warnings.simplefilter("ignore")
+            kind(random.Random(f"{kind.__name__}/{number}"), folder)
+    except UserError as e:
+        message = str(e)
+        if not message or not message.isprintable() or len(message) > 2000:
+            return f"the message {message[:300]!r}"
+    except BaseException as e:  # a SystemExit too
+        end = e.__traceback__
+        while end.tb_next:
+            end = end.tb_next
+        where = f"{end.tb_frame.f_code.co_filename}:{end.tb_lineno}"
+        return f"{type(e).__name__}: {str(e)[:300]!r} at {where}"
+    unclear = [line for line in said.getvalue().splitlines() if not line.isprintable()]
+    return f"printed {unclear[0]!r}" if unclear else ""
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_fuzz(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("C2LIP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(ROOT)
+    numbers = range(KINDS[kind] * TIMES)
+    if ONLY:
+        name, _, number = ONLY.partition("/")
+        numbers = [int(number)] if name == kind.__name__ else []
+    before, faults = state(ROOT), {}
+    for number in numbers:
+        folder = tmp_path / "case"
+        folder.mkdir()
+        if found := fault(kind, number, folder):
+            faults[f"{kind.__name__}/{number}"] = found
+        shutil.rmtree(folder)
+    after = state(ROOT)
+    assert before == after, {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache", "examples"}
+    assert not faults, "\n" + "\n".join(f"{name}: {what}" for name, what in list(faults.items())[:40])
