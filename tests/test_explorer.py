@@ -76,14 +76,16 @@ def test_a_model_of_another_grid(state, clip_folder):
 def test_before_and_after_exchanged(state, clip_folder):
     panel = Panel(state)
     panel.model.value = str(clip_folder)
-    name = clip_folder.parent.name
+    name, count = clip_folder.parent.name, len(state.models)
     assert [menu.value for menu in panel.menus] == ["base", name, "", ""]
     assert panel.model.value == ""
     panel.swap.click()
     assert state.selection.models == (name, "base") and "resampled" in panel.status.value
     panel.menus[1].value = ""
     assert state.selection.models == (name,) and panel.swap.disabled and "one model" in panel.status.value
-    panel.model.value = "base"  # known by now, under its short name
+    panel.model.value = str(clip_folder.parent)  # known by now, by its run as well
+    assert state.selection.models == (name,) and len(state.models) == count
+    panel.model.value = "base"
     assert panel.menus[1].value == "base" and list(state.models).count(name) == 1
 
 

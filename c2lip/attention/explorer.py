@@ -32,7 +32,7 @@ from c2lip.attention.gallery import (
 from .maps import MAP_KINDS, map_values
 from .model_cache import ModelCache
 from .questions import PhraseScore, ask, doubts, score_phrase, true_mask
-from ..core import UserError, run_folder, write_json
+from ..core import UserError, project_root, run_folder, write_json
 from ..training.config import kind_of_model
 from ..world_captions import name_thing
 
@@ -112,6 +112,12 @@ def _chosen_exhibit(changes):
     return exhibit
 
 
+def _is_called(entry, model):
+    "Is this the model that somebody calls by its name, or by the path of its folder or of its run?"
+    place = project_root() / entry.where
+    return model == entry.name or project_root() / model in (place, place.parent if place.name == "model" else place)
+
+
 def _phrases_of(caption, shown):
     "The phrases on show where a caption has them all, else its first one; none where it has none"
     found = caption_phrases(caption)
@@ -145,7 +151,7 @@ class Explorer:
     def _menu_name(self, model):
         "The menu's name of a model, which joins the menu if it is new; a model that cannot be loaded does not"
         for name, entry in self.models.items():
-            if model in (name, entry.where):
+            if _is_called(entry, model):
                 return name
         name = short_name(model, 48)
         if name in self.models:
