@@ -67,8 +67,11 @@ def selection_text(selection: Selection) -> str:
         pairs.append(("caption", chosen.caption))
     if chosen.phrases:
         pairs.append(("phrase", " | ".join(chosen.phrases)))
-    values = {name: getattr(chosen, name) for name, f in _STYLE.items() if getattr(chosen, name) != f.default}
-    return urlencode([*pairs, *((name, int(v) if isinstance(v, bool) else v) for name, v in values.items())])
+    for name, f in _STYLE.items():
+        value = getattr(chosen, name)
+        if value != f.default:
+            pairs.append((name, value if isinstance(value, str) else f"{float(value):.4g}"))
+    return urlencode(pairs)
 
 
 def read_selection(
@@ -83,7 +86,7 @@ def read_selection(
             changes[key] = value
     for key in {"exhibit", "scale", "opacity", "smooth", "same_scale"} & set(changes):
         try:
-            changes[key] = float(changes[key]) if key in ("scale", "opacity") else int(changes[key])
+            changes[key] = type(_STYLE[key].default)(float(changes[key])) if key in _STYLE else int(changes[key])
         except ValueError:
             raise UserError(f"{key}: {changes[key]!r} is no number") from None
     return changes and {name: f.default for name, f in _STYLE.items()} | changes

@@ -196,9 +196,9 @@ class Panel(PanelWidgets):
             beside.layout.display = "none" if selection.phrases in ((), (phrase,)) else None
 
     def _make_chips(self, phrases):
-        for button in self.chips.children:
+        for button in [*self.chip.values(), *self.beside.values(), *self.chips.children]:
             button.close()
-        self.chip, self.beside, buttons = {}, {}, []
+        self.chip, self.beside, pairs = {}, {}, []
         for phrase in phrases:
             chip = widgets.Button(description=phrase, tooltip=f"show “{phrase}”")
             chip.on_click(partial(self._on_chip, phrase))
@@ -206,8 +206,8 @@ class Panel(PanelWidgets):
             beside.on_click(partial(self._on_beside, phrase))
             beside.add_class("c2lip-beside")
             self.chip[phrase], self.beside[phrase] = chip, beside
-            buttons += [chip, beside]
-        self.chips.children = buttons
+            pairs.append(widgets.HBox([chip, beside]))  # which no line break parts
+        self.chips.children = pairs
 
     def _repr_mimebundle_(self, **kwargs):
         "The widget, and for pages without a kernel its figure"
