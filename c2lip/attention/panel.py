@@ -105,7 +105,10 @@ class Panel(PanelWidgets):
             self._write_status(str(e), wrong=True)
 
     def _on_download(self, kind, _button):
+        said = self.status.value
+        self._write_status("drawing…")
         self.link.value = download_link(f"maps.{kind}", FILE_KINDS[kind], self.explorer.file(kind, dpi=300))
+        self.status.value = said
 
     def _on_chip(self, phrase, _button):
         self._update(phrase=phrase)
