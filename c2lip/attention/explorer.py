@@ -54,6 +54,8 @@ class Selection:
 
 _STYLE = {f.name: f for f in fields(Selection) if f.name in ("kind", "scale", "opacity", "smooth", "same_scale")}
 
+_NUMBERS = dict(exhibit=int, scale=float, opacity=float, smooth=bool, same_scale=bool)  # key of a text → its type
+
 
 def selection_text(selection: Selection) -> str:
     "A selection as the query of an address"
@@ -84,10 +86,10 @@ def read_selection(
             changes["models"] = [*changes.get("models", []), value]
         elif key != "token" and not key.startswith("voila"):
             changes[key] = value
-    for key in {"exhibit", "scale", "opacity", "smooth", "same_scale"} & set(changes):
+    for key in _NUMBERS.keys() & changes.keys():
         try:
-            changes[key] = type(_STYLE[key].default)(float(changes[key])) if key in _STYLE else int(changes[key])
-        except ValueError:
+            changes[key] = _NUMBERS[key](float(changes[key]))
+        except (ValueError, OverflowError):
             raise UserError(f"{key}: {changes[key]!r} is no number") from None
     return changes and {name: f.default for name, f in _STYLE.items()} | changes
 
