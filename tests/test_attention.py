@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from c2lip.attention.coco import coco_mask, coco_probes
-from c2lip.attention.figures import compare_figure, difference_figure
+from c2lip.attention.comparison import compare_figure, difference_figure
 from c2lip.attention.localisation import auroc, localisation, localisation_table, measure_map
 from c2lip.attention.maps import attention_map, embed_phrases, encode_view, head_attention, phrase_scores, resample_map
 from c2lip.attention.probes import Probe, binding_scenes, coverage, probe_maps, scene_probes
@@ -92,7 +92,7 @@ def test_models_of_other_grids(base, tiny_clip):
     view = encode_view(tiny_clip, wide)
     assert view.grid == (4, 4) and view.field == (0.25, 0, 0.75, 1)
     figure = compare_figure(tiny_clip, base, wide, ["a red mug"], kind="softmax")
-    assert any("resampled" in t.get_text() for t in figure.texts)
+    assert any("4×4 and 6×6 patches" in t.get_text() for t in figure.texts)
     constant = resample_map(torch.full((1, 6, 6), 1 / 36), WHOLE, (4, 4), view.field, share=True)
     assert torch.allclose(constant.sum(), torch.tensor(0.5))  # the middle half of the image holds half of the attention
 
@@ -222,7 +222,7 @@ def test_figure_is_vector_and_reproducible(base):
             pages.append(f.getvalue())
     assert pages[0].startswith(b"<?xml") and len(pages[0]) > 10_000 and pages[0] == pages[1]
     same = difference_figure(draw, ["a mug"], maps[:1], maps[:1])
-    assert len(same.axes) == 6
+    assert len(same.axes) == 7  # four panels, a colour bar under each map
 
 
 # Masks of 7 rows and 9 columns as pycocotools 2.0.11 writes them.

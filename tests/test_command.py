@@ -159,3 +159,29 @@ def test_ctrl_c(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and "goes on from there" in said and "Traceback" not in said, said
+
+
+def test_explore_writes_the_figure(tmp_path, run):
+    "Relative paths start in the current folder, as everywhere in a terminal"
+    Image.new("RGB", (64, 48), "red").save(tmp_path / "mine.png")
+    words = [
+        "--model",
+        "base",
+        "--image",
+        "mine.png",
+        "--phrase",
+        "a red wall",
+        "--phrase",
+        "a mug",
+        "--kind",
+        "softmax",
+    ]
+    done = run(*C2LIP, "explore", *words, "--output", "maps", cwd=tmp_path)
+    assert done.returncode == 0 and "mine.png: “a red wall”, “a mug”" in done.out, done.out
+    assert "has no reason to know this image" in done.out
+    written = sorted(path.name for path in (tmp_path / "maps").iterdir())
+    assert written == ["maps.json", "maps.pdf", "maps.png", "maps.svg"]
+    record = json.loads((tmp_path / "maps" / "maps.json").read_text())
+    assert record["phrases"] == ["a red wall", "a mug"] and record["kind"] == "softmax"
+    done = run(*C2LIP, "explore", "--model", "bass", cwd=tmp_path)
+    assert done.returncode == 2 and "there is no model 'bass'" in done.out and "Traceback" not in done.out

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import open_clip
@@ -9,19 +10,20 @@ import pytest
 import torch
 from PIL import Image
 
-from c2lip.attention.explorer import Explorer
+from c2lip.attention.explorer import Explorer, selection_text
+from c2lip.attention.gallery import find_models, gallery, usual_models
 from c2lip.attention.maps import MAP_KINDS
 from c2lip.attention.panel import Panel
 from c2lip.base import BASE_CONFIG
 from c2lip.core import UserError
 from c2lip.release import save
 from c2lip.towers import Towers, load
-from c2lip.training.runs import find_models
+from c2lip.world_captions import name_thing
 
 
 @pytest.fixture
 def state():
-    return Explorer(after="base")
+    return Explorer(["base"])
 
 
 @pytest.fixture(scope="module")
@@ -61,35 +63,38 @@ def test_a_slider_runs_no_tower(state, monkeypatch):
 
 
 def test_a_model_of_another_grid(state, clip_folder):
-    assert state.update(before=str(clip_folder), phrase="a red mug | a blue mug"), state.error
-    assert "resampled" in state.status and state.shown.maps[0].shape == state.shown.maps[1].shape == (2, 4, 4)
+    assert state.update(models=[str(clip_folder), "base"], phrase="a red mug | a blue mug"), state.error
+    assert "resampled to 6×6" in state.status
+    shapes = [tuple(column.maps.shape) for column in state.shown.columns]
+    assert shapes == [(2, 4, 4), (2, 6, 6), (2, 6, 6)]  # each on its own grid, the difference on the finer
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 200, 3), np.uint8))
     for kind in MAP_KINDS:
         assert state.update(image=wide, kind=kind), state.error
-    assert len(state.png()) > 5000
+    assert len(state.file()) > 5000
 
 
 def test_before_and_after_exchanged(state, clip_folder):
     panel = Panel(state)
     panel.model.value = str(clip_folder)
-    name = clip_folder.parent.name
-    assert (panel.before.value, panel.after.value) == ("base", name)
+    name, count = clip_folder.parent.name, len(state.models)
+    assert [menu.value for menu in panel.menus] == ["base", name, "", ""]
     assert panel.model.value == ""
-    assert name in panel.before.options
     panel.swap.click()
-    assert (panel.before.value, panel.after.value) == (name, "base") and "resampled" in panel.status.value
-    panel.model.value = str(clip_folder)  # known by now, under its short name
-    assert panel.after.value == name and list(state.models).count(name) == 1
+    assert state.selection.models == (name, "base") and "resampled" in panel.status.value
+    panel.menus[1].value = ""
+    assert state.selection.models == (name,) and panel.swap.disabled and "one model" in panel.status.value
+    panel.model.value = str(clip_folder.parent)  # known by now, by its run as well
+    assert state.selection.models == (name,) and len(state.models) == count
+    panel.model.value = "base"
+    assert panel.menus[1].value == "base" and list(state.models).count(name) == 1
 
 
-def test_models_leave_in_their_order(state, clip_folder, monkeypatch):
-    loaded = []
-    monkeypatch.setattr("c2lip.attention.explorer.load", lambda name, device: loaded.append(name) or load(name, device))
-    small = Explorer(after="base")
+def test_models_leave_in_their_order(clip_folder):
+    small = Explorer(["base"])
     small.cache.keep = 1
-    assert small.update(after=str(clip_folder))
+    assert small.update(models=["base", str(clip_folder)])
     assert small.update(phrase="a hat")
-    assert small.update(after="base")
+    assert small.update(models=["base"])
     assert len(small.cache.towers) == 1
     assert all(name in small.cache.towers for name, _ in small.cache.views)
 
@@ -100,12 +105,14 @@ def test_models_leave_in_their_order(state, clip_folder, monkeypatch):
         (dict(phrase=""), "empty"),
         (dict(phrase="a|b|c|d|e"), "at most four"),
         (dict(phrase="mug " * 100), "longer"),
-        (dict(after="/no/such/model"), "no folder"),
-        (dict(after="ViT-B-61"), "no model"),
+        (dict(models=["/no/such/model"]), "no folder"),
+        (dict(models=["base", "ViT-B-61"]), "no model"),
         (dict(image=b"", name="empty.png"), "empty.png"),
         (dict(image="/no/such.png"), "missing"),
         (dict(exhibit=0), "1 to 12"),
         (dict(kind="x"), "no map"),
+        (dict(question="without attribute", phrase="a mug"), "nothing to change"),
+        (dict(state="model=base&exhibit=many"), "no number"),
     ],
 )
 def test_refusals(state, wish, word):
@@ -128,10 +135,11 @@ def test_a_huge_image_is_refused(state, tmp_path):
 def test_odd_words_are_shown_as_they_are(state):
     for phrase in ("a $5 mug", "<b>mug</b> & hat", "a_b^c", "ein roter Bär", "狗", "100 % mug"):
         assert state.update(phrase=phrase), state.error
-        assert state.png()
+        assert state.file()
     panel = Panel(state)
     panel.phrase.value = "<script>x</script>"
     assert "<script>" not in panel.status.value and "&lt;script&gt;" in panel.status.value
+    assert "<script>" not in panel.maps.value and "&lt;script&gt;" in panel.maps.value
 
 
 def test_saved_files_say_what_they_show(state, tmp_path):
@@ -139,25 +147,33 @@ def test_saved_files_say_what_they_show(state, tmp_path):
     data = json.loads((state.save(str(tmp_path)) / "maps.json").read_text())
     assert (data["phrases"], data["kind"], data["scale"]) == (["a red mug"], "softmax", 5)
     assert (tmp_path / "maps.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "maps.pdf").read_bytes().startswith(b"%PDF")
+    assert data["scores"]["base"]["a red mug"]["ranks"]["colours"][1] == 8
+    other = Explorer(["base"])
+    assert other.update(state=data["state"]) and other.status == state.status
 
 
 def test_models_of_runs(tmp_path):
     for name in ("train-1/model", "ablation-2/c2lip/model"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "open_clip_config.json").write_text("{}")
-    assert set(find_models(tmp_path)) == {"base", "train-1", "ablation-2/c2lip"}
+    found = find_models(tmp_path)
+    assert {"base", "train-1", "ablation-2/c2lip"} <= set(found)
+    assert usual_models(found) == ("base", "train-1")
+    del found["train-1"]
+    assert "ablation-2/c2lip" not in usual_models(found)  # a trial is never chosen by itself
 
 
 def test_wrong_models_at_the_start():
     with pytest.raises(UserError, match="no model"):
-        Explorer("ViT-B-61")
+        Explorer(["ViT-B-61"])
 
 
 def test_the_panel_follows(state):
     panel = Panel(state)
-    panel.kind.value, panel.opacity.value, panel.smooth.value = "centred", 0.5, True
+    panel.kind.value, panel.opacity.value, panel.smooth.value = "similarity", 0.5, True
     selection = state.selection
-    assert (selection.kind, selection.opacity, selection.smooth) == ("centred", 0.5, True)
+    assert (selection.kind, selection.opacity, selection.smooth) == ("similarity", 0.5, True)
     assert panel.scale.disabled
     buttons, plus = panel.chips.children, next(b for b in panel.beside.values() if b.description == "+")
     plus.click()
@@ -171,3 +187,66 @@ def test_the_panel_follows(state):
     assert panel.beside["a pink hat"].description == "+"
     panel.path.value = "/no/such.png"
     assert panel.path.value == "/no/such.png" and "c2lip-wrong" in panel.status.value
+
+
+def test_up_to_four_models(state, clip_folder):
+    assert state.update(models=["base", str(clip_folder)])
+    own = [(column.low, column.high) for column in state.shown.columns[:2]]
+    assert own[0] != own[1]  # a scale for each model
+    assert state.update(same_scale=True)
+    assert len({(column.low, column.high) for column in state.shown.columns[:2]}) == 1
+    assert [column.signed for column in state.shown.columns] == [False, False, True]
+    for number in (2, 3):  # the same model under other names
+        state.models[f"copy {number}"] = replace(state.models["base"], name=f"copy {number}")
+    assert state.update(models=list(state.models)[-4:]), state.error
+    assert [column.signed for column in state.shown.columns] == [False] * 4  # of more than two there is no difference
+    assert state.file("svg").startswith(b"<?xml")
+    assert not state.update(models=["base", str(clip_folder), "copy 2", "copy 3", "/no/such"])
+
+
+def test_all_models_are_asked_the_same(state, clip_folder):
+    panel = Panel(state)
+    panel.model.value = str(clip_folder)
+    state.models["compare-1/c2lip"] = replace(state.models["base"], name="compare-1/c2lip", trial=True)
+    panel.trials.value = True
+    assert "compare-1/c2lip" in dict(panel.menus[0].options).values()
+    panel.trials.value = False
+    assert "compare-1/c2lip" not in dict(panel.menus[0].options).values()
+    phrases = state.selection.phrases
+    panel.all_models.click()
+    assert len(state.selection.models) >= 2 and state.selection.phrases == phrases
+    assert "compare-1/c2lip" not in state.selection.models
+
+
+def test_an_upload_starts_without_the_old_phrase(state):
+    wide = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 200, 3), np.uint8))
+    panel = Panel(state)
+    assert state.update(image=wide, name="wide.png")
+    panel._refresh()
+    assert panel.phrase.value == "" and "type a phrase" in panel.status.value
+    assert panel.maps.value.count("<img") == 1 and state.file()
+    panel.caption.value = "A dog beside a red car."
+    assert state.selection.phrases == ("a dog",) and "never read" in panel.status.value
+    panel.phrase.value = "a red car"
+    assert state.selection.phrases == ("a red car",) and state.shown.outlines == [None]
+    assert "image=" not in panel.state.value  # what was uploaded is on the visitor's machine alone
+
+
+def test_a_true_phrase_has_its_contour_and_fair_rivals(state):
+    names = [name_thing(thing) for thing in gallery()[8].scene.things]  # two nouns in two colours each
+    assert state.update(phrase=names[0])
+    (mask,), (scores,) = state.shown.outlines, state.shown.scores
+    assert mask.any() and scores[names[0]].ranks["colours"][1] == 7  # the other colour is true as well
+    assert state.update(question="without attribute")
+    assert state.shown.outlines[1].sum() > mask.sum()  # "a key" is true of both keys
+    assert state.update(phrase="a pink umbrella") and state.shown.outlines == [None]
+    assert state.shown.scores[0]["a pink umbrella"].ranks["colours"][1] == 8
+
+
+def test_a_text_brings_everything_back(state, tmp_path):
+    Image.new("RGB", (60, 40), "red").save(tmp_path / "mine & yours.png")
+    assert state.update(image=str(tmp_path / "mine & yours.png"), caption="a [red] wall?", phrase="a wall | 100 % red")
+    assert state.update(kind="softmax", scale=3.5, opacity=0.5, smooth=True, same_scale=True)
+    other = Explorer(["base"])
+    assert other.update(state="http://127.0.0.1:8866/?" + selection_text(state.selection)), other.error
+    assert replace(other.selection, exhibit=state.selection.exhibit) == state.selection

@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-PANEL, STATUS, FIGURE = ".c2lip-explorer", ".c2lip-status", "img.c2lip-figure"
+PANEL, STATUS, FIGURE = ".c2lip-explorer", ".c2lip-status", ".c2lip-maps img"
 
 
 @pytest.fixture(scope="module")
@@ -163,17 +163,19 @@ def page(servers, tuned, browser):
     return page
 
 
-CHANGED = "([s, say, f, draw]) => document.querySelector(s).innerText != say && document.querySelector(f).src != draw"
+MAPS = "document.querySelector('.c2lip-maps').outerHTML"
+SAYS = "document.querySelector('.c2lip-status').innerText"
+CHANGED = f"([say, maps]) => ![say, 'drawing…'].includes({SAYS}) && {MAPS} != maps"
 
 
 def after(page, act):
-    "Do `act`; (the new status, seconds until status and figure were there)"
-    say, draw = page.inner_text(STATUS), page.get_attribute(FIGURE, "src")
+    "Do `act`; (the new status, seconds until status and maps were there)"
+    say, maps = page.inner_text(STATUS), page.evaluate(MAPS)
     for seconds in (40, 120):  # a key pressed while a loaded page redraws is lost: press again, as a person would
         start = time.time()
         act()
         try:
-            page.wait_for_function(CHANGED, arg=[STATUS, say, FIGURE, draw], polling=20, timeout=1000 * seconds)
+            page.wait_for_function(CHANGED, arg=[say, maps], polling=20, timeout=1000 * seconds)
             break
         except playwright.TimeoutError:
             if seconds == 120:
@@ -203,38 +205,58 @@ def tab_to(page, wanted, key="Tab"):
     raise AssertionError(f"{wanted} cannot be reached with {key}")
 
 
+def unfold(page, name):
+    "Open a fold, if it is closed"
+    button = page.locator(f"{PANEL} button.jupyter-widgets", has_text=name)
+    if "mod-active" not in button.get_attribute("class"):
+        button.click()
+
+
+def download(page, name):
+    "What the browser stores after a click on PNG, SVG or PDF: its name, its bytes"
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name=name, exact=True).click()
+    return waiting.value.suggested_filename, waiting.value.path().read_bytes()
+
+
 def test_a_visit(page, tuned, tmp_path):
     took = {}
-    say = page.inner_text(STATUS)
-    assert "“" in say and "v·c" in say
+    assert "“" in page.inner_text(STATUS) and "fit v·c" in page.inner_text(".c2lip-maps")
     # a chip
     chip = page.locator(".c2lip-chips button:not(.mod-primary)", has_text="a ").first
     wanted = chip.inner_text()
     say, took["chip"] = after(page, chip.click)
     assert f"“{wanted}”" in say
     # another model, typed; then one of the menu
-    field = page.get_by_placeholder("or: folder")
+    unfold(page, "more models")
+    field = page.get_by_placeholder("a release folder")
     say, took["model"] = after(page, lambda: (field.fill(str(tuned)), field.press("Enter")))
     assert f"→ {tuned.parent.name}" in say
-    say, took["menu"] = after(
-        page, lambda: page.locator(f"{PANEL} select").first.select_option(label=tuned.parent.name)
-    )
-    assert "both are the same model" in say
-    say, _ = after(page, lambda: page.locator(f"{PANEL} select").first.select_option(label="base"))
+    menu = page.locator(f"{PANEL} select").nth(1)
+    say, took["menu"] = after(page, lambda: menu.select_option(label="–"))
+    assert "one model" in say and page.locator(".c2lip-maps figure").count() == 2
+    say, _ = after(page, lambda: menu.select_option(label=tuned.parent.name))
+    assert page.locator(".c2lip-maps figure").count() == 4
     # a map kind, and the slider by keyboard
+    unfold(page, "map")
     say, took["kind"] = after(page, page.get_by_role("button", name="softmax", exact=True).click)
     assert "β = 10" in say
     page.locator(f"{PANEL} .noUi-handle").first.focus()
     say, took["slider"] = after(page, lambda: page.keyboard.press("ArrowRight"))
     assert "β = 11.2" in say
-    # two phrases
+    # two phrases, then a question
     field = page.get_by_placeholder("a red mug | a blue mug")
-    say, took["phrases"] = after(page, lambda: (field.fill("a red mug | a blue mug"), field.press("Enter")))
-    assert "“a red mug”" in say and "“a blue mug”" in say
+    say, took["phrases"] = after(page, lambda: (field.fill("a red mug | a blue fish"), field.press("Enter")))
+    assert "“a red mug”" in say and "“a blue fish”" in say
+    say, took["question"] = after(page, page.get_by_role("button", name="swap colours").click)
+    assert "“a blue mug”" in say and "“a red fish”" in say
     # another image
     say, took["scene"] = after(page, page.locator(".c2lip-shelf button").nth(2).click)
     assert say.startswith("scene 3") and page.locator(".c2lip-shelf button.mod-primary").inner_text() == "3"
+    assert page.locator(".c2lip-thing").first.get_attribute("title").startswith("a ")  # names under the mouse
+    assert "highest" in page.locator(".c2lip-maps img").nth(1).get_attribute("alt")
     # what is broken is said, and the image stays
+    unfold(page, "own image")
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"\x89PNG\r\n\x1a\n but no more")
     draw = page.get_attribute(FIGURE, "src")
@@ -249,13 +271,27 @@ def test_a_visit(page, tuned, tmp_path):
 
     Image.linear_gradient("L").resize((300, 200)).convert("RGB").save(tmp_path / "mine.png")
     say, took["upload"] = after(page, lambda: upload(page, tmp_path / "mine.png"))
-    assert (
-        say.startswith("mine.png")
-        and not page.locator(".c2lip-wrong").count()
-        and page.get_attribute(FIGURE, "src") != draw
-    )
+    assert say.startswith("mine.png: type a phrase") and not page.locator(".c2lip-wrong").count()
+    assert page.get_attribute(FIGURE, "src") != draw and page.locator(FIGURE).count() == 1
+    say, _ = after(page, lambda: (field.fill("a red mug"), field.press("Enter")))
+    assert "no reason to know this image" in say
     print("\nseconds from act to figure:", {k: round(v, 2) for k, v in took.items()})
     assert not page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count()
+
+
+def test_what_is_taken_along(page):
+    "Files by the browser, and a text that brings a state back"
+    after(page, page.locator(".c2lip-shelf button").nth(8).click)
+    unfold(page, "take along")
+    for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<?xml"), ("PDF", b"%PDF")):
+        name, data = download(page, kind)
+        assert name == f"maps.{kind.lower()}" and data.startswith(start)
+    field = page.get_by_placeholder("the text of another visit")
+    told, shown = field.input_value(), page.inner_text(STATUS)
+    assert "exhibit=9" in told
+    after(page, page.locator(".c2lip-shelf button").nth(0).click)
+    say, _ = after(page, lambda: (field.fill(told), field.press("Enter")))
+    assert say == shown
 
 
 def test_a_keyboard_is_enough(page):
@@ -270,21 +306,28 @@ def test_a_keyboard_is_enough(page):
     say, _ = after(page, lambda: page.keyboard.press("Enter"))
     assert say.startswith(f"binding {scene}") and focused(page) == scene
     page.keyboard.press("b")  # would add a cell
-    tab_to(page, r"\+")
+    tab_to(page, r"\+", "Shift+Tab")
     say, _ = after(page, lambda: page.keyboard.press("Space"))
     assert say.count("“") == 2 and focused(page) == "−"
     say, _ = after(page, lambda: page.keyboard.press("Enter"))
     assert say.count("“") == 1 and focused(page) == "+"
-    tab_to(page, "a red mug .*")
+    tab_to(page, "a red mug .*", "Shift+Tab")
     page.keyboard.press("Control+A")
     page.keyboard.type("a yellow hat")
     say, _ = after(page, lambda: page.keyboard.press("Enter"))
     assert "“a yellow hat”" in say
-    tab_to(page, "centred")
+    tab_to(page, "without attribute")
+    say, _ = after(page, lambda: page.keyboard.press("Enter"))
+    assert "“a hat”" in say and focused(page) == "without attribute"
+    tab_to(page, "map .*", "Shift+Tab")
+    if "mod-active" not in page.evaluate("document.activeElement.className"):
+        page.keyboard.press("Space")
+    tab_to(page, "similarity")
     say, _ = after(page, lambda: page.keyboard.press("Space"))
-    assert "above" in say and focused(page) == "centred"
+    assert "cosine c·v′" in say and focused(page) == "similarity"
     tab_to(page, "menu", "Shift+Tab")
-    tab_to(page, "menu", "Shift+Tab")
+    while page.evaluate("document.querySelector('.c2lip-explorer select') != document.activeElement"):
+        tab_to(page, "menu", "Shift+Tab")
     say, _ = after(page, lambda: page.keyboard.press("ArrowDown"))
     assert focused(page) == "menu" and page.locator(".jp-Notebook .jp-Cell").count() == cells
     say, _ = after(page, lambda: page.keyboard.press("ArrowUp"))
@@ -301,11 +344,15 @@ SHELF_TOPS = """() => [...document.querySelectorAll('.c2lip-shelf button')]
     .map(e => e.offsetTop + e.offsetParent.offsetTop)"""
 
 
+SMALLEST_TYPE = """() => Math.min(...[...document.querySelectorAll('.c2lip-maps *')]
+    .filter(e => e.innerText).map(e => parseFloat(getComputedStyle(e).fontSize)))"""
+
+
 def test_it_fits_the_page(page):
-    "Nothing stands out on the right, at either width; the screenshots are for looking at"
+    "Nothing stands out on the right, at any width; on a narrow page panels stack; the screenshots are for looking at"
     if not page.inner_text(STATUS).startswith("binding 10"):
         after(page, page.locator(".c2lip-shelf button").nth(9).click)
-    for width in (1280, 900):
+    for width in (1400, 1280, 900, 800):
         page.set_viewport_size(dict(width=width, height=1400))
         page.wait_for_timeout(400)
         page.evaluate(f"document.querySelector('{PANEL}').scrollIntoView()")
@@ -313,25 +360,43 @@ def test_it_fits_the_page(page):
         keep(page, f"explorer-{width}")
         over = page.evaluate(OUTSIDE)
         assert not over, over
-        assert len(set(page.evaluate(SHELF_TOPS))) == 1
-        assert page.evaluate("document.querySelector('img.c2lip-figure').getBoundingClientRect().width") > 500
+        assert page.evaluate(SMALLEST_TYPE) >= 10
+        if width > 800:
+            assert len(set(page.evaluate(SHELF_TOPS))) == 1
 
 
 def test_the_app(servers, browser):
-    "Voilà: the page without its code, and the panel works"
+    "Voilà: the page without its code, the maps in the first screen, and a link that brings a state back"
     if "voila" not in servers:
         pytest.skip("the app's test needs Voilà: pip install voila")
-    page = browser.new_page(viewport=dict(width=1280, height=1400))
+    page = browser.new_page(viewport=dict(width=1280, height=800))
     page.set_default_timeout(120_000)
     page.goto(servers["voila"][0])
     wait_for_panel(page, "explorer-app")
     assert "What does a phrase look at" in page.inner_text("body") and "from c2lip" not in page.inner_text("body")
+    bottom = "e => e.getBoundingClientRect().bottom"
+    assert page.locator(".c2lip-frame").first.evaluate(bottom) < 800
     chip = page.locator(".c2lip-chips button:not(.mod-primary)", has_text="a ").first
     wanted = chip.inner_text()
-    assert f"“{wanted}”" in after(page, chip.click)[0]
+    shown = after(page, chip.click)[0]
+    assert f"“{wanted}”" in shown
+    unfold(page, "take along")
+    link = page.get_by_text("link to this view").get_attribute("href")
     field = page.get_by_placeholder("a red mug | a blue mug")
     field.fill(" ")
     field.press("Enter")
     page.wait_for_selector(".c2lip-wrong")
     assert "empty" in page.inner_text(STATUS)
     keep(page, "explorer-app")
+    page.set_viewport_size(dict(width=400, height=800))
+    page.goto(servers["voila"][0] + "/" + link)
+    wait_for_panel(page, "explorer-app")
+    assert page.inner_text(STATUS) == shown
+    over = page.evaluate(OUTSIDE)
+    assert not over, over
+    assert page.evaluate(SMALLEST_TYPE) >= 10
+    frames = page.locator(".c2lip-frame")
+    width = frames.first.evaluate("e => e.getBoundingClientRect().width")
+    tops = {round(frames.nth(k).evaluate("e => e.getBoundingClientRect().top")) for k in range(frames.count())}
+    assert width > 130 and (frames.count() < 3 or len(tops) > 1)
+    keep(page, "explorer-app-400")

@@ -77,7 +77,7 @@ def test_the_wheel_holds_what_ships(installed):
 USE = """
 import c2lip
 from pathlib import Path
-from c2lip.training.runs import find_models
+from c2lip.training.runs import release_folders
 from c2lip.concepts import noun_phrases
 from c2lip.core import cache_folder, project_root, shipped
 from c2lip.evaluation.folders import benchmark_folder
@@ -99,7 +99,7 @@ print(show_texts(brief(table)))
 assert len(read_published()) > 1000 and read_concreteness() and read_grammar()
 assert (cache_folder() / "embeddings").is_dir() and "caches" in str(cache_folder())
 assert not list(Path.cwd().iterdir()), "nothing is written where the user stands"
-print(find_models(), method_names())
+print(release_folders(), method_names())
 """
 
 

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['MAP_KINDS', 'SHARE_KINDS', 'WHOLE_IMAGE', 'map_values', 'head_attention', 'field_of', 'grid_of', 'open_user_image',
-           'View', 'encode_view', 'embed_phrases', 'attention_map', 'phrase_scores', 'sample_map', 'resample_map']
+           'View', 'encode_view', 'embed_phrases', 'attention_map', 'phrase_scores', 'sample_map', 'resample_map',
+           'on_finest_grid']
 
 # %% ../../nbs/6_attention/01_maps.ipynb #a39b4be1
 import math
@@ -28,9 +29,9 @@ from ..towers import Towers
 # %% ../../nbs/6_attention/01_maps.ipynb #dd52843a
 MAP_KINDS = {
     "similarity": "cosine c·v′",
-    "centred": "cosine c·v′ above the image’s mean",
+    "centred": "cosine above the mean",
     "softmax": "% of the attention",
-    "head": "% of the pooling head’s attention",
+    "head": "% of the head’s attention",
 }  # kind of map → what its values are, as the label of a colour bar
 SHARE_KINDS = ("softmax", "head")  # their values are shares that add up to 1
 
@@ -276,3 +277,15 @@ def resample_map(
     if not share:
         return means
     return means * _patch_area(region, grid) / _patch_area(field, maps.shape[1:])
+
+
+def on_finest_grid(
+    maps: list[Tensor],  # (P,gh,gw) of each model
+    fields: list[tuple],  # of each model
+    share: bool = False,  # the values are shares that add up to 1
+) -> tuple[list[Tensor], tuple]:  # (P,*grid) of each model, and the field they cover
+    "The maps of several models on the finest of their grids, so that they can be subtracted"
+    areas = [_patch_area(field, m.shape[1:]) for m, field in zip(maps, fields)]
+    finest = areas.index(min(areas))
+    grid, region = maps[finest].shape[1:], fields[finest]
+    return [resample_map(m, field, grid, region, share) for m, field in zip(maps, fields)], region

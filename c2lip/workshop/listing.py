@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 
 from ..core import UserError, did_you_mean, shipped
-from ..training.runs import find_models
+from ..training.runs import release_folders
 from ..training.settings import options_of
 
 # %% ../../nbs/8_workshop/00_listing.ipynb #faa7502d
@@ -59,9 +59,8 @@ def _known_to_open_clip(word):
 
 def _made_here():
     "The base and the releases under runs/"
-    base, *others = find_models().values()
-    yield {"model": base, "from": "embedded", "weights": "for the embedded world"}
-    for place in others:
+    yield {"model": "base", "from": "embedded", "weights": "for the embedded world"}
+    for place in release_folders().values():
         yield {"model": place, "from": "a run", "weights": "see its README.md"}
 
 
