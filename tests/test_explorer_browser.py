@@ -212,6 +212,24 @@ def unfold(page, name):
         button.click()
 
 
+def add_model(page, folder):
+    "Put a release folder into the menus"
+    unfold(page, "more models")
+    field = page.get_by_placeholder("a release folder")
+    field.fill(str(folder))
+    field.press("Enter")
+    page.wait_for_function(
+        "name => [...document.querySelector('.c2lip-explorer select').options].some(o => o.text == name)",
+        arg=folder.parent.name,
+    )
+
+
+def show_scene(page, number):
+    "Show a scene of the gallery, whatever was shown before"
+    if page.locator(".c2lip-shelf button.mod-primary").all_inner_texts() != [str(number)]:
+        after(page, page.locator(".c2lip-shelf button").nth(number - 1).click)
+
+
 def download(page, name):
     "What the browser stores after a click on PNG, SVG or PDF: its name, its bytes"
     with page.expect_download() as waiting:
@@ -281,7 +299,7 @@ def test_a_visit(page, tuned, tmp_path):
 
 def test_what_is_taken_along(page):
     "Files by the browser, and a text that brings a state back"
-    after(page, page.locator(".c2lip-shelf button").nth(8).click)
+    show_scene(page, 9)
     unfold(page, "take along")
     for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<?xml"), ("PDF", b"%PDF")):
         name, data = download(page, kind)
@@ -294,8 +312,9 @@ def test_what_is_taken_along(page):
     assert say == shown
 
 
-def test_a_keyboard_is_enough(page):
+def test_a_keyboard_is_enough(page, tuned):
     "Everything from the cell on with Tab, Enter, space and arrows; JupyterLab's own keys keep out of it"
+    add_model(page, tuned)
     cells = page.locator(".jp-Notebook .jp-Cell").count()
     page.locator(".jp-InputPrompt").last.click()
     page.keyboard.press("Escape")
@@ -350,8 +369,7 @@ SMALLEST_TYPE = """() => Math.min(...[...document.querySelectorAll('.c2lip-maps 
 
 def test_it_fits_the_page(page):
     "Nothing stands out on the right, at any width; on a narrow page panels stack; the screenshots are for looking at"
-    if not page.inner_text(STATUS).startswith("binding 10"):
-        after(page, page.locator(".c2lip-shelf button").nth(9).click)
+    show_scene(page, 10)
     for width in (1400, 1280, 900, 800):
         page.set_viewport_size(dict(width=width, height=1400))
         page.wait_for_timeout(400)
