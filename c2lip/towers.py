@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from open_clip.convert import convert_state_dict
 from open_clip.model import convert_to_custom_text_state_dict
 from open_clip.transform import AugmentationCfg, PreprocessCfg, image_transform_v2
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from c2lip.core import (
     UserError,
@@ -40,6 +40,9 @@ from c2lip.core import (
 )
 
 # %% ../nbs/1_method/11_towers.ipynb #4b168183
+_KEPT_TEXTS = 1 << 16  # 32 MiB of rows of 64 tokens
+
+
 @dataclass
 class Towers:
     "A contrastive model with all that belongs to its weights"
@@ -49,6 +52,7 @@ class Towers:
     config: dict  # open_clip's model_cfg
     preprocess_cfg: dict  # size, mean, std, interpolation, resize_mode
     name: str  # what was asked for, or the folder
+    _rows: dict = field(default_factory=dict, repr=False, compare=False)  # text → (L,) ids, of texts read before
 
     @property
     def _preprocess_config(self):
@@ -77,6 +81,20 @@ class Towers:
     def context_length(self) -> int:
         "Text tokens of a row, padding included"
         return self.model.context_length
+
+    def token_ids(
+        self,
+        texts: list[str],  # T texts; none are fine
+    ) -> Tensor:  # (T,L)
+        "What the tokenizer gives; a text that was read before is not read again"
+        if len(self._rows) > _KEPT_TEXTS:
+            self._rows.clear()
+        new = [text for text in dict.fromkeys(texts) if text not in self._rows]
+        if new:
+            self._rows.update(zip(new, self.tokenizer(new).clone().unbind()))
+        if not texts:
+            return torch.zeros(0, self.context_length, dtype=torch.long)
+        return torch.stack([self._rows[text] for text in texts])
 
 
 @contextmanager

@@ -610,7 +610,7 @@ def test_only_what_is_asked_for(examples):
 
 
 def test_sources_and_readers_agree():
-    own = {"sugarcrepe", "sugarcrepe_pp", "retrieval", "zeroshot"}
+    own = {"sugarcrepe", "sugarcrepe_pp", "binding", "retrieval", "zeroshot"}
     own |= {f"heldout/{name}" for name in own}
     assert set(sources()) == set(READERS) - own
     assert set(ON_REQUEST) == {f"probe/{name}" for name in CLASS_SETS} and len(CLASS_SETS) == 11

@@ -10,8 +10,8 @@ from c2lip.evaluation.world_benchmark import make_item, write_benchmark
 from c2lip.world import COLOURS, HELD_OUT, Scene, draw_scene, make_scene, object_mask
 from c2lip.world_captions import train_records
 
-# Of the first sixteen training images; the same with Python 3.11, 3.12 and 3.13.
-PIXELS = "47c9d395388eedba77ca9a56398d22b6960b61b92891942e84d244a8fa29b2ac"
+# Of the first sixteen training images, with Python 3.11; the drawing itself was compared with 3.12 and 3.13 before
+PIXELS = "dbb5f17de5f617be636e2ed33d84e645677ee002f18322631b467612541893c2"
 
 
 def test_pixels_and_captions_are_the_same_everywhere():
@@ -31,7 +31,7 @@ def test_splits_share_no_scene():
 
 def test_no_training_image_shows_a_held_out_pair():
     for i in range(1000):
-        for scene in (make_scene("pretrain", i), make_scene("train", i, topic=i % 30)):
+        for scene in (make_scene("pretrain", i), make_scene("train", i, place=i % 16)):
             assert not any(t.pair in HELD_OUT for t in scene.things)
 
 

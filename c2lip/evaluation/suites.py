@@ -24,7 +24,7 @@ from .embeddings import ImageRef, embed_images, embed_texts
 from .probe import read_probe
 from .retrieval import read_heldout_retrieval_suite, read_retrieval_set, read_retrieval_suite
 from .scores import Hits, Mean, Score, score
-from .sugarcrepe import read_sugarcrepe_pp_suite, read_sugarcrepe_suite
+from .sugarcrepe import read_binding_suite, read_sugarcrepe_pp_suite, read_sugarcrepe_suite
 from .valse import read_valse
 from .vl_checklist import read_vl_checklist
 from .whatsup import read_whatsup
@@ -41,10 +41,12 @@ CLASS_SETS = (
 READERS: dict[str, Callable[[Request], Suite]] = {
     "sugarcrepe": read_sugarcrepe_suite,
     "sugarcrepe_pp": read_sugarcrepe_pp_suite,
+    "binding": read_binding_suite,
     "retrieval": read_retrieval_suite,
     "zeroshot": read_zeroshot_suite,
     "heldout/sugarcrepe": read_sugarcrepe_suite,
     "heldout/sugarcrepe_pp": read_sugarcrepe_pp_suite,
+    "heldout/binding": read_binding_suite,
     "heldout/retrieval": read_heldout_retrieval_suite,
     "heldout/zeroshot": read_heldout_zeroshot_suite,
     "winoground": read_winoground,
