@@ -18,11 +18,12 @@ from c2lip.evaluation.plots import plot_pareto, plot_radar
 from c2lip.evaluation.published import lay_out, layouts, paper_rows, published, read_published, with_means
 from c2lip.evaluation.readers import SUGARCREPE, SUGARCREPE_PP
 from c2lip.evaluation.scores import Hits, mean_of, score
-from c2lip.evaluation.seeds import pick_rows, row_list, side_by_side, summarise
+from c2lip.evaluation.seeds import pick_rows, row_list, side_by_side, summarise, texts_as_markdown
 from c2lip.evaluation.suites import evaluate, tabulate
 from c2lip.evaluation.tables import before_after, compare_table, name_models, show_rows, show_table, show_texts
 from c2lip.evaluation.uncertainty import bootstrap, interval, sign_test, standard_error, with_errors
 from c2lip.evaluation.writing import ShownLayout, printed_rows, to_great_table, write_tables
+from c2lip.release.ladder import compare_with_expected, expected_table, ladder_texts, read_record
 from c2lip.towers import load
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
@@ -120,16 +121,6 @@ def test_tables_fit_a_terminal(three):
     assert "swap attribute" in str(shown[2]) and "(too wide for a terminal: ties after)" in str(shown[2])
 
 
-README_ROWS = {
-    "SugarCrepe, average of 7": ("sugarcrepe", "average"),
-    "add object": ("sugarcrepe", "add_obj"),
-    "add attribute": ("sugarcrepe", "add_att"),
-    "replace object": ("sugarcrepe", "replace_obj"),
-    "swap attribute": ("sugarcrepe", "swap_att"),
-    "retrieval R@1, text → image": ("retrieval", "t2i R@1"),
-    "retrieval R@5, text → image": ("retrieval", "t2i R@5"),
-    "zero-shot, object × colour": ("zeroshot", "object_colour"),
-}
 METHODS_OF_README = {"C2LIP": "c2lip", "Concrete Jungle": "concrete_jungle", "plain fine-tuning": "finetune"}
 METHODS_OF_README |= {"CLIC": "clic", "NegCLIP": "negclip", "MACCO": "macco"}
 
@@ -140,25 +131,41 @@ def quoted():
     root = Path(__file__).parents[1]
     trials = pd.read_csv(root / "data" / "results" / "compare.csv")
     values = trials[trials.budget == "steps"].groupby(["model", "suite", "name"]).value
-    return (root / "README.md").read_text(encoding="utf8"), values.mean(), values.std()
+    return (root / "README.md").read_text(encoding="utf8"), values.mean()
 
 
-def test_readme_quotes_the_stored_table(quoted):
-    "The columns of the base and of plain fine-tuning; + npc and + npc + xac are of runs with merge, not stored"
-    text, means, spread = quoted
-    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    rows = {line[0]: line[1:] for line in lines if len(line) == 5 and line[0] in README_ROWS}
-    assert rows.keys() == README_ROWS.keys()
-    for label, (base, plain, *_) in rows.items():
-        key = README_ROWS[label]
-        assert base.strip("*") == f"{means['base', *key]:.1f}", label
-        assert plain.strip("*") == f"{means['finetune', *key]:.1f} ± {spread['finetune', *key]:.1f}", label
-    assert f"the first five in {means['base', 'retrieval', 'i2t R@5']:.1f} % of cases" in text
-    assert f"({means['base', 'sugarcrepe', 'swap_att']:.0f} %, chance)" in text
+def test_readme_holds_the_stored_ladder(quoted):
+    "Both tables of README are made from data/results, by the index notebook"
+    compared = compare_with_expected(read_record("ladder_changes"), "+ npc + xac, β 10")
+    assert texts_as_markdown(ladder_texts(read_record("ladder"))) in quoted[0]
+    assert expected_table(compared) in quoted[0]
+
+
+def test_the_ladder_says_where_it_comes_from():
+    "Five seeds of every rung on the test split, with command, commit and machine"
+    root = Path(__file__).parents[1] / "data" / "results"
+    found = read_record("ladder")
+    seeds = found[found.model != "base"].groupby("model").seed.unique().map(sorted)
+    assert list(seeds.index) == ["+ npc", "+ npc + xac, β 1", "+ npc + xac, β 10", "plain"]
+    assert all(own == [0, 1, 2, 3, 4] for own in seeds)
+    made = json.loads((root / "ladder.json").read_text())
+    assert "split test" in made["command"] and made["commit"] and made["machine"]["cpu"]
+
+
+def test_readme_quotes_the_averaged_weights(quoted):
+    "Every figure of the chosen share, with the base's in brackets, is that of data/results/interpolation_test.csv"
+    rows = read_record("interpolation_test").set_index(["suite", "name"])
+    keys = [("sugarcrepe", "average"), ("sugarcrepe_pp", "average"), ("binding", "phrases")]
+    keys += [("retrieval", "i2t R@1"), ("retrieval", "t2i R@1"), ("zeroshot", "object")]
+    keys += [("heldout/zeroshot", "object_colour")]
+    before, chosen = ([f"{rows.loc[key, column]:.1f}" for key in keys] for column in ("before", "α = 0.4"))
+    (said,) = re.findall(r"chooses the share on validation: 0\.4\. On test \(seed 0\) (.*)", quoted[0])
+    found = re.findall(r"\d+\.\d", said)
+    assert sorted(found) == sorted([*before, *chosen])
 
 
 def test_readme_quotes_the_stored_methods(quoted):
-    text, means, _ = quoted
+    text, means = quoted
     (said,) = re.findall(r"on SugarCrepe's average (.*?), all with the learning rate", text)
     said = said.replace(" (with `duplicates separate`) reaches", "").replace(" and ", ", ")
     found = dict(part.rsplit(" ", 1) for part in said.split(", "))

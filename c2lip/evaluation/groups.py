@@ -22,7 +22,7 @@ def make_group(
     scene = make_scene(split, "group", number)
     a, b = Dice("c2lip group", split, number).shuffled(scene.things)[:2]
     c, d = replace(a, colour=b.colour), replace(b, colour=a.colour)
-    where = relation(a, b)
+    where = relation(scene, a, b)
     if where is None or a.colour == b.colour or {c.pair, d.pair} & HELD_OUT:
         return None
     exchanged = {a: c, b: d}

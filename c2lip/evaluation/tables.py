@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['TEXT_WIDTH', 'GAIN', 'LOSS', 'compare_table', 'before_after', 'brief', 'read_layouts', 'suite_label', 'task_label',
-           'change_text', 'fitted_text', 'Shown', 'show_table', 'show_texts', 'name_models', 'all_rows', 'show_rows']
+           'change_text', 'fitted_text', 'Shown', 'show_table', 'show_texts', 'markdown_table', 'name_models',
+           'all_rows', 'show_rows']
 
 # %% ../../nbs/4_evaluation/20_tables.ipynb #e2fa7e5a
 import math
 import textwrap
 import zlib
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -83,10 +85,10 @@ def before_after(
 def brief(
     table: pd.DataFrame,  # any table with suite and name
 ) -> pd.DataFrame:  # fewer rows
-    "The rows for a first look: averages, and all of SugarCrepe, retrieval and zero-shot"
+    "The rows for a first look: averages, and all of SugarCrepe, binding, retrieval and zero-shot"
     average = table.name.str.startswith("average")
-    whole = table.suite.isin(["sugarcrepe", "retrieval", "zeroshot"])
-    heldout = table.suite.str.endswith(("/retrieval", "/zeroshot"))
+    whole = table.suite.isin(["sugarcrepe", "binding", "retrieval", "zeroshot"])
+    heldout = table.suite.str.endswith(("/retrieval", "/zeroshot", "/binding"))
     return table[average | whole | heldout].reset_index(drop=True)
 
 # %% ../../nbs/4_evaluation/20_tables.ipynb #e4c60788
@@ -313,6 +315,20 @@ def show_texts(
     "A table of texts, such as means with their intervals, with suites and tasks in words"
     body = table.drop(columns=["suite", "name"]).set_axis(_labels(_row_keys(table)))
     return _shown(body, caption, table).set_caption(caption).set_table_styles(_css(body))
+
+# %% ../../nbs/4_evaluation/20_tables.ipynb #32d6c043
+def _table_line(cells: Iterable) -> str:
+    "One line of a Markdown table"
+    texts = [str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells]
+    return "| " + " | ".join(texts) + " |"
+
+
+def markdown_table(
+    head: list,  # names of the columns
+    rows: Iterable,  # of as many cells each
+) -> str:
+    "A table in Markdown"
+    return "\n".join([_table_line(head), _table_line(["---"] * len(head)), *map(_table_line, rows)])
 
 # %% ../../nbs/4_evaluation/20_tables.ipynb #ca351aa8
 def _split_name(model):
