@@ -234,7 +234,7 @@ def test_an_upload_starts_without_the_old_phrase(state):
 
 def test_a_true_phrase_has_its_contour_and_fair_rivals(state):
     names = [name_thing(thing) for thing in gallery()[8].scene.things]  # two nouns in two colours each
-    assert state.update(phrase=names[0])
+    assert state.update(exhibit=9, phrase=names[0])
     (mask,), (scores,) = state.shown.outlines, state.shown.scores
     assert mask.any() and scores[names[0]].ranks["colours"][1] == 7  # the other colour is true as well
     assert state.update(question="without attribute")

@@ -147,7 +147,7 @@ class Explorer:
         keep: int = 4,  # models kept in memory
     ):
         self.models, self.cache, self.error = find_models(), ModelCache(device, keep), ""
-        exhibit = gallery()[8]
+        exhibit = gallery()[0]
         first_phrase = tuple(caption_phrases(exhibit.caption)[:1])
         names = self._menu_names(models or usual_models(self.models))
         self.selection = Selection(names, exhibit, exhibit.caption, first_phrase)
