@@ -154,7 +154,7 @@ def test_hand_started_runs_take_recipes(tmp_path, capsys):
     record = read_json(tmp_path / "run" / "params.json")
     assert (
         record["lambda_xac"] == 0
-        and record["batches"] == "shared"
+        and record["batches"] == "random"
         and record["batch_size"] == 8
         and "run_dir" not in record
     )

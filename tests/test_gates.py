@@ -192,7 +192,7 @@ def test_launcher(path):
 
 
 @pytest.mark.parametrize("path", LAUNCHERS, ids=name)
-def test_help_lists_every_parameter(path, run):
+def test_help_lists_every_parameter_long(path, run):
     done = run("papermill", "--help-notebook", path)
     assert done.returncode == 0, done.out
     for p in read_parameters(path).values():

@@ -83,11 +83,11 @@ def test_the_readme_s_own_data_command(many_photos, small_checkpoint, tmp_path, 
     assert not {"my_photos", "ViT-B-16-SigLIP"} & set(map(str, words))
     done = run(*words, "-p", "run_dir", tmp_path / "run", timeout=600)
     assert done.returncode == 0, done.out[-3000:]
-    assert "auto, for this pretrained model: lr 1e-05, batches random, warmup 1, evaluate_every 1" in done.out
+    assert "auto, for this pretrained model: lr 1e-05, warmup 1, evaluate_every 1" in done.out
     assert not re.search("^warning: ", done.out, re.M), done.out
     assert "→ A smiling woman · an orange space suit" in done.out
     taken, given = read_json(tmp_path / "run" / "params.json"), read_json(tmp_path / "run" / "given.json")
-    assert (taken["lr"], taken["batches"], given["lr"], given["batches"]) == (1e-5, "random", "auto", "auto")
+    assert (taken["lr"], taken["warmup"], given["lr"], given["warmup"]) == (1e-5, 1, "auto", "auto")
     assert "retrieval" in (tmp_path / "run" / "table.csv").read_text()
     assert "validation/zero-shot" in (tmp_path / "run" / "metrics.jsonl").read_text()
 
@@ -127,7 +127,7 @@ def test_train_on_photographs(model, extra, my_photos, tmp_path, run):
     assert "no table: hold_back" in done.out and "the checkpoints of this run take" in done.out
     embedded = model == "base"
     assert ("warning: base has seen the drawn scenes" in done.out) == embedded
-    assert read_json(tmp_path / "run" / "params.json")["lr"] == (5e-4 if embedded else 1e-5)
+    assert read_json(tmp_path / "run" / "params.json")["lr"] == (1e-3 if embedded else 1e-5)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == 1 and {"contrastive", "npc", "xac"} <= set(rows[-1])
     assert (tmp_path / "run" / "attention.png").stat().st_size > 5000

@@ -90,8 +90,10 @@ def damaged(shards, tmp_path_factory):
             (f"{name}.pickle", b"cos\nsystem\n(S'exit'\ntR."),
         ]
     write_tar(folder / "cc3m-train-0003.tar", [*members, ("good.jpg", image)])
+    with tarfile.open(shards / "cc3m-train-0001.tar") as second:
+        inside = second.getmember("000000016.jpg").offset_data + 100  # the shard ends within an image
     whole = (shards / "cc3m-train-0001.tar").read_bytes()
-    (folder / "cc3m-train-0004.tar").write_bytes(whole[: len(whole) // 2])
+    (folder / "cc3m-train-0004.tar").write_bytes(whole[:inside])
     return folder / "cc3m-train-{0000..0005}.tar"  # 0005 is missing
 
 

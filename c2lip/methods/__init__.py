@@ -69,7 +69,7 @@ def caption_view(
 
     def view(samples, step):
         images = torch.stack([s.image for s in samples])
-        return Batch({"image": images}, {"caption": Texts(towers.tokenizer([s.caption for s in samples]))})
+        return Batch({"image": images}, {"caption": Texts(towers.token_ids([s.caption for s in samples]))})
 
     return view
 
@@ -81,9 +81,8 @@ def further_texts(
     weight: list[float] | None = None,  # a number of each for the objective
 ) -> Texts:
     "A text entry of texts that belong to some of the images, each with its own row"
-    ids = towers.tokenizer(texts) if texts else torch.zeros(0, towers.context_length, dtype=torch.long)
     owners = torch.tensor(owner, dtype=torch.long)
-    return Texts(ids, owners, weight=None if weight is None else torch.tensor(weight))
+    return Texts(towers.token_ids(texts), owners, weight=None if weight is None else torch.tensor(weight))
 
 
 def step_generator(

@@ -50,7 +50,7 @@ def encoded_phrases(
     row = {number: k for k, number in enumerate(first)}
     texts = list(first.values())
     return Texts(
-        ids=towers.tokenizer(texts) if texts else torch.zeros(0, towers.context_length, dtype=torch.long),
+        ids=towers.token_ids(texts),
         owner=_numbers([i for i, _ in mentions]),
         column=_numbers([row[number] for number in numbers]),
         number=_numbers(list(first)),
@@ -142,7 +142,7 @@ def c2lip(
     towers: Towers,
     lambda_npc: float = 1.0,  # weight of the noun-phrase concept loss, from 0 to 1000
     lambda_xac: float = 0.01,  # weight of the cross-attention concept loss, from 0 to 1000
-    xac_scale: float = 1.0,  # sharpness β of the attention in xac, from 0 to 1000
+    xac_scale: float = 10.0,  # sharpness β of the attention in xac, from 0 to 1000
     concepts: str = "encode",  # how a phrase is read, from its caption's tokens or alone, one of: pool, encode
     duplicates: str = "merge",  # equal phrases of a batch, one of: separate, mask, merge
 ) -> Method:

@@ -109,7 +109,7 @@ def joined_batch(
     "Every image joined with a partner, with its right captions and, where there is one, the wrong one"
     pairs = [_join_pair(samples[i], samples[j], chance) for i, j in enumerate(partners(samples, chance))]
     images, right, wrong = zip(*pairs)
-    texts = {name: Texts(towers.tokenizer([r[p] for r in right])) for p, name in enumerate(RIGHT)}
+    texts = {name: Texts(towers.token_ids([r[p] for r in right])) for p, name in enumerate(RIGHT)}
     owner = [i for i, text in enumerate(wrong) if text is not None]
     texts["negative"] = further_texts(towers, [wrong[i] for i in owner], owner)
     return Batch({"image": torch.stack(images)}, texts)

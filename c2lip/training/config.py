@@ -34,9 +34,9 @@ class Config:
     model: str = setting("base", 'base, a release folder, or an open_clip name, also with ":tag" or ":random"')
     data: str = setting("world", "world for the embedded scenes, or a folder or table of images with captions")
     method_options: str = setting("", "further settings of the method as YAML, such as {regime: low}")
-    images: int = setting(6000, "training images of the embedded world", "at least 8")
+    images: int = setting(8600, "training images of the embedded world", "at least 8")
     batches: str = setting(
-        AUTO, "batches by chance, or of images whose phrases share words", "one of: auto, random, shared"
+        "random", "batches by chance, or of images whose phrases share words", "one of: random, shared"
     )
     epochs: float = setting(6.0, "passes over the data", "above 0")
     batch_size: int = setting(64, "images of a step over all processes", "at least 2")
@@ -166,8 +166,8 @@ class Share(NamedTuple):
 
 
 BY_MODEL: dict[str, dict[str, Any]] = {
-    "embedded": {"lr": 5e-4, "batches": "shared", "warmup": 50, "evaluate_every": 0},
-    "pretrained": {"lr": 1e-5, "batches": "random", "warmup": Share(0.1, 50), "evaluate_every": Share(0.2, 1000)},
+    "embedded": {"lr": 1e-3, "warmup": 50, "evaluate_every": 0},
+    "pretrained": {"lr": 1e-5, "warmup": Share(0.1, 50), "evaluate_every": Share(0.2, 1000)},
 }
 "What `auto` stands for, by the kind of model"
 

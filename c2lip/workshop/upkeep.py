@@ -281,7 +281,7 @@ def store_outputs(
     root = project_root()
     for path in [path for name in names for path in chosen(root, name)]:
         start = time.perf_counter()
-        if path.parent.name == "nbs":
+        if path.parent.name == "nbs" and path.stem != "index":
             _store_launcher(root, path)
         else:
             _store_room(root, path)
