@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -279,6 +280,7 @@ class PlannedTrial(NamedTuple):
     settings: dict  # of train.ipynb, seed and method among them
     folder: str  # its name in the run folder
     budget: str = ""  # what is equal between the models: steps or seconds; may be empty
+    drawn: tuple = ()  # (name, value) of each way in which its images and captions differ from the setup's
 
     @property
     def title(self):
@@ -317,6 +319,7 @@ def run_trials(
     plan: list[PlannedTrial],
     setup: TrialSetup,
     run,  # the run folder; trials.csv is written there
+    samples_of: Callable[[PlannedTrial], Samples] | None = None,  # the images of a trial; None: the setup's, for all
 ) -> pd.DataFrame:  # suite, name, value, se, n, model, seed, and budget where the plan has budgets
     "The base and every trial of a plan, one row a figure"
     begun = time.perf_counter()
@@ -328,7 +331,8 @@ def run_trials(
         parts.append(untouched.assign(model="base", budget=budget, seed=0))
     for planned in plan:
         print(f"\n{planned.title}", flush=True)
-        table = trial(planned.settings, setup, Path(run) / planned.folder)
+        own = setup._replace(samples=samples_of(planned)) if samples_of else setup
+        table = trial(planned.settings, own, Path(run) / planned.folder)
         parts.append(table.assign(model=planned.model, budget=planned.budget, seed=planned.settings["seed"]))
     found = pd.concat(parts, ignore_index=True)
     if not any(planned.budget for planned in plan):
