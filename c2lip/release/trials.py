@@ -179,13 +179,18 @@ def trial(
     if (folder / "table.csv").exists():
         _check_same_settings(settings, folder)
         return pd.read_csv(folder / "table.csv")
+    if (folder / "model").exists():
+        _check_same_settings(settings, folder)
     write_json(folder / "params.json", settings)
     cfg = Config.of({"log_every": 100, "save_every": 10**9, **settings, "resume": True})
     seed_everything(cfg.seed)
-    model = load(cfg.model, setup.device)
-    method = build(cfg.method, model, cfg.options, own_options(cfg))
-    fit(model, method, setup.samples, cfg, folder, setup.device)
-    save(model, folder / "model", {"settings": settings})
+    if (folder / "model").exists():  # trained, but not measured
+        model = load(folder / "model", setup.device)
+    else:
+        model = load(cfg.model, setup.device)
+        method = build(cfg.method, model, cfg.options, own_options(cfg))
+        fit(model, method, setup.samples, cfg, folder, setup.device)
+        save(model, folder / "model", {"settings": settings})
     table = measure_model(model, setup.benchmarks, setup.probes, folder)
     table.to_csv(folder / "table.csv", index=False)
     for checkpoint in folder.glob("checkpoint*.pt"):
