@@ -203,17 +203,15 @@ def keep_study(
     device="cpu",  # it was measured on
     folder=None,  # None: data/results
 ):
-    "Keep the ladder under the record's name, a block's rows of the table under its own beside it"
+    "Keep the ladder under the record's name, a block under its own beside it, both with the rows of the ladder's table"
+    wanted = row_list("ladder table")
     for block, (trials, changes) in found.items():
         name = record if block == "ladder" else f"{record}_{block}"
-        wanted = None if block == "ladder" else row_list("ladder table")
         keep_record(_only(trials, wanted), name, command, device, folder)
         keep_record(_only(changes, wanted), f"{name}_changes", command, device, folder)
 
 
 def _only(table, rows):
-    "The wanted rows of a table; all for None"
-    if rows is None:
-        return table
+    "The wanted rows of a table"
     wanted = [key in rows for key in zip(table.suite, table.name)]
     return table[wanted].reset_index(drop=True)
