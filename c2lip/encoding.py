@@ -62,6 +62,7 @@ def encode_images(
 ) -> tuple[Tensor, Tensor | None]:  # (B,D), (B,M,D) or None
     "Image embeddings and, if asked, their visual tokens in the joint space; raise `UserError` where none are known"
     visual = model.visual
+    images = images.to(next(visual.parameters(), images).dtype)  # weights may be in bf16
     if not tokens:
         pooled = visual(images)
         return F.normalize(pooled, dim=-1) if unit else pooled, None

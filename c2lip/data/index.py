@@ -161,14 +161,14 @@ class _Phrases(Sequence):
 class _Parts(Dataset):
     "Records of a shard, or some records of a table, as an Arrow table with their phrases; and what was left out"
 
-    def __init__(self, caption_column, nlp):
-        self.caption_column, self.nlp = caption_column, nlp
+    def __init__(self, caption_column, nlp, rules):
+        self.caption_column, self.nlp, self.rules = caption_column, nlp, rules
 
     def __getitem__(self, job):
         skips = Skips()
         if isinstance(job, tuple):  # (address, name) of a shard
             job = shard_records(job[0], skips, self.caption_column, job[1])
-        return to_table(with_phrases(job, self.nlp)), skips
+        return to_table(with_phrases(job, self.nlp, self.rules)), skips
 
 
 def _jobs(kind, places, skips, columns):
@@ -212,10 +212,11 @@ def make_index(
     workers: int = 0,  # processes
     columns: tuple = (None, None, None),  # image_folder, image_column, caption_column: as in `open_data`
     nlp=None,  # a spaCy pipeline for phrases that are missing
+    rules: dict | None = None,  # fields of `concepts.Rules` for them; None: the defaults
 ):
     "Write an index in one move, in the order of the source whatever the number of processes"
     parts = DataLoader(
-        _Parts(columns[2], nlp),
+        _Parts(columns[2], nlp, rules),
         sampler=_jobs(kind, places, skips, columns),
         batch_size=None,
         num_workers=workers,
@@ -323,14 +324,15 @@ def open_index(
     folder=None,  # where indexes are kept; None: the cache
     columns: tuple = (None, None, None),  # image_folder, image_column, caption_column: as in `open_data`
     nlp=None,  # a spaCy pipeline for phrases that are missing
+    rules: dict | None = None,  # fields of `concepts.Rules` for them; None: the defaults
 ) -> Index:
     "The index of tables or shards, made where it is not there; raise `UserError` where it cannot, or too much is lost"
-    made_of = [INDEX_FORMAT, versions(places), *map(str, (*columns, nlp and nlp.meta))]
+    made_of = [INDEX_FORMAT, versions(places), *map(str, (*columns, nlp and nlp.meta)), *([rules] if rules else [])]
     folder = Path(folder or cache_folder())
     path = folder / f"index-{hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]}.arrow"
     found = _load_index(path)
     if not found:
-        how = (source, kind, places, skips.limit, workers, columns, nlp)
+        how = (source, kind, places, skips.limit, workers, columns, nlp, rules)
         try:
             _make_once(path, *how)
         except OSError as e:

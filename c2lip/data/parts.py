@@ -12,10 +12,10 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..concepts import is_english, make_rules, noun_phrases_many
+from ..concepts import is_english, make_rules
 from ..core import read_json, write_json
 from .joining import joined_records
-from .records import Record, Skips
+from .records import Record, Skips, with_phrases
 from .remote import TarPart
 from .shards import LOST, shard_facts, shard_records, shard_samples
 from .tables import TABLES, table_records, write_table
@@ -79,9 +79,7 @@ def prepare_part(
     if skips.seen and not set(LOST) & set(skips.counts):
         skips.check(source)  # damaged shards are judged together, at the end
     searched = [r.caption for r in records if r.phrases is None]
-    todo = list(dict.fromkeys(searched))
-    found = dict(zip(todo, noun_phrases_many(todo, nlp, **rules)))
-    records = [r._replace(phrases=found[r.caption]) if r.phrases is None else r for r in records]
+    records = with_phrases(records, nlp, rules)
     limit = make_rules(rules).max_chars
     counts = dict(
         captions=len(records),

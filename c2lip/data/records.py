@@ -98,13 +98,16 @@ def _checked_phrase(item):
 def with_phrases(
     records: list[Record],
     nlp=None,  # a spaCy pipeline; None takes the embedded one
+    rules: dict | None = None,  # fields of `concepts.Rules`; None: the defaults
 ) -> list[Record]:  # the same records, each with a list of phrases
-    "Find the phrases that no source has given"
+    "Find the phrases that no source has given; the rule `none: caption` also fills the empty lists of a source"
+    chosen = rules or {}
     todo = list(dict.fromkeys(r.caption for r in records if r.phrases is None))
-    if not todo:
+    found = dict(zip(todo, noun_phrases_many(todo, nlp, **chosen))) if todo else {}
+    records = [r._replace(phrases=found[r.caption]) if r.phrases is None else r for r in records]
+    if chosen.get("none") != "caption":
         return records
-    found = dict(zip(todo, noun_phrases_many(todo, nlp)))
-    return [r._replace(phrases=found[r.caption]) if r.phrases is None else r for r in records]
+    return [r if r.phrases else r._replace(phrases=[Phrase(r.caption, 0, len(r.caption))]) for r in records]
 
 # %% ../../nbs/3_data/01_records.ipynb #cbc6129f
 def holdout_fraction(
@@ -170,8 +173,9 @@ class RecordList(Records):
         records: Iterable,  # `Record`s, or tuples (key, image, caption[, phrases])
         drawn: bool = False,  # images of the embedded world
         nlp=None,  # a spaCy pipeline for phrases that are missing; None takes the embedded one
+        rules: dict | None = None,  # fields of `concepts.Rules` for them; None: the defaults
     ):
-        self.records = with_phrases([Record(*r) for r in records], nlp)
+        self.records = with_phrases([Record(*r) for r in records], nlp, rules)
         self.drawn = drawn
 
     def __len__(self):
