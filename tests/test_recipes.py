@@ -16,6 +16,7 @@ from tars import write_tar
 from c2lip.concepts import noun_phrases
 from c2lip.core import UserError, read_json
 from c2lip.data.batches import batches
+from c2lip.data.prepare import prepare
 from c2lip.data.sources import open_data
 from c2lip.methods import build
 from c2lip.release import run as run_room
@@ -330,6 +331,40 @@ def test_resume_is_bit_equal_on_damaged_shards(damaged, tmp_path, monkeypatch, w
         lists[0] == lists[1]
         and read_log(tmp_path / "straight")[-1]["skipped"] == read_log(tmp_path / "stopped")[-1]["skipped"]
     )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_is_bit_equal_with_several_captions_an_image(tmp_path, monkeypatch, workers):
+    "One of three captions is drawn in each step; a stop in the middle of an epoch changes no bit, `first` changes all"
+    lines = []
+    for i, (_, image, caption) in enumerate(train_records(32)):
+        image().save(tmp_path / f"{i}.png")
+        lines.append(json.dumps(dict(image=f"{i}.png", captions=[caption, f"A drawing of {caption}", "Some things."])))
+    (tmp_path / "captions.jsonl").write_text("\n".join(lines))
+    prepared = tmp_path / "prepared"
+    made = prepare(str(tmp_path / "captions.jsonl"), prepared, progress=False)
+    assert (made["captions"], made["further"]) == (32, 64)
+
+    def weights(name, **settings):
+        (tmp_path / name).mkdir(exist_ok=True)
+        return train(prepared, tmp_path / name, workers=workers, save_every=3, **settings).model.state_dict()
+
+    want = weights("straight")
+    step = train_step
+
+    def stopping(*args, **kw):
+        if args[4] == 4:
+            raise KeyboardInterrupt
+        return step(*args, **kw)
+
+    monkeypatch.setattr("c2lip.training.fit.train_step", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        weights("stopped")
+    monkeypatch.setattr("c2lip.training.fit.train_step", step)
+    got = weights("stopped", resume=True)
+    assert all(torch.equal(want[k], got[k]) for k in want)
+    first = weights("first", captions="first")
+    assert not all(torch.equal(want[k], first[k]) for k in want)
 
 
 def test_ranks_see_disjoint_parts_and_as_many_steps(shards, monkeypatch):

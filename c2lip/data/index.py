@@ -26,7 +26,17 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core import Phrase, UserError, cache_folder, cache_instead, read_json, write_json
 from .images import identity
-from .records import Record, Records, Skips, holdout_fraction, phrase_column, with_phrases
+from c2lip.data.records import (
+    Record,
+    Records,
+    Skips,
+    caption_column,
+    further_field,
+    holdout_fraction,
+    phrase_column,
+    read_further,
+    with_phrases,
+)
 from .remote import TarPart, version_of, with_threads
 from .shards import check_shards, shard_names, shard_records
 from .tables import HashSet, table_records
@@ -46,6 +56,7 @@ def index_schema() -> pyarrow.Schema:
             ("bytes", pyarrow.binary()),
             ("caption", pyarrow.string()),
             ("phrases", phrase_column()),
+            ("further", caption_column()),
             ("draw", pyarrow.float64()),
             ("count", pyarrow.int32()),
         ]
@@ -64,8 +75,9 @@ def _row(record):
         key=record.key,
         caption=record.caption,
         phrases=record.phrases,
+        further=further_field(record.further),
         draw=holdout_fraction(record.key),
-        count=len(record.phrases),
+        count=sum(len(caption.phrases) for caption in record.captions),
     )
     if isinstance(record.image, bytes):
         return row | dict(bytes=record.image)
@@ -113,7 +125,7 @@ class Index(Records):
         row = self.table.slice(int(self.rows[i]), 1)
         phrases = _phrase_lists(row["phrases"].combine_chunks())[0]
         row = row.drop_columns("phrases").to_pylist()[0]
-        return Record(row["key"], _image(row), row["caption"], phrases)
+        return Record(row["key"], _image(row), row["caption"], phrases, read_further(row["further"]))
 
     def subset(self, rows):
         return Index(self.path, self.rows[rows])
@@ -129,9 +141,13 @@ class Index(Records):
     def digest(self):
         total = hashlib.sha256()
         for first in range(0, len(self), CHUNK):
-            part = self.table.select(["key", "caption", "phrases", "count"]).take(self.rows[first : first + CHUNK])
+            part = self.table.select(["key", "caption", "phrases", "further", "count"]).take(
+                self.rows[first : first + CHUNK]
+            )
             flat = part["phrases"].combine_chunks().flatten()
             columns = [part["key"], part["caption"], part["count"], *map(flat.field, Phrase._fields)]
+            if part["further"].null_count < len(part):
+                columns.append(part["further"])
             total.update(repr([column.to_pylist() for column in columns]).encode("utf8", "surrogatepass"))
         return total.hexdigest()
 
@@ -150,12 +166,16 @@ class _Phrases(Sequence):
         return len(self.index)
 
     def __getitem__(self, i):
-        return self.index[i].phrases
+        return [phrase for caption in self.index[i].captions for phrase in caption.phrases]
 
     def __iter__(self):
         for first in range(0, len(self.index), CHUNK):
-            part = self.index.table["phrases"].take(self.index.rows[first : first + CHUNK])
-            yield from _phrase_lists(part.combine_chunks())
+            rows = self.index.rows[first : first + CHUNK]
+            lists = _phrase_lists(self.index.table["phrases"].take(rows).combine_chunks())
+            others = self.index.table["further"].take(rows)
+            if others.null_count < len(others):
+                lists = [p + [q for c in read_further(f) for q in c.phrases] for p, f in zip(lists, others.to_pylist())]
+            yield from lists
 
 # %% ../../nbs/3_data/06_index.ipynb #46a07650
 class _Parts(Dataset):
@@ -241,7 +261,7 @@ def make_index(
         temp.unlink(missing_ok=True)
 
 # %% ../../nbs/3_data/06_index.ipynb #d82f37ab
-INDEX_FORMAT = 7  # changes with what an index holds: an older one is not found
+INDEX_FORMAT = 8  # changes with what an index holds: an older one is not found
 
 
 def versions(

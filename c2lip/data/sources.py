@@ -85,7 +85,7 @@ def open_data(
     workers: int = 0,  # processes that read shards and find phrases; 0 does so here
     image_folder=None,  # folder that a table's image paths start from; None takes the table's own
     image_column: str | None = None,  # name of the image column; None looks for a usual one
-    caption_column: str | None = None,  # name of the caption column or JSON key; None looks for a usual one
+    caption_column: str | None = None,  # column or key of captions, or several with commas between; None: a usual one
     nlp=None,  # a spaCy pipeline for phrases that are missing; None takes the embedded one
     index_folder=None,  # where indexes are kept; None: the cache
     rules: dict | None = None,  # fields of `concepts.Rules` for phrases that are missing; None: the defaults

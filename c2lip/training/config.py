@@ -34,6 +34,9 @@ class Config:
     method: str = setting("c2lip", "the method: c2lip, finetune, any other of nbs/2_relatives, or your own")
     model: str = setting("base", 'base, a release folder, or an open_clip name, also with ":tag" or ":random"')
     data: str = setting("world", "world for the embedded scenes, or a folder or table of images with captions")
+    captions: str = setting(
+        "drawn", "of an image with several captions, one drawn in each step, or the first", "one of: drawn, first"
+    )
     phrase_rules: str = setting("", "rules of noun phrases as YAML, such as {max_phrases: 0}; empty: the defaults")
     method_options: str = setting("", "further settings of the method as YAML, such as {regime: low}")
     images: int = setting(8600, "training images of the embedded world", "at least 8")

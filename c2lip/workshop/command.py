@@ -52,7 +52,7 @@ def _add_data(p):
     p.add_argument("target", metavar="TARGET", help="folder for the result; it is made where it is missing")
     start = "where a table's image paths start (default: the table's own folder)"
     p.add_argument("--images", metavar="FOLDER", help=start)
-    usual = "column or JSON key of the caption (default: a usual one, such as caption or shortLLA_captions)"
+    usual = "column or JSON key of the captions, or several with commas between (default: a usual one)"
     p.add_argument("--caption-column", metavar="NAME", help=usual)
     p.add_argument("--captions", metavar="TABLE", help="take the captions of the shards' images from this table")
     by = "how --captions is matched to the images (default: by url where the table has such a column)"
