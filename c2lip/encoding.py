@@ -62,7 +62,6 @@ def encode_images(
 ) -> tuple[Tensor, Tensor | None]:  # (B,D), (B,M,D) or None
     "Image embeddings and, if asked, their visual tokens in the joint space; raise `UserError` where none are known"
     visual = model.visual
-    images = images.to(next(visual.parameters(), images).dtype)  # weights may be in bf16
     if not tokens:
         pooled = visual(images)
         return F.normalize(pooled, dim=-1) if unit else pooled, None
@@ -185,7 +184,10 @@ def encode_image_entries(
     "All image entries in one forward of the image tower"
     wanted = [name for name in images if f"{name}_tokens" in needs]
     sizes = [len(x) for x in images.values()]
-    pooled, tokens = encode_images(model, torch.cat(list(images.values())), bool(wanted))
+    pixels = torch.cat(list(images.values()))
+    if isinstance(model.visual, nn.Module):
+        pixels = pixels.to(next(model.visual.parameters(), pixels).dtype)  # weights may be in bf16
+    pooled, tokens = encode_images(model, pixels, bool(wanted))
     features = dict(zip(images, pooled.split(sizes)))
     if tokens is not None:
         parts = dict(zip(images, tokens.split(sizes)))

@@ -34,9 +34,7 @@ class Config:
     method: str = setting("c2lip", "the method: c2lip, finetune, any other of nbs/2_relatives, or your own")
     model: str = setting("base", 'base, a release folder, or an open_clip name, also with ":tag" or ":random"')
     data: str = setting("world", "world for the embedded scenes, or a folder or table of images with captions")
-    captions: str = setting(
-        "drawn", "of an image with several captions, one drawn in each step, or the first", "one of: drawn, first"
-    )
+    draw_captions: bool = setting(True, "of an image with several captions show one in each step, else the first")
     phrase_rules: str = setting("", "rules of noun phrases as YAML, such as {max_phrases: 0}; empty: the defaults")
     method_options: str = setting("", "further settings of the method as YAML, such as {regime: low}")
     images: int = setting(8600, "training images of the embedded world", "at least 8")
@@ -60,7 +58,7 @@ class Config:
     trainable: str = setting("", "regular expression over parameter names, such as text[.].*; empty: the method's own")
     precision: str = setting(
         "auto",
-        "bf16: autocast; pure_bf16: weights too; auto: by device",
+        "bf16: autocast; pure_bf16: weights too; auto: by GPU",
         "one of: auto, float32, bf16, pure_bf16",
         may_change=True,
     )
