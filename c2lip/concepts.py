@@ -91,8 +91,8 @@ class Rules:
     drop_places: bool = False  # drop bare general places too: home, street, school
     possessive: str = "whole"  # "the dog's collar" as one phrase ("whole"), or the owner and the object ("split")
     none: str = "skip"  # a caption without a phrase gives nothing ("skip"), or itself ("caption", as the reference)
-    max_phrases: int = 16  # per caption, the first ones
-    max_words: int = 10  # longer phrases are dropped
+    max_phrases: int = 16  # per caption, the first ones; 0: all
+    max_words: int = 10  # longer phrases are dropped; 0: none is
     max_chars: int = 2000  # of a longer caption only the beginning is parsed
 
     def __post_init__(self):
@@ -101,6 +101,8 @@ class Rules:
             if type(value) is not type(rule.default):
                 kind = type(rule.default).__name__
                 raise UserError(f"rule {rule.name}={value!r} is no {kind}; the default is {rule.default!r}")
+            if type(value) is int and value < 0:
+                raise UserError(f"rule {rule.name}={value} is below 0")
         for name, allowed in ALLOWED.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -128,6 +130,10 @@ def _split_owner(span, words):
     return [span]
 
 
+def _is_long(words, rules):
+    return rules.max_words and _word_count(words) > rules.max_words
+
+
 def _word_count(words):
     return sum(w[0].isalnum() for w in words)  # hyphens and apostrophes are tokens, but no words
 
@@ -147,7 +153,7 @@ def _is_one_with(after, span, words, rules):
     first, end, head = span
     if end >= len(words) or words[end] != "of" or after[0] != end + 1:
         return False
-    if _word_count(words[first : after[1]]) > rules.max_words:
+    if _is_long(words[first : after[1]], rules):
         return False
     if words[head] in CLASSIFIERS:
         return True
@@ -187,7 +193,7 @@ def _candidates(doc, words, rules):
         spans = _join_of(spans, words, rules)
     for span in spans:
         first, end, _ = span
-        if _word_count(words[first:end]) > rules.max_words or _is_generic(span, words, rules):
+        if _is_long(words[first:end], rules) or _is_generic(span, words, rules):
             continue
         if rules.strip_determiners:
             while first < end - 1 and words[first] in DETERMINERS:
@@ -209,7 +215,7 @@ def phrases_of(
             continue
         seen.add(key)
         found.append(phrase)
-    return found[: rules.max_phrases]
+    return found[: rules.max_phrases or None]
 
 # %% ../nbs/1_method/06_concepts.ipynb #851b6c4f
 ZONE = 4096

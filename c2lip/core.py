@@ -55,6 +55,7 @@ class Sample:
     spans: list[tuple[int, int] | None] | None = (
         None  # text tokens (first, one past the last) of each phrase; None: cut
     )
+    captions: tuple[str, ...] = ()  # all captions of the image, where there are several; `caption` is one of them
 
 
 @dataclass

@@ -184,7 +184,10 @@ def encode_image_entries(
     "All image entries in one forward of the image tower"
     wanted = [name for name in images if f"{name}_tokens" in needs]
     sizes = [len(x) for x in images.values()]
-    pooled, tokens = encode_images(model, torch.cat(list(images.values())), bool(wanted))
+    pixels = torch.cat(list(images.values()))
+    if isinstance(model.visual, nn.Module):
+        pixels = pixels.to(next(model.visual.parameters(), pixels).dtype)  # weights may be in bf16
+    pooled, tokens = encode_images(model, pixels, bool(wanted))
     features = dict(zip(images, pooled.split(sizes)))
     if tokens is not None:
         parts = dict(zip(images, tokens.split(sizes)))

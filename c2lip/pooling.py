@@ -110,7 +110,7 @@ class _Similarity(torch.autograd.Function):
         for n, (g, part, d_part) in enumerate(chunks):
             read = kept[5 * n : 5 * n + 5] or _read(phrase, part, scale, gram)
             ds, left, right = _read_back(g, phrase, part, scale, gram, *read)
-            flat = ds.transpose(0, 1).reshape(len(phrase), -1)
+            flat = ds.transpose(0, 1).reshape(len(phrase), part.shape[0] * part.shape[1])
             d_phrase.addmm_(flat, part.reshape(-1, part.shape[-1]))
             torch.mm(flat.T, phrase, out=d_part.view(-1, part.shape[-1]))
             d_part.baddbmm_(left, right, alpha=-1)

@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from tars import write_tar
@@ -292,6 +293,24 @@ def test_dreamlip_joined_by_url(cc3m):
         str(cc3m / "*.tar"), cc3m / "out", captions=table, caption_column="longSV_captions", progress=False
     )  # another column: done again
     assert other["captions"] == 3 and {r.caption for r in read(cc3m / "out")} == {"d"}
+
+
+@pytest.mark.parametrize("write", ["parquet", "jsonl", "shards"])
+def test_dreamlip_s_short_captions_are_a_set(cc3m, write):
+    "Three columns make the captions of an image, each with its phrases, in every form that is written"
+    table = cc3m / "cc3m_3long_3short_1raw_captions_url.csv"
+    short = "shortLLA_captions,shortIB_captions, shortSV_captions"
+    shards = str(cc3m / "cc3m-train-{0000..0001}.tar")
+    settings = dict(captions=table, caption_column=short, write=write, rules=dict(none="caption"), progress=False)
+    manifest = prepare(shards, cc3m / "out", **settings)
+    assert (manifest["captions"], manifest["further"]) == (3, 6)
+    records = open_data(cc3m / "out", index_folder=cc3m / "index")
+    for r in records:
+        assert [c.text for c in r.further] == ["a", "c"]
+        assert [[p.text for p in c.phrases] for c in r.further] == [["a"], ["c"]]
+    assert [p.text for p in records[1].phrases] == ["A dog", "a bench"]
+    assert manifest["phrases"] == records.phrase_count == sum(map(len, records.phrases))
+    assert [r.further for r in records.subset(np.array([2, 0]))] == [records[2].further, records[0].further]
 
 
 def test_captions_joined_by_key(cc3m):

@@ -16,12 +16,17 @@ from tars import write_tar
 from c2lip.concepts import noun_phrases
 from c2lip.core import UserError, read_json
 from c2lip.data.batches import batches
+from c2lip.data.prepare import prepare
 from c2lip.data.sources import open_data
+from c2lip.methods import build
 from c2lip.release import run as run_room
 from c2lip.release.run import train_from_terminal
+from c2lip.towers import load
+from c2lip.training.config import Config, recipe_rules
 from c2lip.training.log import read_log
 from c2lip.training.settings import check
-from c2lip.training.step import train_step
+from c2lip.training.step import make_optimizer, train_step
+from c2lip.workshop.command import main
 from c2lip.workshop.parameters import read_parameters
 from c2lip.world_captions import train_records
 
@@ -130,6 +135,99 @@ def test_the_paper_s_recipe_holds_the_paper_s_values():
     }
 
 
+BOTH_SEEDS = dict(  # what the paper's text and the public code share, or the text leaves to the code
+    method="c2lip",
+    model="ViT-B-16-SigLIP:webli",
+    lambda_npc=1,
+    lambda_xac=0.01,
+    xac_scale=1,
+    duplicates="separate",
+    batches="random",
+    epochs=5,
+    batch_size=768,
+    gpus=8,
+    lr=1e-5,
+    scalar_lr=1,
+    warmup=50,
+    clip_grad=0,
+    crop_scale=0.9,
+    seed=42,
+    hold_back=0,
+    evaluate_every=0,
+)
+SEEDS = {
+    "c2lip_paper": dict(concepts="pool", optimizer="adam", weight_decay=0, max_scale=0, precision="bf16"),
+    "c2lip_code": dict(concepts="encode", optimizer="adamw", weight_decay=0.1, max_scale=100, precision="pure_bf16"),
+}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_the_seeds_by_the_letter(name):
+    "Every setting that the paper's text or the public code fixes, and the rules that decide what a phrase is"
+    given = yaml.safe_load((ROOT / "data" / "recipes" / f"{name}.yaml").read_text())
+    published = BOTH_SEEDS | SEEDS[name]
+    assert {k: given[k] for k in published} == published
+    rules = recipe_rules(f"data/recipes/{name}.yaml")
+    assert rules["max_phrases"] == rules["max_words"] == 0, "neither has a limit"
+    assert rules["none"] == {"c2lip_paper": "skip", "c2lip_code": "caption"}[name]
+    source = (ROOT / "data" / "recipes" / f"{name}.yaml").read_text().splitlines()
+    rest = ("workers", "log_every", "save_every", "max_skipped", "lambda_xac", "phrase_rules")
+    bare = [line for line in source if ":" in line and "#" not in line and line.split(":")[0] not in rest]
+    assert not bare, f"each line has its quotation or place: {bare}"
+
+
+def test_the_optimiser_of_the_public_code():
+    towers = load("base")
+    for name, kind in (("c2lip_code", torch.optim.AdamW), ("c2lip_paper", torch.optim.Adam)):
+        given = yaml.safe_load((ROOT / "data" / "recipes" / f"{name}.yaml").read_text())
+        made = make_optimizer(towers, build("c2lip", towers), Config.of(given))
+        assert type(made) is kind
+        assert (made.defaults["betas"], made.defaults["eps"]) == ((0.9, 0.98), 1e-6)
+        decays = {p.ndim > 1: group["weight_decay"] for group in made.param_groups for p in group["params"]}
+        assert decays == {True: given["weight_decay"], False: 0}, "matrices alone decay"
+
+
+def test_the_public_code_s_weights_scale_and_fallback(shards, tmp_path):
+    "pure_bf16, the limit of the scale and the caption as fallback, in a run; the paper's has none of them"
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    rows = [json.dumps(dict(image=f"{i}.png", caption=f"Running {i}.", phrases=[])) for i in range(32)]
+    (bare / "captions.jsonl").write_text("\n".join(rows))
+    for i, (_, image, _) in enumerate(train_records(32)):
+        image().save(bare / f"{i}.png")
+    tiny = {k: v for k, v in TINY.items() if k not in ("precision", "hold_back")}
+    tuned = {}
+    for name in SEEDS:
+        given = yaml.safe_load((ROOT / "data" / "recipes" / f"{name}.yaml").read_text())
+        given |= tiny | dict(data=str(bare), lr=1e-3) | (dict(max_scale=30) if name == "c2lip_code" else {})
+        tuned[name] = run_room.train(given, tmp_path / name).model
+    rows = {name: read_log(tmp_path / name)[-1] for name in SEEDS}
+    assert rows["c2lip_paper"]["npc"] == 0 < rows["c2lip_code"]["npc"], "no phrase, and the caption in place of one"
+    assert rows["c2lip_paper"]["scale"] > 35 and rows["c2lip_code"]["scale"] < 30.2
+    whole = {n: bool((w == w.bfloat16().float()).all()) for n, w in tuned["c2lip_code"].named_parameters()}
+    assert all(whole[n] for n in whole if ".ln_" not in n) and len(whole) > 50
+    assert not all((w == w.bfloat16().float()).all() for w in tuned["c2lip_paper"].parameters())
+
+
+def test_prepare_follows_a_recipe_and_training_warns(tmp_path, capsys):
+    image = next(iter(train_records(1)))[1]()
+    rows = [dict(image=f"{i}.png", caption="A picture of a red mug.") for i in range(40)]
+    for i in range(40):
+        image.save(tmp_path / f"{i}.png")
+    (tmp_path / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name in ("c2lip_paper", "cc3m_c2lip"):
+        recipe = str(ROOT / "data" / "recipes" / f"{name}.yaml")
+        assert main(["prepare", str(tmp_path / "captions.jsonl"), str(tmp_path / name), "--recipe", recipe, "-q"]) == 0
+        made = read_json(tmp_path / name / "manifest.json")
+        assert made["rules"].items() >= recipe_rules(recipe).items()
+    assert read_json(tmp_path / "c2lip_paper" / "manifest.json")["phrases"] == 80  # "A picture" too
+    assert read_json(tmp_path / "cc3m_c2lip" / "manifest.json")["phrases"] == 40
+    rules = yaml.safe_load((ROOT / "data" / "recipes" / "c2lip_paper.yaml").read_text())["phrase_rules"]
+    for name, warned in (("c2lip_paper", False), ("cc3m_c2lip", True)):
+        run_room.set_up({**TINY, "data": str(tmp_path / name), "phrase_rules": rules}, tmp_path / f"run-{name}")
+        assert ("warning: " + str(tmp_path / name) + " was prepared with" in capsys.readouterr().out) is warned
+
+
 def test_the_paper_s_recipe_runs_by_its_papermill_line(shards, tmp_path, run):
     words = [
         w
@@ -233,6 +331,40 @@ def test_resume_is_bit_equal_on_damaged_shards(damaged, tmp_path, monkeypatch, w
         lists[0] == lists[1]
         and read_log(tmp_path / "straight")[-1]["skipped"] == read_log(tmp_path / "stopped")[-1]["skipped"]
     )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_is_bit_equal_with_several_captions_an_image(tmp_path, monkeypatch, workers):
+    "One of three captions is drawn in each step; a stop in the middle of an epoch changes no bit"
+    lines = []
+    for i, (_, image, caption) in enumerate(train_records(32)):
+        image().save(tmp_path / f"{i}.png")
+        lines.append(json.dumps(dict(image=f"{i}.png", captions=[caption, f"A drawing of {caption}", "Some things."])))
+    (tmp_path / "captions.jsonl").write_text("\n".join(lines))
+    prepared = tmp_path / "prepared"
+    made = prepare(str(tmp_path / "captions.jsonl"), prepared, progress=False)
+    assert (made["captions"], made["further"]) == (32, 64)
+
+    def weights(name, **settings):
+        (tmp_path / name).mkdir(exist_ok=True)
+        return train(prepared, tmp_path / name, workers=workers, save_every=3, **settings).model.state_dict()
+
+    want = weights("straight")
+    step = train_step
+
+    def stopping(*args, **kw):
+        if args[4] == 4:
+            raise KeyboardInterrupt
+        return step(*args, **kw)
+
+    monkeypatch.setattr("c2lip.training.fit.train_step", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        weights("stopped")
+    monkeypatch.setattr("c2lip.training.fit.train_step", step)
+    got = weights("stopped", resume=True)
+    assert all(torch.equal(want[k], got[k]) for k in want)
+    first = weights("first", draw_captions=False)
+    assert not all(torch.equal(want[k], first[k]) for k in want)
 
 
 def test_ranks_see_disjoint_parts_and_as_many_steps(shards, monkeypatch):

@@ -26,7 +26,17 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core import Phrase, UserError, cache_folder, cache_instead, read_json, write_json
 from .images import identity
-from .records import Record, Records, Skips, holdout_fraction, phrase_column, with_phrases
+from c2lip.data.records import (
+    Record,
+    Records,
+    Skips,
+    caption_column,
+    further_field,
+    holdout_fraction,
+    phrase_column,
+    read_further,
+    with_phrases,
+)
 from .remote import TarPart, version_of, with_threads
 from .shards import check_shards, shard_names, shard_records
 from .tables import HashSet, table_records
@@ -46,6 +56,7 @@ def index_schema() -> pyarrow.Schema:
             ("bytes", pyarrow.binary()),
             ("caption", pyarrow.string()),
             ("phrases", phrase_column()),
+            ("further", caption_column()),
             ("draw", pyarrow.float64()),
             ("count", pyarrow.int32()),
         ]
@@ -64,8 +75,9 @@ def _row(record):
         key=record.key,
         caption=record.caption,
         phrases=record.phrases,
+        further=further_field(record.further),
         draw=holdout_fraction(record.key),
-        count=len(record.phrases),
+        count=sum(len(caption.phrases) for caption in record.captions),
     )
     if isinstance(record.image, bytes):
         return row | dict(bytes=record.image)
@@ -113,7 +125,7 @@ class Index(Records):
         row = self.table.slice(int(self.rows[i]), 1)
         phrases = _phrase_lists(row["phrases"].combine_chunks())[0]
         row = row.drop_columns("phrases").to_pylist()[0]
-        return Record(row["key"], _image(row), row["caption"], phrases)
+        return Record(row["key"], _image(row), row["caption"], phrases, read_further(row["further"]))
 
     def subset(self, rows):
         return Index(self.path, self.rows[rows])
@@ -129,9 +141,13 @@ class Index(Records):
     def digest(self):
         total = hashlib.sha256()
         for first in range(0, len(self), CHUNK):
-            part = self.table.select(["key", "caption", "phrases", "count"]).take(self.rows[first : first + CHUNK])
+            part = self.table.select(["key", "caption", "phrases", "further", "count"]).take(
+                self.rows[first : first + CHUNK]
+            )
             flat = part["phrases"].combine_chunks().flatten()
             columns = [part["key"], part["caption"], part["count"], *map(flat.field, Phrase._fields)]
+            if part["further"].null_count < len(part):
+                columns.append(part["further"])
             total.update(repr([column.to_pylist() for column in columns]).encode("utf8", "surrogatepass"))
         return total.hexdigest()
 
@@ -150,25 +166,29 @@ class _Phrases(Sequence):
         return len(self.index)
 
     def __getitem__(self, i):
-        return self.index[i].phrases
+        return [phrase for caption in self.index[i].captions for phrase in caption.phrases]
 
     def __iter__(self):
         for first in range(0, len(self.index), CHUNK):
-            part = self.index.table["phrases"].take(self.index.rows[first : first + CHUNK])
-            yield from _phrase_lists(part.combine_chunks())
+            rows = self.index.rows[first : first + CHUNK]
+            lists = _phrase_lists(self.index.table["phrases"].take(rows).combine_chunks())
+            others = self.index.table["further"].take(rows)
+            if others.null_count < len(others):
+                lists = [p + [q for c in read_further(f) for q in c.phrases] for p, f in zip(lists, others.to_pylist())]
+            yield from lists
 
 # %% ../../nbs/3_data/06_index.ipynb #46a07650
 class _Parts(Dataset):
     "Records of a shard, or some records of a table, as an Arrow table with their phrases; and what was left out"
 
-    def __init__(self, caption_column, nlp):
-        self.caption_column, self.nlp = caption_column, nlp
+    def __init__(self, caption_column, nlp, rules):
+        self.caption_column, self.nlp, self.rules = caption_column, nlp, rules
 
     def __getitem__(self, job):
         skips = Skips()
         if isinstance(job, tuple):  # (address, name) of a shard
             job = shard_records(job[0], skips, self.caption_column, job[1])
-        return to_table(with_phrases(job, self.nlp)), skips
+        return to_table(with_phrases(job, self.nlp, self.rules)), skips
 
 
 def _jobs(kind, places, skips, columns):
@@ -212,10 +232,11 @@ def make_index(
     workers: int = 0,  # processes
     columns: tuple = (None, None, None),  # image_folder, image_column, caption_column: as in `open_data`
     nlp=None,  # a spaCy pipeline for phrases that are missing
+    rules: dict | None = None,  # fields of `concepts.Rules` for them; None: the defaults
 ):
     "Write an index in one move, in the order of the source whatever the number of processes"
     parts = DataLoader(
-        _Parts(columns[2], nlp),
+        _Parts(columns[2], nlp, rules),
         sampler=_jobs(kind, places, skips, columns),
         batch_size=None,
         num_workers=workers,
@@ -240,7 +261,7 @@ def make_index(
         temp.unlink(missing_ok=True)
 
 # %% ../../nbs/3_data/06_index.ipynb #d82f37ab
-INDEX_FORMAT = 7  # changes with what an index holds: an older one is not found
+INDEX_FORMAT = 8  # changes with what an index holds: an older one is not found
 
 
 def versions(
@@ -323,14 +344,15 @@ def open_index(
     folder=None,  # where indexes are kept; None: the cache
     columns: tuple = (None, None, None),  # image_folder, image_column, caption_column: as in `open_data`
     nlp=None,  # a spaCy pipeline for phrases that are missing
+    rules: dict | None = None,  # fields of `concepts.Rules` for them; None: the defaults
 ) -> Index:
     "The index of tables or shards, made where it is not there; raise `UserError` where it cannot, or too much is lost"
-    made_of = [INDEX_FORMAT, versions(places), *map(str, (*columns, nlp and nlp.meta))]
+    made_of = [INDEX_FORMAT, versions(places), *map(str, (*columns, nlp and nlp.meta)), *([rules] if rules else [])]
     folder = Path(folder or cache_folder())
     path = folder / f"index-{hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]}.arrow"
     found = _load_index(path)
     if not found:
-        how = (source, kind, places, skips.limit, workers, columns, nlp)
+        how = (source, kind, places, skips.limit, workers, columns, nlp, rules)
         try:
             _make_once(path, *how)
         except OSError as e:

@@ -80,7 +80,9 @@ class Samples(Dataset):
         workers: int = 0,  # processes that open images for the cache; 0 opens them here
         nlp=None,  # a spaCy pipeline for phrases that are missing
         skips: Skips | None = None,  # the count to go on with, as `open_data` left it
+        draw: bool = True,  # of an image with several captions, `loader` draws one in each step; False: the first
     ):
+        self.draw = draw
         self.skips, self.failed = Skips() if skips is None else skips, 0
         self.transform, self.fixed, self.rest = transform, *split_transform(transform)
         self.records = records if isinstance(records, Records) else RecordList(records, nlp=nlp)
@@ -92,7 +94,7 @@ class Samples(Dataset):
         self.skips.check()
         if cache and self.tokenizer:
             captions = [r.caption for r in self.records]
-            self.spans = spans_of_phrases(self.tokenizer, captions, self.records.phrases)
+            self.spans = spans_of_phrases(self.tokenizer, captions, [r.phrases for r in self.records])
 
     def _keep(self, workers):
         "Open all images, and keep the records whose images open"
@@ -120,24 +122,29 @@ class Samples(Dataset):
     def __len__(self):
         return len(self.records)
 
-    def _open(self, i, r, image):
-        "Sample `i`, of record `r`, whose image is `image`; raises `BadImage`"
+    def _open(self, i, r, image, seed):
+        "Sample `i`, of record `r`, whose image is `image`, with the caption that `seed` draws; raises `BadImage`"
         size = None
         if self.kept is not None:
             pixels = from_bytes(self.kept[i], self.rest)
         else:
             image = open_image(image)
             size, pixels = image.size, image if self.transform is None else self.transform(image)
-        return Sample(r.key, pixels, r.caption, r.phrases, size, self._token_spans(i, r))
+        several = bool(r.further)
+        n = derive_seed(seed, r.key, "caption") % len(r.captions) if several and seed is not None else 0
+        text, phrases = r.captions[n] if n else (r.caption, r.phrases)
+        texts = tuple(caption.text for caption in r.captions) if several else ()
+        return Sample(r.key, pixels, text, phrases, size, self._token_spans(i, n, text, phrases), texts)
 
-    def _token_spans(self, i, r):
-        if self.spans is not None:
+    def _token_spans(self, i, n, caption, phrases):
+        if self.spans is not None and n == 0:  # those of first captions are kept
             return self.spans[i]
-        return spans_of_phrases(self.tokenizer, [r.caption], [r.phrases])[0] if self.tokenizer else None
+        return spans_of_phrases(self.tokenizer, [caption], [phrases])[0] if self.tokenizer else None
 
     def __getitems__(
         self,
         indices: list[int],  # of one batch
+        seed: int | None = None,  # of the captions that are drawn; None: the first of each image
     ) -> list[Sample]:  # as many; fewer only where more than half, or too many in all, are bad
         "The samples of a batch; records that the batch lacks take the place of those that cannot be opened"
         wanted, samples, bad = set(indices), [], 0
@@ -146,7 +153,7 @@ class Samples(Dataset):
         for i, r, image in zip(indices, records, images):
             for _ in range(len(self)):
                 try:
-                    samples.append(self._open(i, r, image))
+                    samples.append(self._open(i, r, image, seed))
                     break
                 except BadImage as e:
                     self.skips.add(r.key, e.cause, e.detail)
@@ -195,7 +202,7 @@ class _Batches(Dataset):
         if get_worker_info():
             self.samples.skips.path = None  # the loading process writes the list
         with seeded(seed):
-            found = pack(self.samples.__getitems__(indices))
+            found = pack(self.samples.__getitems__(indices, seed if self.samples.draw else None))
         new = dict(itertools.islice(reversed(rows.items()), len(rows) - known))
         return found, new, self.samples.failed - failed
 

@@ -12,10 +12,10 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..concepts import is_english, make_rules, noun_phrases_many
+from ..concepts import is_english, make_rules
 from ..core import read_json, write_json
 from .joining import joined_records
-from .records import Record, Skips
+from .records import Record, Skips, further_field, with_phrases
 from .remote import TarPart
 from .shards import LOST, shard_facts, shard_records, shard_samples
 from .tables import TABLES, table_records, write_table
@@ -48,6 +48,8 @@ def _members(found, record):
     except ValueError:
         facts = {}
     facts |= dict(caption=record.caption, phrases=record.phrases)
+    if record.further:
+        facts |= dict(further=further_field(record.further))
     members = {kind: part for kind, part in found.items() if not kind.startswith("__")}
     members |= dict(txt=record.caption.encode(), json=json.dumps(facts, ensure_ascii=False).encode())
     return {kind: part() if isinstance(part, TarPart) else part for kind, part in members.items()}
@@ -72,20 +74,19 @@ def prepare_part(
     name: str | None = None,  # what the keys of a shard's samples begin with; None: the shard's name
     join=None,  # a look-up from `index_captions` with the captions of a shard's images
     max_skipped: float = 0.1,  # largest share that may be lost
-) -> dict:  # captions, phrases, given, none (without a phrase), not_english, truncated (parsed in part), skipped
+) -> dict:  # captions, further (of the same images), phrases, given, none, not_english, truncated, skipped
     "Write one part with its phrases; raises `UserError` where too much of it is lost"
     source, skips, rules = str(source), Skips(max_skipped), rules or {}
     records, matched = _part_records(source, skips, image_folder, caption_column, name, join)
     if skips.seen and not set(LOST) & set(skips.counts):
         skips.check(source)  # damaged shards are judged together, at the end
     searched = [r.caption for r in records if r.phrases is None]
-    todo = list(dict.fromkeys(searched))
-    found = dict(zip(todo, noun_phrases_many(todo, nlp, **rules)))
-    records = [r._replace(phrases=found[r.caption]) if r.phrases is None else r for r in records]
+    records = with_phrases(records, nlp, rules)
     limit = make_rules(rules).max_chars
     counts = dict(
         captions=len(records),
-        phrases=sum(len(r.phrases) for r in records),
+        further=sum(len(r.further) for r in records),
+        phrases=sum(len(c.phrases) for r in records for c in r.captions),
         given=len(records) - len(searched),
         none=sum(not r.phrases for r in records),
         not_english=sum(not is_english(caption) for caption in searched),

@@ -32,11 +32,11 @@ from .records import Record, Skips
 from .remote import remote_scheme
 from .shards import LOST, shard_names
 from .sources import detect_source
-from .tables import TABLES, read_pairs, table_records, write_table
+from .tables import TABLES, read_pairs, table_line, table_records, write_table
 
 # %% ../../nbs/3_data/13_prepare.ipynb #2b5355fc
 PIECE = 5000  # rows of a table that make a part
-PARTS_FORMAT = 2  # changes with what a part holds: older parts are made again
+PARTS_FORMAT = 3  # changes with what a part holds: older parts are made again
 
 
 def table_jobs(
@@ -50,7 +50,7 @@ def table_jobs(
         piece = list(itertools.islice(records, PIECE))
         if not piece:
             return
-        rows = repr([(r.key, str(r.image), r.caption, r.phrases) for r in piece])
+        rows = repr([(r.key, str(r.image), r.caption, r.phrases, r.further) for r in piece])
         digest = hashlib.sha256(rows.encode("utf8", "surrogatepass")).hexdigest()
         note = dict(rows=len(piece), digest=digest, recipe=recipe)
         source, target = folder / f"piece-{number:05d}.parquet", folder / f"part-{number:05d}.parquet"
@@ -92,8 +92,9 @@ def _part_batches(parts):
 def _as_json(batch):
     # the rows of an Arrow batch as JSON lines; a phrase is [text, start, end] there
     for row in batch.to_pylist():
-        row["phrases"] = [list(phrase.values()) for phrase in row["phrases"]]
-        yield json.dumps(row, ensure_ascii=False) + "\n"
+        for captioned in (row, *(row["further"] or ())):
+            captioned["phrases"] = [list(phrase.values()) for phrase in captioned["phrases"]]
+        yield table_line(row)
 
 
 def join_parts(
@@ -272,7 +273,7 @@ def prepare(
     nlp: str | None = None,  # None: the embedded pipeline, or a name for `load_pipeline`
     rules: dict | None = None,  # fields of `concepts.Rules`
     image_folder=None,  # folder that a table's image paths start from; None takes the table's own
-    caption_column: str | None = None,  # name of the caption column or JSON key; None looks for a usual one
+    caption_column: str | None = None,  # column or key of captions, or several with commas between; None: a usual one
     progress: bool = True,  # show a progress bar of parts
     captions=None,  # a table with the captions of images in shards, such as DreamLIP's csv
     match: str | None = None,  # how it is joined to the shards: "url", "key"; None: by url where it has such a column

@@ -16,10 +16,19 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..concepts import canonical_caption
 from ..core import UserError, is_utf8, project_root, user_path
 from .images import SHARD_IMAGES
-from .records import CAPTION_NAMES, PHRASE_NAMES, Record, Skips, first_text, read_phrases
+from c2lip.data.records import (
+    CAPTION_NAMES,
+    PHRASE_NAMES,
+    Caption,
+    Record,
+    Skips,
+    caption_texts,
+    further_field,
+    read_further,
+    read_phrases,
+)
 from .remote import SCHEMES, TarPart, open_url, remote_scheme, version_of
 from .tables import MAX_MEMBER
 
@@ -194,21 +203,21 @@ def shard_facts(
     return facts
 
 
-def _shard_caption(found, facts, caption_column):
-    names = [caption_column] if caption_column else CAPTION_NAMES
-    caption = next(filter(None, (first_text(facts.get(name)) for name in names)), "")
-    if not caption and not caption_column:
-        caption = canonical_caption(found.get("txt", b"").decode("utf8", "replace"))
-    return caption
+def _shard_captions(found, facts, caption_column):
+    # the texts of the keys that the user names, else those of the first usual key, else the .txt member
+    if caption_column:
+        names = [caption_column] if caption_column in facts else [name.strip() for name in caption_column.split(",")]
+        return caption_texts(*map(facts.get, names))
+    usual = next(filter(None, (caption_texts(facts.get(name)) for name in CAPTION_NAMES)), [])
+    return usual or caption_texts(found.get("txt", b"").decode("utf8", "replace"))
 
 
 def shard_record(
     found: dict,  # one of `shard_samples`
     skips: Skips,  # counts what is left out
-    caption_column: str | None = None,  # key of the JSON member's caption; None: a usual one, then the .txt member
+    caption_column: str | None = None,  # key of the JSON member's caption, or several; None: a usual one, then .txt
     name: str | None = None,  # what the key begins with; None: the shard's name
-    text: tuple
-    | None = None,  # (canonical caption, phrases) where they come from elsewhere; phrases as a source has them
+    text: tuple | None = None,  # (canonical caption, phrases, further captions) from elsewhere, as a source has them
 ) -> Record | None:  # None: left out, and counted
     "The record of a sample in a shard"
     key = f"{name or Path(found['__url__']).stem}/{found['__key__']}"
@@ -223,8 +232,9 @@ def shard_record(
             skips.add(key, "bad JSON", str(e))
             return None
         given = next((facts[n] for n in PHRASE_NAMES if n in facts), None)
-        text = _shard_caption(found, facts, caption_column), given
-    caption, given = text
+        caption, *others = _shard_captions(found, facts, caption_column) or [""]
+        text = caption, given, facts.get("further") or further_field(map(Caption, others))
+    caption, given, further = text
     if not caption:
         skips.add(key, "empty caption")
         return None
@@ -232,7 +242,7 @@ def shard_record(
         skips.add(key, "missing file", "no image in the sample")
         return None
     try:
-        return Record(key, image, caption, read_phrases(given, caption))
+        return Record(key, image, caption, read_phrases(given, caption), read_further(further))
     except ValueError as e:
         skips.add(key, "bad phrases", str(e))
         return None

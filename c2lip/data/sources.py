@@ -85,18 +85,19 @@ def open_data(
     workers: int = 0,  # processes that read shards and find phrases; 0 does so here
     image_folder=None,  # folder that a table's image paths start from; None takes the table's own
     image_column: str | None = None,  # name of the image column; None looks for a usual one
-    caption_column: str | None = None,  # name of the caption column or JSON key; None looks for a usual one
+    caption_column: str | None = None,  # column or key of captions, or several with commas between; None: a usual one
     nlp=None,  # a spaCy pipeline for phrases that are missing; None takes the embedded one
     index_folder=None,  # where indexes are kept; None: the cache
+    rules: dict | None = None,  # fields of `concepts.Rules` for phrases that are missing; None: the defaults
 ) -> Records:  # at least one record, each with its phrases
     "The records of a data set; raise `UserError` where there is none, or too much of it is lost"
     if name == "world":
-        return RecordList(train_records(images), drawn=True, nlp=nlp)
+        return RecordList(train_records(images), drawn=True, nlp=nlp, rules=rules)
     skips = Skips() if skips is None else skips
     kind, places = detect_source(name)
     if kind == "pairs":
         records = read_pairs(places[0], skips)
         skips.check(name)
-        return RecordList(records, nlp=nlp)
+        return RecordList(records, nlp=nlp, rules=rules)
     columns = (image_folder, image_column, caption_column)
-    return open_index(name, kind, places, skips, workers, index_folder, columns, nlp)
+    return open_index(name, kind, places, skips, workers, index_folder, columns, nlp, rules)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'MAX_MEMBER', 'MAX_FILES', 'table_rows', 'HashSet', 'tar_part', 'table_records', 'read_table', 'walk_files',
-           'read_pairs', 'write_table']
+           'read_pairs', 'table_line', 'write_table']
 
 # %% ../../nbs/3_data/04_tables.ipynb #8a36889e
 import csv
@@ -15,21 +15,28 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ..concepts import canonical_caption
 from ..core import UserError, is_utf8, project_of, regular
 from .images import IMAGES
 from c2lip.data.records import (
-    CAPTION_NAMES,
     IMAGE_NAMES,
     PHRASE_NAMES,
+    Caption,
     Record,
     Skips,
+    caption_columns,
+    caption_texts,
     column,
-    first_text,
+    further_field,
     phrase_column,
+    read_further,
     read_phrases,
+)
+from c2lip.data.records import (
+    caption_column as further_column,
 )
 from .remote import TarPart, remote_scheme
 
@@ -159,10 +166,10 @@ def _row_image(row, name, root):
 
 
 def _names(row, path, image_column, caption_column):
-    # the columns of image, caption and phrases
+    # the column of images, those of captions, and that of phrases
     return (
         column(row, IMAGE_NAMES, "image", path, image_column),
-        column(row, CAPTION_NAMES, "caption", path, caption_column),
+        caption_columns(row, path, caption_column),
         next((n for n in PHRASE_NAMES if n in row), PHRASE_NAMES[0]),
     )
 
@@ -194,7 +201,7 @@ def table_records(
     skips: Skips,  # counts what is left out
     image_folder=None,  # folder that image paths start from; None takes the table's own
     image_column: str | None = None,  # name of the column with the image; None looks for a usual one
-    caption_column: str | None = None,  # name of the column with the caption
+    caption_column: str | None = None,  # name of the column with the caption, or of several, with commas between
 ) -> Iterator[Record]:
     "Records of tables, one at a time, phrases as the table gives them; raises `UserError` where a column is missing"
     keys = _Keys()
@@ -209,7 +216,8 @@ def table_records(
 
 def _row_record(row, names, where, root, keys, skips):
     # the record of a row, or None where it is left out and counted
-    image, caption = _row_image(row, names[0], root), first_text(row.get(names[1]))
+    image, texts = _row_image(row, names[0], root), caption_texts(*map(row.get, names[1]))
+    caption = texts[0] if texts else ""
     if not caption:
         skips.add(where, "empty caption")
         return None
@@ -233,10 +241,11 @@ def _row_record(row, names, where, root, keys, skips):
             return None
     try:
         phrases = read_phrases(row.get(names[2], row.get(PHRASE_NAMES[1])), caption)
+        further = read_further(row.get("further")) or tuple(map(Caption, texts[1:]))
     except ValueError as e:
         skips.add(where, "bad phrases", str(e))
         return None
-    return Record(keys.add(key, caption, "key" in row), image, caption, phrases)
+    return Record(keys.add(key, caption, "key" in row), image, caption, phrases, further)
 
 
 def read_table(
@@ -274,8 +283,19 @@ def walk_files(
         yield from (Path(place, name) for name in names)
 
 
+def _further_files(path, caption):
+    # further captions of an image: cat.1.txt, cat.2.txt … beside cat.txt
+    found = [caption]
+    for n in itertools.count(1):
+        text = path.with_suffix(f".{n}.txt")
+        if not text.is_file():
+            return tuple(map(Caption, found[1:]))
+        with suppress(ValueError, OSError):
+            found = caption_texts(found, text.read_text(encoding="utf8"))
+
+
 def read_pairs(
-    folder,  # holds images and, of the same names, .txt files
+    folder,  # holds images and, of the same names, .txt files; further captions in NAME.1.txt, NAME.2.txt …
     skips: Skips | None = None,  # counts what is left out
 ) -> list[Record]:  # phrases are not searched for yet
     "Records of a folder in which each image has a text file beside it, sorted by path"
@@ -295,7 +315,7 @@ def read_pairs(
             skips.add(key, "bad text file", str(e))
             continue
         if caption:
-            records.append(Record(key, path, caption))
+            records.append(Record(key, path, caption, None, _further_files(path, caption)))
         else:
             skips.add(key, "empty caption")
     return records
@@ -317,7 +337,16 @@ def _written_row(record, home):
         place = dict(image=_relative(image, home))
     else:
         raise UserError(f"{record.key}: only images in files or shards can be named in a table")
-    return dict(key=record.key, **place, caption=record.caption, phrases=record.phrases)
+    row = dict(key=record.key, **place, caption=record.caption, phrases=record.phrases)
+    return row | dict(further=further_field(record.further))
+
+
+def table_line(
+    row: dict,  # of `write_table`, phrases as lists
+) -> str:
+    "A row as a line of JSON; `further` stands there only where an image has further captions"
+    kept = {name: value for name, value in row.items() if name != "further" or value}
+    return json.dumps(kept, ensure_ascii=False) + "\n"
 
 
 def _write_parquet(rows, path):
@@ -326,7 +355,7 @@ def _write_parquet(rows, path):
     first = next(rows, None)
     if first is None:
         raise UserError("there are no records to write")
-    types = dict(offset=pyarrow.int64(), size=pyarrow.int64(), phrases=phrase_column())
+    types = dict(offset=pyarrow.int64(), size=pyarrow.int64(), phrases=phrase_column(), further=further_column())
     schema = pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in first])
     rows = itertools.chain([first], rows)
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
@@ -345,7 +374,7 @@ def write_table(
     temp = path.with_name(path.name + ".tmp")  # a table is there whole or not at all
     if path.suffix == ".jsonl":
         with temp.open("w", encoding="utf8") as file:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            file.writelines(table_line(row) for row in rows)
     elif path.suffix == ".parquet":
         _write_parquet(rows, temp)
     else:

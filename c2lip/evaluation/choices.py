@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ..core import UserError
-from .base import Lookup, Row, Suite
+from .base import Lookup, PairScore, Row, Suite, cosine_score
 from .embeddings import ImageRef
 from .readers import ChoiceItem
-from .scores import Hits, Mean, beats, mean_of, similarity
+from .scores import Hits, Mean, beats, mean_of
 
 # %% ../../nbs/4_evaluation/07_choices.ipynb #d40119c4
 def join_hits(
@@ -30,18 +30,20 @@ def choice_hits(
     image: Lookup,  # images → (n,D)
     text: Lookup,  # texts → (n,D)
     at_once: int = 10_000,  # items whose vectors stand in memory together
+    pairs: PairScore | None = None,  # how well an image fits a text; None: v·t
 ) -> Hits:
     "Is the right text closer to the image than every wrong one?"
     if len(items) > at_once:
         parts = [items[n : n + at_once] for n in range(0, len(items), at_once)]
-        return join_hits(choice_hits(part, image, text) for part in parts)
-    v = image([item.image for item in items])
-    right = similarity(v, text([item.right[0] for item in items]))
+        return join_hits(choice_hits(part, image, text, at_once, pairs) for part in parts)
+    pairs = pairs or cosine_score(image, text)
+    images = [item.image for item in items]
+    right = pairs(images, [item.right[0] for item in items])
     most = max(len(item.wrong) for item in items)
     wrong = []
     for k in range(most):  # items with fewer wrong texts name their last one again, which changes nothing
         others = [item.wrong[min(k, len(item.wrong) - 1)] for item in items]
-        wrong.append(similarity(v, text(others)))
+        wrong.append(pairs(images, others))
     return beats(right, *wrong)
 
 # %% ../../nbs/4_evaluation/07_choices.ipynb #a1c60a99
@@ -90,7 +92,7 @@ def choices_suite(
     name: str,  # of the suite, for messages
     tasks: dict[str, list[ChoiceItem]],
     rows: Callable[[dict], Iterable[Row]],  # {task: what `count` gives of it} → rows of the table
-    count: Callable = choice_hits,  # (items, image, text) → what `rows` gets of a task
+    count: Callable = choice_hits,  # (items, image, text, pairs=…) → what `rows` gets of a task
 ) -> Suite:
     "A suite of choices; raise `UserError` where a task has no items"
     images: dict[ImageRef, str] = {}
@@ -102,7 +104,7 @@ def choices_suite(
             images.setdefault(item.image, f"{name} {task}, item {item.key}")
             texts += [*item.right, *item.wrong]
 
-    def measure(image, text):
-        return rows({task: count(items, image, text) for task, items in tasks.items()})
+    def measure(image, text, pairs=None):
+        return rows({task: count(items, image, text, pairs=pairs) for task, items in tasks.items()})
 
-    return Suite(images, texts, measure, tasks)
+    return Suite(images, texts, measure, tasks, by_pairs=True)

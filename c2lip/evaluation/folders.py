@@ -79,7 +79,7 @@ def _write_held_back(records, folder):
             open_image(record.image).save(folder / "images" / name)
         except BadImage:
             continue  # training counts and names these
-        rows.append({"filename": name, "sentences": [{"raw": record.caption}]})
+        rows.append({"filename": name, "sentences": [{"raw": caption.text} for caption in record.captions]})
     if len(rows) < 2:
         return None
     write_json(folder / "retrieval.json", {"images": rows})

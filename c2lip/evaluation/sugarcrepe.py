@@ -8,11 +8,13 @@ __all__ = ['read_sugarcrepe_suite', 'triple_task', 'read_sugarcrepe_pp_suite', '
 # %% ../../nbs/4_evaluation/08_sugarcrepe.ipynb #fb2c93b7
 from collections.abc import Iterator
 
+import torch
+
 from ..core import UserError, did_you_mean
-from .base import Lookup, NotHere, Request, Row, Suite
+from .base import Lookup, NotHere, PairScore, Request, Row, Suite
 from .choices import choices_suite, mean_name
 from .readers import SUGARCREPE, SUGARCREPE_PP, ChoiceItem, read_sugarcrepe, read_sugarcrepe_pp
-from .scores import Hits, mean_of, triple_hits
+from .scores import Hits, beats, mean_of, triple_hits
 from .world_benchmark import BINDING
 
 # %% ../../nbs/4_evaluation/08_sugarcrepe.ipynb #408cd047
@@ -44,11 +46,15 @@ def triple_task(
     items: list[ChoiceItem],  # with two right texts and a wrong one each
     image: Lookup,  # images → (n,D)
     text: Lookup,  # texts → (n,D)
+    pairs: PairScore | None = None,  # how well an image fits a text; None: v·t. TOT compares texts, and stays
 ) -> dict[str, Hits]:  # ITT (image to text) and TOT (text only)
     "One file of SugarCrepe++"
-    first, second = (text([item.right[k] for item in items]) for k in (0, 1))
-    wrong = text([item.wrong[0] for item in items])
-    itt, tot = triple_hits(image([item.image for item in items]), first, second, wrong)
+    images = [item.image for item in items]
+    texts = [[item.right[0] for item in items], [item.right[1] for item in items], [item.wrong[0] for item in items]]
+    itt, tot = triple_hits(image(images), *map(text, texts))
+    if pairs:
+        first, second, wrong = (pairs(images, of) for of in texts)
+        itt = beats(torch.minimum(first, second), wrong)
     return {"ITT": itt, "TOT": tot}
 
 

@@ -18,7 +18,7 @@ import torch
 
 from ..core import UserError, did_you_mean
 from .aro import read_aro
-from .base import Lookup, NotDownloaded, NotHere, Request, Suite
+from .base import Lookup, NotDownloaded, NotHere, PairScore, Request, Suite
 from .classes import read_class_set, read_heldout_zeroshot_suite, read_zeroshot_suite
 from .embeddings import ImageRef, embed_images, embed_texts
 from .probe import read_probe
@@ -144,10 +144,13 @@ def measure(
     suites: dict[str, Suite],  # what `read_folder` gave
     image: Lookup,  # images → (n,D)
     text: Lookup,  # texts → (n,D)
+    pairs: PairScore | None = None,  # another score than v·t, for suites that take one; the others are left out
 ) -> Iterator[tuple[str, str, Hits | Mean | None]]:  # suite, row, items; None where there is nothing to measure
     "The rows of every suite"
     for name, suite in suites.items():
-        for row, hits in suite.measure(image, text):
+        if pairs and not suite.by_pairs:
+            continue
+        for row, hits in suite.measure(image, text, pairs) if pairs else suite.measure(image, text):
             yield name, row, hits
 
 
@@ -177,6 +180,7 @@ def evaluate(
     hits: dict | None = None,  # filled, if given, with (suite, name) → Hits or Mean, for intervals and paired tests
     cache="auto",  # folder of embeddings (from the root if relative); auto: the usual one, None: none are kept
     precision: str = "float32",  # float32 (as the weights are), or bf16 for autocast
+    readout: Callable | None = None,  # (towers, images, image, text) → `PairScore`, such as a `Readout`; None: v·t
 ) -> pd.DataFrame:  # columns suite, name, value (percent), n, ties, nan
     "The table of a model on a benchmark folder: every image and every text embedded once, every comparison strict"
     found = read_folder(folder, suites, images, ks)
@@ -186,7 +190,10 @@ def evaluate(
         asked = {**asked, **{image: who for image, who in suite.images.items() if image not in asked}}
         texts += suite.texts
     image, text = embed_all(towers, asked, texts, batch_size, device, progress, cache, precision)
-    measured = list(measure(found, image, text))
+    pairs = readout(towers, asked, image, text) if readout else None
+    if pairs and (without := [name for name, suite in found.items() if not suite.by_pairs]):
+        print(f"left out, since they know v·t alone: {', '.join(without)}")
+    measured = list(measure(found, image, text, pairs))
     if hits is not None:
         hits.update({(suite, name): h for suite, name, h in measured})
     return tabulate(measured)

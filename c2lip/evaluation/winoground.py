@@ -11,11 +11,11 @@ from typing import NamedTuple
 import pandas as pd
 
 from ..core import UserError
-from .base import Lookup, Request, Suite, require_files, suite_data
+from .base import Lookup, PairScore, Request, Suite, cosine_score, require_files, suite_data
 from .choices import all_of, pick
 from .embeddings import ImageRef
 from .readers import each_of, find_image, read_lines, texts_of
-from .scores import Hits, beats, similarity
+from .scores import Hits, beats
 
 # %% ../../nbs/4_evaluation/12_winoground.ipynb #636ca94f
 class WinogroundItem(NamedTuple):
@@ -30,11 +30,13 @@ def winoground_hits(
     items: list[WinogroundItem],
     image: Lookup,  # images → (n,D)
     text: Lookup,  # texts → (n,D)
+    pairs: PairScore | None = None,  # how well an image fits a text; None: v·t
 ) -> dict[str, Hits]:  # text, image, group
     "Winoground's three questions"
-    v = [image([item.images[i] for item in items]) for i in (0, 1)]
-    t = [text([item.captions[c] for item in items]) for c in (0, 1)]
-    s = [[similarity(v[i], t[c]) for c in (0, 1)] for i in (0, 1)]  # image, caption
+    pairs = pairs or cosine_score(image, text)
+    v = [[item.images[i] for item in items] for i in (0, 1)]
+    t = [[item.captions[c] for item in items] for c in (0, 1)]
+    s = [[pairs(v[i], t[c]) for c in (0, 1)] for i in (0, 1)]  # image, caption
     by_text = all_of(beats(s[0][0], s[0][1]), beats(s[1][1], s[1][0]))
     by_image = all_of(beats(s[0][0], s[1][0]), beats(s[1][1], s[0][1]))
     return {"text": by_text, "image": by_image, "group": all_of(by_text, by_image)}
@@ -101,11 +103,12 @@ def read_winoground(
     without_flaws = frozenset(suite_data("winoground_without_flaws"))
     plain = [n for n, item in enumerate(items) if item.key in without_flaws]
 
-    def measure(image, text):
-        found = winoground_hits(items, image, text)
+    def measure(image, text, pairs=None):
+        found = winoground_hits(items, image, text, pairs)
         yield from found.items()
         for name, hits in found.items():
             yield f"{name} without flaws", pick(hits, plain) if plain else None
 
     images = {image: f"{request.name}, item {item.key}" for item in items for image in item.images}
-    return Suite(images, [caption for item in items for caption in item.captions], measure)
+    texts = [caption for item in items for caption in item.captions]
+    return Suite(images, texts, measure, by_pairs=True)

@@ -6,9 +6,14 @@
 __all__ = ['say_choices', 'warnings_before', 'first_phrases']
 
 # %% ../../nbs/5_training/09_advice.ipynb #849e593c
+import os
+from dataclasses import asdict
+
+from ..concepts import make_rules
+from ..core import project_root, read_json, user_path
 from ..data.records import Records
 from ..towers import Towers
-from .config import CHOSEN, Config, choose_by_model, kind_of_model, values_by_model
+from .config import CHOSEN, Config, choose_by_model, kind_of_model, phrase_rules, values_by_model
 from .settings import AUTO
 
 # %% ../../nbs/5_training/09_advice.ipynb #92a04491
@@ -58,6 +63,26 @@ def _about_model(towers, records):
         )
 
 
+def _prepared_rules(data):
+    "The rules in the manifest of what `prepare` wrote; None for other data"
+    manifest = project_root() / user_path(data) / "manifest.json"
+    found = read_json(manifest) if data != "world" and os.path.isfile(manifest) else {}
+    return found.get("rules") if isinstance(found, dict) else None
+
+
+def _about_rules(cfg):
+    wanted, prepared = phrase_rules(cfg), _prepared_rules(cfg.data)
+    if not wanted or not isinstance(prepared, dict):
+        return None
+    asked = asdict(make_rules(wanted))
+    differ = [name for name, value in asked.items() if prepared.get(name, value) != value]
+    if asked["none"] == "caption":
+        differ = [name for name in differ if name != "none"]  # done when the data are opened
+    if differ:
+        theirs, ours = (", ".join(f"{n} {rules[n]}" for n in differ) for rules in (prepared, asked))
+        return f"{cfg.data} was prepared with {theirs}; phrase_rules asks for {ours}; prepare it again with these rules"
+
+
 def warnings_before(
     cfg: Config,  # from `choose_by_model`
     steps: int,  # of the run
@@ -69,6 +94,7 @@ def warnings_before(
         _about_lr(cfg, steps, towers),
         _about_warmup(cfg, steps),
         _about_phrases(records),
+        _about_rules(cfg),
         _about_model(towers, records),
     ]
     return [f"warning: {line}" for line in found if line]

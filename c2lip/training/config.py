@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['BY_MODEL', 'CHOSEN', 'MAY_CHANGE', 'Config', 'Launcher', 'complete', 'Share', 'kind_of_model', 'recipe_lr',
-           'values_by_model', 'fill_auto', 'choose_by_model', 'own_options', 'binding']
+           'values_by_model', 'fill_auto', 'choose_by_model', 'own_options', 'phrase_rules', 'recipe_rules', 'binding']
 
 # %% ../../nbs/5_training/02_config.ipynb #d2911c61
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from ..base import BASE_CONFIG
-from ..core import UserError, did_you_mean, parse_yaml, project_root, read_yaml, short
+from ..concepts import make_rules
+from ..core import UserError, did_you_mean, parse_yaml, project_root, read_yaml, short, user_path
 from ..methods import find_methods
 from ..towers import Towers
 from c2lip.training.settings import (
@@ -33,6 +34,8 @@ class Config:
     method: str = setting("c2lip", "the method: c2lip, finetune, any other of nbs/2_relatives, or your own")
     model: str = setting("base", 'base, a release folder, or an open_clip name, also with ":tag" or ":random"')
     data: str = setting("world", "world for the embedded scenes, or a folder or table of images with captions")
+    draw_captions: bool = setting(True, "of an image with several captions show one in each step, else the first")
+    phrase_rules: str = setting("", "rules of noun phrases as YAML, such as {max_phrases: 0}; empty: the defaults")
     method_options: str = setting("", "further settings of the method as YAML, such as {regime: low}")
     images: int = setting(8600, "training images of the embedded world", "at least 8")
     batches: str = setting(
@@ -42,17 +45,21 @@ class Config:
     batch_size: int = setting(64, "images of a step over all processes", "at least 2")
     lr: float = setting(AUTO, "peak learning rate", "auto or above 0, at most 1")
     scalar_lr: float = setting(1.0, "learning rate of the logit scale and bias as a multiple of lr", "from 0 to 1000")
+    optimizer: str = setting(
+        "adamw", "adamw keeps the weight decay apart, adam adds it to the gradient", "one of: adamw, adam"
+    )
     weight_decay: float = setting(0.1, "of matrices; vectors and scalars have none", "from 0 to 10")
     warmup: int = setting(AUTO, "steps until the peak learning rate", "auto or at least 0")
     clip_grad: float = setting(0.0, "largest gradient norm, 0 for none", "at least 0")
+    max_scale: float = setting(0.0, "largest logit scale after a step, 0 for any; CLIP's recipe has 100", "at least 0")
     crop_scale: float = setting(
         1.0, "smallest share of an image that a random crop keeps, 1 for no crops", "from 0.05 to 1"
     )
     trainable: str = setting("", "regular expression over parameter names, such as text[.].*; empty: the method's own")
     precision: str = setting(
         "auto",
-        "bf16 is autocast over float32 weights, auto takes it on a GPU",
-        "one of: auto, float32, bf16",
+        "bf16: autocast; pure_bf16: weights too; auto: by GPU",
+        "one of: auto, float32, bf16, pure_bf16",
         may_change=True,
     )
     accumulate: int = setting(
@@ -227,16 +234,36 @@ def choose_by_model(
     return replace(cfg, **fill_auto(vars(cfg), values_by_model(towers, steps, cfg.method)))
 
 # %% ../../nbs/5_training/02_config.ipynb #d1634c80
+def _mapping(name, value):
+    "The mapping that a setting's YAML spells"
+    read: Any = parse_yaml(value or "{}", f"{name} {short(value)}") if isinstance(value, str) else value
+    if not isinstance(read, dict):
+        raise UserError(f"{name} {short(value)} is not of the form {{name: value, …}}")
+    return check_value(Parameter(name, "dict", {}, "", ""), read)
+
+
 def own_options(
     cfg: Config,
 ) -> dict:  # name → value
     "The method's further settings; raise `UserError` where they are not YAML's `{name: value}`"
-    options: Any = cfg.method_options
-    if isinstance(options, str):
-        options = parse_yaml(options or "{}", f"method_options {short(options)}")
-    if not isinstance(options, dict):
-        raise UserError(f"method_options {short(cfg.method_options)} is not of the form {{name: value, …}}")
-    return check_value(Parameter("method_options", "dict", {}, "", ""), options)
+    return _mapping("method_options", cfg.method_options)
+
+
+def phrase_rules(
+    cfg: Config,
+) -> dict:  # fields of `concepts.Rules`; empty: the defaults
+    "The rules of noun phrases that a run asks for; raise `UserError` where one is unknown or wrong"
+    rules = _mapping("phrase_rules", cfg.phrase_rules)
+    make_rules(rules)
+    return rules
+
+
+def recipe_rules(
+    path,  # of a recipe, from the root if relative
+) -> dict:  # fields of `concepts.Rules`; empty: the defaults
+    "The rules of noun phrases that a recipe asks for, so that `prepare` can follow it"
+    given = read_yaml(project_root() / user_path(path)) or {}
+    return phrase_rules(Config.of(given)) if isinstance(given, dict) else {}
 
 # %% ../../nbs/5_training/02_config.ipynb #b816b508
 MAY_CHANGE = may_change(Config, Launcher)

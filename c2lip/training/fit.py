@@ -30,9 +30,9 @@ from ..distributed import rank_and_world_size, sum_over_ranks
 from ..methods import Method
 from ..towers import Towers, has_bias
 from .checkpoint import load_checkpoint, only_writer, save_checkpoint
-from .config import Config, binding, choose_by_model
+from .config import Config, binding, choose_by_model, phrase_rules
 from .log import Log
-from .step import parameter_groups, prepare_towers, schedule, train_step
+from .step import halve_weights, limit_scale, make_optimizer, prepare_towers, schedule, train_step
 from .validation import baseline, validate, validation_row
 
 # %% ../../nbs/5_training/07_fit.ipynb #88ab8d6b
@@ -129,7 +129,9 @@ class Run:
         self.total, self.per_epoch = count_steps(samples, cfg)
         self.cfg = cfg = choose_by_model(cfg, towers, self.total)
         self.validator = validator if cfg.evaluate_every and self.rank == 0 else None
-        self.optimizer = torch.optim.AdamW(parameter_groups(towers, method, cfg), betas=(0.9, 0.98), eps=1e-6)
+        if cfg.precision == "pure_bf16":
+            halve_weights(towers)
+        self.optimizer = make_optimizer(towers, method, cfg)
         towers.model.to(device).train()
         method.objective.to(device).train()
         self.ema = AveragedModel(towers.model, multi_avg_fn=get_ema_multi_avg_fn(cfg.ema)) if cfg.ema else None
@@ -195,6 +197,7 @@ class Run:
                 self.autocast,
                 cfg.accumulate,
             )
+        limit_scale(self.towers, cfg.max_scale)
         if self.ema is not None:
             self.ema.update_parameters(self.towers.model)
         self.done = step
@@ -248,11 +251,13 @@ class Run:
             self.log.close()
 
     def end(self) -> int:  # steps done
-        "Leave the towers as they are released: no recomputing, averaged weights, evaluation mode"
+        "Leave the towers as they are released: no recomputing, averaged weights, float32, evaluation mode"
         if self.cfg.recompute:
             self.towers.model.set_grad_checkpointing(False)
         if self.ema is not None:
             self.towers.model.load_state_dict(self.ema.module.state_dict())
+        if self.cfg.precision == "pure_bf16":
+            self.towers.model.float()
         self.towers.model.eval()
         return self.done
 
@@ -299,5 +304,6 @@ def read_records(
             path.write_text("")
     skips = Skips(cfg.max_skipped, path)
     counted = Skips(cfg.max_skipped) if rank else skips  # counted by one process of all
-    records = open_data(cfg.data, images=cfg.images, skips=counted, workers=cfg.workers)
+    rules = phrase_rules(cfg) or None
+    records = open_data(cfg.data, images=cfg.images, skips=counted, workers=cfg.workers, rules=rules)
     return *split_holdout(records, cfg.hold_back), skips

@@ -52,7 +52,7 @@ def _add_data(p):
     p.add_argument("target", metavar="TARGET", help="folder for the result; it is made where it is missing")
     start = "where a table's image paths start (default: the table's own folder)"
     p.add_argument("--images", metavar="FOLDER", help=start)
-    usual = "column or JSON key of the caption (default: a usual one, such as caption or shortLLA_captions)"
+    usual = "column or JSON key of the captions, or several with commas between (default: a usual one)"
     p.add_argument("--caption-column", metavar="NAME", help=usual)
     p.add_argument("--captions", metavar="TABLE", help="take the captions of the shards' images from this table")
     by = "how --captions is matched to the images (default: by url where the table has such a column)"
@@ -65,6 +65,8 @@ def _add_work(p):
     p.add_argument("-j", "--workers", type=int, default=1, metavar="N", help=each)
     name = "an installed spaCy pipeline such as en_core_web_trf, or a folder (default: the embedded one)"
     p.add_argument("--pipeline", metavar="NAME", help=name)
+    followed = "take the rules of a recipe, its phrase_rules, such as data/recipes/c2lip_code.yaml; --rule wins"
+    p.add_argument("--recipe", metavar="FILE", help=followed)
     rule = "a rule other than its default; may be repeated"
     p.add_argument("--rule", action="append", default=[], metavar="NAME=VALUE", help=rule)
     kinds = "one table, or the shards again with phrases in their JSON (default: parquet)"
@@ -165,14 +167,16 @@ def _as_option(match):
 
 def _prepare(options):
     from c2lip.data.prepare import prepare  # heavy (torch, spaCy); --help and wrong options answer at once
+    from c2lip.training.config import recipe_rules
 
+    rules = recipe_rules(_absolute(options.recipe)) if options.recipe else {}
     sources = [_absolute(s) for s in options.source]
     manifest = prepare(
         sources if len(sources) > 1 else sources[0],
         _absolute(options.target),
         options.workers,
         _folder_or_name(options.pipeline),
-        dict(map(_rule, options.rule)),
+        rules | dict(map(_rule, options.rule)),
         _absolute(options.images),
         options.caption_column,
         progress=not options.quiet,
