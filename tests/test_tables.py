@@ -118,7 +118,7 @@ def test_tables_fit_a_terminal(three):
         assert max(map(len, lines)) <= 80 and all(line.strip() for line in lines), text
         assert "Styler" not in text and "…" not in text
     assert all(method in str(shown[1]) for method in trials.model.unique())
-    assert "swap attribute" in str(shown[2]) and "(too wide for a terminal: ties after)" in str(shown[2])
+    assert "swap attribute" in str(shown[2]) and "(too wide for a terminal: ties before, ties after)" in str(shown[2])
 
 
 METHODS_OF_README = {"C2LIP": "c2lip", "Concrete Jungle": "concrete_jungle", "plain fine-tuning": "finetune"}
