@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TEXT_WIDTH', 'GAIN', 'LOSS', 'compare_table', 'before_after', 'brief', 'read_layouts', 'suite_label', 'task_label',
-           'change_text', 'fitted_text', 'Shown', 'show_table', 'show_texts', 'markdown_table', 'name_models',
-           'all_rows', 'show_rows']
+           'model_label', 'change_text', 'fitted_text', 'Shown', 'show_table', 'show_texts', 'markdown_table',
+           'name_models', 'all_rows', 'show_rows']
 
 # %% ../../nbs/4_evaluation/20_tables.ipynb #e2fa7e5a
 import math
@@ -93,7 +93,7 @@ def brief(
 
 # %% ../../nbs/4_evaluation/20_tables.ipynb #e4c60788
 @cache
-def read_layouts() -> dict:  # suites, words, means, first_look, layouts, rows: see the comments in the file
+def read_layouts() -> dict:  # suites, words, models, means, first_look, layouts, rows: see the comments in the file
     "data/layouts.yaml: what rows are called, and in which order tables print them"
     return yaml.safe_load(shipped("layouts.yaml").read_text(encoding="utf8"))
 
@@ -113,6 +113,13 @@ def task_label(
     "What a task is called in tables and figures"
     words = read_layouts()["words"]
     return " ".join(words.get(word, word) for word in name.replace("_", " ").split())
+
+
+def model_label(
+    model: str,  # a method, as `-p method` takes it, or any name of a model
+) -> str:  # Concrete Jungle; the name itself where it is no method
+    "What a model is called in figures"
+    return read_layouts()["models"].get(model, model)
 
 
 def change_text(
