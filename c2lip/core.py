@@ -230,8 +230,10 @@ def check_free(
     files=RUN_FILES,  # of which any means that there is a run
 ):
     "Raise `UserError` where a folder holds a run that would be overwritten"
-    if resume or name in (*GO_ON, *BESIDE):
+    if resume or name in BESIDE:
         return
+    if name in GO_ON:  # what they write themselves are settings, tables, and runs in folders below
+        files = [file for file in files if file != "params.json"]
     found = next((file for file in files if os.path.exists(folder / file)), None)
     if found:
         ways = "resume True goes on with it" if name in ("train", "pretrain", "run") else "delete it if it may go"

@@ -132,6 +132,24 @@ def test_cells_without_a_column_are_counted(tmp_path):
     assert (len(records), counts) == (11, {"too many cells": 1})
 
 
+@pytest.mark.parametrize("repeated", ["image", "caption"])
+def test_two_columns_of_one_name_are_refused(tmp_path, repeated):
+    lines = (table(tmp_path) / "captions.csv").read_text().splitlines()
+    assert repeated in lines[0].split(",")
+    lines = [f"{lines[0]},{repeated}", *(f"{line},x" for line in lines[1:])]
+    (tmp_path / "captions.csv").write_text("\n".join(lines))
+    refused(lambda: read(tmp_path, tmp_path), "captions.csv", f"several columns named '{repeated}'", "rename or delete")
+
+
+@pytest.mark.parametrize("launcher", ["compare", "ablation", "prepare"])
+@pytest.mark.parametrize("left", ["checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl"])
+def test_a_folder_of_checkpoints_is_no_place_for_trials(tmp_path, launcher, left):
+    (tmp_path / left).write_text("")
+    words = f"papermill {ROOT}/nbs/{launcher}.ipynb -p run_dir {tmp_path}".split()
+    refused(lambda: add_output(words), f"holds a run ({left})", "another run_dir")
+    assert [p.name for p in tmp_path.iterdir()] == [left]
+
+
 @pytest.mark.parametrize("launcher, owner", [("compare", "train"), ("ablation", "train"), ("ablation", "compare")])
 def test_a_run_of_another_launcher_is_not_written_over(tmp_path, launcher, owner):
     names = {name: read_parameters(ROOT / "nbs" / f"{name}.ipynb") for name in (launcher, owner)}

@@ -132,6 +132,9 @@ def test_runs_elsewhere(tmp_path, run):
     assert run(*C2LIP, "runs", "mine", "--clean", "--yes", cwd=tmp_path).returncode == 0
     assert not (tmp_path / "mine" / "empty").exists()
     assert "no runs" in run(*C2LIP, "runs", "mine", cwd=tmp_path).out
+    for words in (["runs"], ["runs", "--clean"]):  # where nothing has been run yet, which is no error
+        fresh = run(*C2LIP, *words, cwd=tmp_path / "mine")
+        assert fresh.returncode == 0 and "error" not in fresh.out, fresh.out
     done = run(*C2LIP, "runs", "minne", cwd=tmp_path)
     assert done.returncode == 2 and "c2lip runs: error: there is no folder" in done.out
 

@@ -203,7 +203,7 @@ def test_help_lists_every_parameter_long(path, run):
 
 
 def test_commands_of_the_readme(run):
-    "Every command that README.md shows is one that works: make's targets exist, papermill's parameters are right"
+    "Every command that README.md shows is one that works: make's targets, papermill's parameters, c2lip's commands"
     text = (ROOT / "README.md").read_text(encoding="utf8")
     commands = [
         line for block in re.findall(r"```sh\n(.*?)```", text, re.S) for line in block.splitlines() if line.strip()
@@ -216,6 +216,8 @@ def test_commands_of_the_readme(run):
             assert re.search(rf"^{words[0]}:", makefile, re.M), command
         if program == "papermill" and (ROOT / [w for w in words if w.endswith(".ipynb")][0]).exists():
             add_output([program, *words])
+        if program == "c2lip":
+            assert run(program, *words, "--help").returncode == 0, command
 
 
 def test_readme_lists_every_launcher():

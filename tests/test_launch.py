@@ -258,3 +258,12 @@ def test_two_runs_of_one_second_do_not_share_a_folder(toy, monkeypatch):
         enter()
         monkeypatch.setattr(sys, "excepthook", hook)
         assert line[-1] == f"runs/train-20260102-000000{name}/train.ipynb" and Path(line[-1]).parent.is_dir()
+
+
+@pytest.mark.parametrize("launcher, words", [("train", "-p method macc"), ("compare", "-p methods clic,macc")])
+def test_an_unknown_method_is_refused_before_anything_starts(launcher, words):
+    "No folder is made, and neither torch nor the notebook is loaded"
+    root = Path(__file__).parents[1]
+    with pytest.raises(UserError, match="there is no method 'macc'; did you mean macco?"):
+        add_output(f"papermill {root}/nbs/{launcher}.ipynb {words}".split())
+    assert add_output(f"papermill {root}/nbs/{launcher}.ipynb {words}o".split())[-1].endswith(f"{launcher}.ipynb")

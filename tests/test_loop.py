@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
+from transformers import SiglipModel
 
 from c2lip import C2LIPLoss
 from c2lip.concepts import noun_phrases
@@ -106,9 +107,24 @@ def test_the_trainer_takes_a_model_without_a_logit_bias():
 def test_the_loop_of_the_readme():
     "README.md's loop runs as it stands, given a model, its tokenizer and pairs"
     text = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf8")
-    (code,) = re.findall(r"```python\n(.*?C2LIPLoss.*?)```", text, re.S)
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "C2LIPLoss" in block]
     towers = small_siglip()
     before = towers.model.logit_bias.item()
     pairs = [(torch.randn(3, SMALL_SIDE, SMALL_SIDE), caption) for caption in CAPTIONS]
     exec(code, {"model": towers.model, "tokenizer": towers.tokenizer, "pairs": pairs})
     assert towers.model.logit_bias.item() != before
+
+
+def test_the_export_of_the_readme(tmp_path):
+    "README.md's export runs as it stands, but for the model and the folder"
+    text = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "to_hugging_face" in block]
+    (loaded,) = re.findall(r'# (SiglipModel\.from_pretrained\("my_siglip"\))', code)
+    code = f"{code}\nfound = {loaded}"
+    for said, here in (('load("runs/mine/model")', "towers"), ('"my_siglip"', repr(str(tmp_path)))):
+        assert said in code
+        code = code.replace(said, here)
+    names = {"SiglipModel": SiglipModel, "towers": small_siglip()}
+    exec(code, names)
+    wanted = small_siglip().model.logit_scale
+    assert torch.equal(names["found"].logit_scale.flatten(), wanted.detach().flatten())

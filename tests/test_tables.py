@@ -25,6 +25,7 @@ from c2lip.evaluation.uncertainty import bootstrap, interval, sign_test, standar
 from c2lip.evaluation.writing import ShownLayout, printed_rows, to_great_table, write_tables
 from c2lip.release.ladder import compare_with_expected, expected_table, ladder_texts, read_record
 from c2lip.towers import load
+from c2lip.workshop.parameters import read_parameters
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
 PAPER = Path(os.environ.get("C2LIP_PAPER", Path(__file__).parents[2] / "shared" / "papers" / "c2lip_paper.txt"))
@@ -118,7 +119,7 @@ def test_tables_fit_a_terminal(three):
         assert max(map(len, lines)) <= 80 and all(line.strip() for line in lines), text
         assert "Styler" not in text and "…" not in text
     assert all(method in str(shown[1]) for method in trials.model.unique())
-    assert "swap attribute" in str(shown[2]) and "(too wide for a terminal: ties after)" in str(shown[2])
+    assert "swap attribute" in str(shown[2]) and "(too wide for a terminal: ties before, ties after)" in str(shown[2])
 
 
 METHODS_OF_README = {"C2LIP": "c2lip", "Concrete Jungle": "concrete_jungle", "plain fine-tuning": "finetune"}
@@ -136,7 +137,7 @@ def quoted():
 
 def test_readme_holds_the_stored_ladder(quoted):
     "Both tables of README are made from data/results, by the index notebook"
-    compared = compare_with_expected(read_record("ladder_changes"), "+ npc + xac, β 10")
+    compared = compare_with_expected(read_record("ladder_changes"), DEFAULT)
     assert texts_as_markdown(ladder_texts(read_record("ladder"))) in quoted[0]
     assert expected_table(compared) in quoted[0]
 
@@ -162,6 +163,70 @@ def test_readme_quotes_the_averaged_weights(quoted):
     (said,) = re.findall(r"chooses the share on validation: 0\.4\. On test \(seed 0\) (.*)", quoted[0])
     found = re.findall(r"\d+\.\d", said)
     assert sorted(found) == sorted([*before, *chosen])
+
+
+NUMBERS = dict(two=2, five=5, seven=7, eight=8, ten=10, eleven=11, fifteen=15)
+DEFAULT = "+ npc + xac, β 10"
+PROSE = [  # words of README around a number of points · the rung that has more · the one that has less · suite · row
+    (r"phrase binding\*, (\w+) points above the base", DEFAULT, "base", "binding", "phrases"),
+    (r"above the base, (\w+) above plain fine-tuning\)", DEFAULT, "plain", "binding", "phrases"),
+    (r"xac at β 10 adds (\w+) points of AUROC", DEFAULT, "+ npc", "localisation", "AUROC"),
+    (r"pointing ends (\w+) points below the base", "base", "+ npc + xac, β 1", "localisation", "pointing"),
+    (r"zero-shot loses (\w+) points, half of them", "base", DEFAULT, "heldout/zeroshot", "object_colour"),
+    (r"without a colour loses (\w+) points", "base", DEFAULT, "zeroshot", "object"),
+    (r"Plain fine-tuning gains (\w+) points of R@1 from image", "plain", "base", "retrieval", "i2t R@1"),
+]
+
+
+@pytest.fixture(scope="module")
+def rung_means():
+    "A function from rung, suite and row to the mean of the stored ladder over its seeds"
+    means = read_record("ladder").groupby(["model", "suite", "name"]).value.mean()
+    return lambda *row: means[row]
+
+
+@pytest.mark.parametrize("words, more, less, suite, row", PROSE, ids=[row[0][:25] for row in PROSE])
+def test_readme_numbers_in_words(quoted, rung_means, words, more, less, suite, row):
+    "A difference that README's text names is that of the stored ladder, rounded to whole points"
+    (said,) = re.findall(words, quoted[0])
+    assert abs(rung_means(more, suite, row) - rung_means(less, suite, row) - NUMBERS[said]) <= 0.5
+
+
+def test_readme_claims_without_a_number(quoted, rung_means):
+    "What README says in words of the stored ladder holds there"
+    text, rungs = quoted[0], ["+ npc", "+ npc + xac, β 1", DEFAULT]
+    changes = summarise(read_record("ladder_changes").query("against == 'base'"))
+    averages = changes[(changes.suite == "sugarcrepe") & (changes.name == "average")].set_index("model")
+    assert "No rung is clearly above the base in SugarCrepe's average" in text
+    assert set(averages.index) == {"plain", *rungs} and (averages["mean"] <= averages.half).all()
+    assert "SugarCrepe++, where the paper gains most, ends below base and plain" in text
+    assert "Plain fine-tuning gains" in text and "the concept losses none" in text
+    assert "at β 1 it takes from them nearly all that npc gave" in text
+    for rung in rungs:
+        for other in ("base", "plain"):
+            assert rung_means(rung, "sugarcrepe_pp", "average") < rung_means(other, "sugarcrepe_pp", "average")
+        assert rung_means(rung, "retrieval", "i2t R@1") <= rung_means("base", "retrieval", "i2t R@1")
+    base, npc, npc_xac = (rung_means(rung, "localisation", "AUROC") for rung in ("base", *rungs[:2]))
+    assert (npc_xac - base) / (npc - base) < 0.1
+    lost = [rung_means(rung, "heldout/zeroshot", "object_colour") for rung in ("base", "plain", DEFAULT)]
+    assert 0.4 < (lost[0] - lost[1]) / (lost[0] - lost[2]) < 0.6 and "half of them with plain" in text
+
+
+def test_readme_names_the_default_run(quoted):
+    "Images and steps of the default run, and the steps of the stored comparison"
+    root = Path(__file__).parents[1]
+    default = {name: p.default for name, p in read_parameters(root / "nbs" / "train.ipynb").items()}
+    compared = json.loads((root / "data" / "results" / "compare.json").read_text())["settings"]
+    ((images, steps),) = re.findall(r"reads ([\d,]+) other images with detailed captions, for (\d+) steps", quoted[0])
+    assert int(images.replace(",", "")) == default["images"]
+    (earlier,) = re.findall(r"none learned to bind in (\d+) steps", quoted[0])
+    for said, run in ((steps, default), (earlier, compared)):
+        assert int(said) == run["images"] // run["batch_size"] * run["epochs"]
+    assert f"in xac: 1 in the public code, {default['xac_scale']:g} by default" in quoted[0]
+    (command,) = re.findall(r"five seeds \(`papermill (.*?)`\)", quoted[0])
+    record = json.loads((root / "data" / "results" / "ladder.json").read_text())
+    said, made = (dict(re.findall(r"-p (\w+) (\S+)", words)) for words in (command, record["command"]))
+    assert said == made | {"threads": str(record["machine"]["threads"]), "record": "ladder"}
 
 
 def test_readme_quotes_the_stored_methods(quoted):

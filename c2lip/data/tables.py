@@ -51,11 +51,27 @@ def _json_rows(file, path):
     return enumerate(rows, 1)
 
 
-def _parquet_rows(file):
+def _check_names(names, path):
+    "Raise `UserError` for a name that two columns share: a row would hold the last of them alone"
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise UserError(f"{path} has several columns named {twice[0]!r}; rename or delete all but one")
+
+
+def _parquet_rows(file, path):
     import pyarrow.parquet  # heavy, and only needed for this kind of table
 
-    for batch in pyarrow.parquet.ParquetFile(file).iter_batches(1024):
+    table = pyarrow.parquet.ParquetFile(file)
+    _check_names(table.schema_arrow.names, path)
+    for batch in table.iter_batches(1024):
         yield from batch.to_pylist()
+
+
+def _csv_rows(file, path, delimiter):
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+    _check_names(rows.fieldnames or (), path)
+    return rows
 
 
 def _numbered_rows(file, kind, path):
@@ -65,9 +81,8 @@ def _numbered_rows(file, kind, path):
     if kind == "json":
         return _json_rows(file, path)
     if kind == "parquet":
-        return enumerate(_parquet_rows(file), 1)
-    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-    return enumerate(csv.DictReader(text, delimiter="," if kind == "csv" else "\t", strict=True), 2)
+        return enumerate(_parquet_rows(file, path), 1)
+    return enumerate(_csv_rows(file, path, "," if kind == "csv" else "\t"), 2)
 
 
 def table_rows(

@@ -12,7 +12,7 @@ import math
 import pandas as pd
 
 from .plots import SMALL, Page, model_colours, percent_axis, plain_axes
-from .tables import markdown_table, read_layouts, suite_label, task_label
+from .tables import markdown_table, model_label, read_layouts, suite_label, task_label
 
 # %% ../../nbs/4_evaluation/24_seeds.ipynb #9105b610
 def summarise(
@@ -113,6 +113,7 @@ def plot_trials(
     measured = set(zip(trials.suite, trials.name))
     rows = [row for row in rows if row in measured]
     colours = model_colours(dict.fromkeys(trials.model))
+    labels = [model_label(model) for model in colours]
     summary = summarise(trials)
     columns = min(across, len(rows))
     lines = math.ceil(len(rows) / columns)
@@ -125,7 +126,7 @@ def plot_trials(
         for at, (model, colour) in enumerate(colours.items()):
             _draw_model(ax, at, these[these.model == model], means[means.model == model], colour)
         ax.set_title(f"{suite_label(suite)}\n{task_label(name)}", fontsize=SMALL)
-        ax.set_xticks(range(len(colours)), colours, rotation=65, ha="right", rotation_mode="anchor", fontsize=SMALL)
+        ax.set_xticks(range(len(colours)), labels, rotation=65, ha="right", rotation_mode="anchor", fontsize=SMALL)
         ax.tick_params(axis="y", labelsize=SMALL)
         ax.margins(y=0.15)
         plain_axes(ax, "y")

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TEXT_WIDTH', 'GAIN', 'LOSS', 'compare_table', 'before_after', 'brief', 'read_layouts', 'suite_label', 'task_label',
-           'change_text', 'fitted_text', 'Shown', 'show_table', 'show_texts', 'markdown_table', 'name_models',
-           'all_rows', 'show_rows']
+           'model_label', 'change_text', 'fitted_text', 'Shown', 'show_table', 'show_texts', 'markdown_table',
+           'name_models', 'all_rows', 'show_rows']
 
 # %% ../../nbs/4_evaluation/20_tables.ipynb #e2fa7e5a
 import math
@@ -93,7 +93,7 @@ def brief(
 
 # %% ../../nbs/4_evaluation/20_tables.ipynb #e4c60788
 @cache
-def read_layouts() -> dict:  # suites, words, means, first_look, layouts, rows: see the comments in the file
+def read_layouts() -> dict:  # suites, words, models, means, first_look, layouts, rows: see the comments in the file
     "data/layouts.yaml: what rows are called, and in which order tables print them"
     return yaml.safe_load(shipped("layouts.yaml").read_text(encoding="utf8"))
 
@@ -113,6 +113,13 @@ def task_label(
     "What a task is called in tables and figures"
     words = read_layouts()["words"]
     return " ".join(words.get(word, word) for word in name.replace("_", " ").split())
+
+
+def model_label(
+    model: str,  # a method, as `-p method` takes it, or any name of a model
+) -> str:  # Concrete Jungle; the name itself where it is no method
+    "What a model is called in figures"
+    return read_layouts()["models"].get(model, model)
 
 
 def change_text(
@@ -159,6 +166,9 @@ def _block_lines(heads, rows, widths, left):
     height = max(map(len, wrapped))
     top = [("", cells) for cells in zip(*([""] * (height - len(lines)) + lines for lines in wrapped))]
     for name, cells in [*top, *rows]:
+        if not cells:
+            yield _cut(name, TEXT_WIDTH)
+            continue
         padded = [cell.rjust(width) for cell, width in zip(cells, widths)]
         yield _GAP.join([_cut(name, left).ljust(left), *padded]).rstrip()
 
@@ -169,7 +179,7 @@ def fitted_text(
     spare: int = 0,  # columns at the end that may be left out
 ) -> str:  # lines of at most 80 characters, none empty
     "A table as text that fits a terminal"
-    left = min(_LONGEST_NAME, max((len(name) for name, _ in rows), default=0))
+    left = min(_LONGEST_NAME, max((len(name) for name, cells in rows if cells), default=0))
     room = TEXT_WIDTH - left
     heads = [_cut(head, room) for head in heads]
     rows = [(name, [_cut(cell, room - len(_GAP)) for cell in cells]) for name, cells in rows]
@@ -177,7 +187,7 @@ def fitted_text(
     widths = [max(1, *map(len, [*_words(head, room), *cells])) for head, cells in zip(heads, columns)]
     shown = len(heads)
     while shown > len(heads) - spare and len(_blocks(widths[:shown], room)) > 1:
-        shown -= 1
+        shown -= 2 if heads[shown - 1].endswith(" after") else 1  # ties before and after go together
     lines = []
     for block in _blocks(widths[:shown], room):
         part = [(name, [cells[k] for k in block] if cells else []) for name, cells in rows]
@@ -235,11 +245,9 @@ def _bold_best(row, decimals):
     return ["font-weight: 700" if value == shown.max() > shown.min() else "" for value in shown]
 
 
-def _change_colour(change, low=math.nan, high=math.nan, full=15):
-    "CSS of a change in points: its colour is full at 15 points; none where the interval holds 0"
-    if math.isnan(change) or round(change, 1) == 0:
-        return ""
-    if not math.isnan(low) and low * high <= 0:
+def _change_colour(change, low, high, full=15):
+    "CSS of a change in points: its colour is full at 15 points; none where the interval holds 0, or is not known"
+    if not low * high > 0 or round(change, 1) == 0:  # NaN is not above 0
         return ""
     red, green, blue = GAIN if change > 0 else LOSS
     opacity = 0.08 + 0.5 * min(1, abs(change) / full)
@@ -249,7 +257,7 @@ def _change_colour(change, low=math.nan, high=math.nan, full=15):
 def _change_colours(body):
     "CSS of every change of a table"
     if "low" not in body:
-        return [_change_colour(change) for change in body.change]
+        return [""] * len(body)
     return [_change_colour(*row) for row in zip(body.change, body.low, body.high)]
 
 # %% ../../nbs/4_evaluation/20_tables.ipynb #005c9f62

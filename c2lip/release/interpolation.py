@@ -18,7 +18,7 @@ import torch
 
 from ..core import UserError
 from ..evaluation.folders import benchmark_folder
-from ..evaluation.plots import SMALL, Page, percent_axis, plain_axes
+from ..evaluation.plots import MODEL_COLOURS, SMALL, Page, percent_axis, plain_axes
 from ..evaluation.suites import evaluate
 from ..towers import Towers, load
 
@@ -204,7 +204,7 @@ def _draw_sweep(ax, swept, skill, choice, margin, names):
     "Composition against one skill, along α"
     from matplotlib.colors import LinearSegmentedColormap
 
-    colours = LinearSegmentedColormap.from_list("", ["0.55", "seagreen"])
+    colours = LinearSegmentedColormap.from_list("", MODEL_COLOURS[:2])  # as before and after elsewhere
     x, y = swept[skill].to_numpy(), swept.composition.to_numpy()
     ax.margins(0.2)
     ax.plot(x[[0, -1]], y[[0, -1]], "--", color="0.75", lw=1, zorder=1)
@@ -212,12 +212,12 @@ def _draw_sweep(ax, swept, skill, choice, margin, names):
     ax.scatter(x, y, c=colours(swept.alpha), s=34, zorder=3, edgecolors="white", linewidths=0.8)
     chosen = swept[swept.alpha == choice.alpha].iloc[0]
     at = (chosen[skill], chosen.composition)
-    ax.scatter(*at, s=150, facecolors="none", edgecolors="#8e44ad", linewidths=1.8, zorder=4, clip_on=False)
+    ax.scatter(*at, s=150, facecolors="none", edgecolors="0.1", linewidths=1.8, zorder=4, clip_on=False)
     quiet = dict(ha="center", va="center", fontsize=SMALL, color="0.35")
     _note(ax, names[0], (x[0], y[0]), (0, -12), **quiet)
     _note(ax, names[1], (x[-1], y[-1]), (0, 11), **quiet)
     if 0 < choice.alpha < 1:
-        _note(ax, f"α = {choice.alpha:g}", at, (11, 6), fontsize=9, color="#8e44ad", fontweight="bold")
+        _note(ax, f"α = {choice.alpha:g}", at, (11, 6), fontsize=9, color="0.1", fontweight="bold")
     percent_axis(ax, across=True, up=True)
     _forbidden(ax, x[0] - margin, margin)
     ax.set_xlabel(_AXIS_LABELS[skill], fontsize=9)

@@ -145,7 +145,7 @@ def measure_similarity(
     return pd.DataFrame(rows)
 
 # %% ../../nbs/7_release/09_speed_losses.ipynb #50967a54
-FORM_COLOURS = {"loop": "#c0504d", "broadcast": "#e0a030", "ours": "#2f7d5b"}
+FORM_COLOURS = {"loop": "#661100", "broadcast": "#e69f00", "ours": "seagreen"}
 
 
 def _plot_axis(

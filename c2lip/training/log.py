@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm.std import tqdm
 
 from ..distributed import rank_and_world_size
-from ..evaluation.plots import Page
+from ..evaluation.plots import SMALL, Page, percent_axis
 
 # %% ../../nbs/5_training/04_log.ipynb #e16253f3
 def read_log(
@@ -188,28 +188,37 @@ class Log:
 # %% ../../nbs/5_training/04_log.ipynb #b2ee7eb8
 _TITLES = {"scale": "logit scale τ", "bias": "logit bias b"}
 _NO_LOSS = {"step", "total", "grad_norm", "lr", "skipped", *_TITLES, *SPEED}  # names of a record that are no term
-_VALIDATION = ("zero-shot", "sugarcrepe average", "retrieval i2t R@1", "retrieval t2i R@1")  # the curves drawn
+_VALIDATION = {  # the curves drawn, and what they are called
+    "zero-shot": "zero-shot",
+    "sugarcrepe average": "SugarCrepe, average",
+    "retrieval i2t R@1": "image → text R@1",
+    "retrieval t2i R@1": "text → image R@1",
+}
+_LINES = ("#0072b2", "#e69f00", "#882255", "#009e73", "0.4")  # told apart by the colour-blind too
 
 
 def _plot_losses(ax, rows):
     terms = [k for k in dict.fromkeys(k for r in rows for k in r) if k not in _NO_LOSS]
+    ax.set_prop_cycle(color=_LINES)
     for term in terms:  # a term may be there in every other step only
         points = [(r["step"], r[term]) for r in rows if term in r]
         ax.plot(*zip(*points), label=term, lw=1.6)
     ax.set(yscale="log", ylabel="loss, unweighted")
-    ax.legend(frameon=False, fontsize=8, ncols=len(terms), loc="lower left", bbox_to_anchor=(0, 1))
+    ax.legend(frameon=False, fontsize=SMALL, ncols=len(terms), loc="lower left", bbox_to_anchor=(0, 1))
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _plot_validation(ax, rows):
-    for name in _VALIDATION:
+    ax.set_prop_cycle(color=_LINES)
+    for name, label in _VALIDATION.items():
         key = f"validation/{name}"
         if key in rows[0]:
-            ax.plot([r["step"] for r in rows], [r[key] for r in rows], ".-", label=name, lw=1.4)
+            ax.plot([r["step"] for r in rows], [r[key] for r in rows], ".-", label=label, lw=1.4)
+    percent_axis(ax, up=True)
     ax.set_title("validation, percent", fontsize=9)
-    ax.legend(frameon=False, fontsize=7)
+    ax.legend(frameon=False, fontsize=SMALL)
 
 
 def plot_log(
@@ -227,10 +236,11 @@ def plot_log(
     for ax, name in zip(axes[1:], scalars):
         ax.plot([r["step"] for r in rows], [r[name] for r in rows], color="0.35")
         ax.set_title(_TITLES[name], fontsize=9)
+        ax.ticklabel_format(useOffset=False)
     if validations:
         _plot_validation(axes[-1], validations)
     for ax in axes:
         ax.set_xlabel("step")
         ax.spines[["top", "right"]].set_visible(False)
-        ax.tick_params(labelsize=8)
+        ax.tick_params(labelsize=SMALL)
     return fig

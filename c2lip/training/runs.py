@@ -147,18 +147,20 @@ def _row_of(folder):
 
 # %% ../../nbs/5_training/10_runs.ipynb #057e623e
 def _runs_folder(folder):
-    "The folder whose subfolders are runs; a `UserError` where it is not there"
+    "The folder whose subfolders are runs; a `UserError` where one that was named is not there"
     path = project_root() / (folder or "runs")
-    if not path.is_dir():
-        raise UserError(f"there is no folder {path}: nothing has been run yet, or name another one")
+    if folder and not path.is_dir():
+        raise UserError(f"there is no folder {path}: name another one")
     return path
 
 
 def list_runs(
     folder="",  # whose subfolders are runs, such as that of a comparison (from the root if relative); empty: runs/
 ) -> pd.DataFrame:  # run, when, method, data, steps, before, after (percent), state; the newest first
-    "The runs in a folder; raise `UserError` where the folder is not there"
-    rows = [_row_of(path) for path in _runs_folder(folder).iterdir() if _is_run(path)]
+    "The runs in a folder; raise `UserError` where one that was named is not there"
+    home = _runs_folder(folder)
+    places = home.iterdir() if home.is_dir() else []  # nothing has been run yet
+    rows = [_row_of(path) for path in places if _is_run(path)]
     columns = ["run", "when", "method", "data", "steps", "before", "after", "state"]
     table = pd.DataFrame(rows, columns=columns).astype({"steps": "Int64", "before": float, "after": float})
     return table.sort_values("when", ascending=False, kind="stable", ignore_index=True)

@@ -302,7 +302,7 @@ def _runs(options):
         return _clean(folder, options.yes)
     table = list_runs(folder)
     if not len(table):
-        print("no runs")
+        print("no runs yet")
         return
     worthless = clean_runs(folder).run
     _print_table(table.assign(state=table.state.where(~table.run.isin(worthless), table.state + "*")))

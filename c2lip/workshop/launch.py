@@ -162,6 +162,19 @@ def _chosen_for(options, terminal):
     return added
 
 
+def _check_methods(settings, given):
+    "Raise `UserError` for a method that no module declares: the notebook would find that out after half a minute"
+    named = [settings[name] for name in ("method", "methods") if name in given]
+    if not named:
+        return
+    from c2lip.workshop.listing import list_methods  # here: most lines name no method, and it reads every module
+
+    known = list_methods().method.tolist()
+    for name in named[0] if isinstance(named[0], list) else named:
+        if name not in known:
+            raise UserError(f"there is no method {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+
+
 def add_output(
     argv: list,  # a command line, program first
     terminal: bool = False,  # whether somebody watches: then a progress bar is worth its line
@@ -177,6 +190,7 @@ def add_output(
         raise UserError(f"there is no notebook {notebook}{did_you_mean(notebook.name, others)}")
     declared, given = read_parameters(notebook), passed(options)
     settings = check(declared, given, notebook)
+    _check_methods(settings, given)
     typed = passed([(name, words) for name, words in options if name in ("-p", "--parameters")])
     texts = {name: value for name, value in typed.items() if declared[name].kind == "str"}
     added, output = [], []

@@ -6,15 +6,16 @@
 __all__ = ['list_methods', 'list_models', 'list_recipes', 'list_suites']
 
 # %% ../../nbs/8_workshop/00_listing.ipynb #09e8a00a
-import inspect
+import ast
+import importlib.util
+import pkgutil
 import re
+from pathlib import Path
 
 import pandas as pd
-import yaml
 
-from ..core import UserError, did_you_mean, shipped
+from ..core import UserError, did_you_mean, read_yaml, shipped
 from ..training.runs import release_folders
-from ..training.settings import options_of
 
 # %% ../../nbs/8_workshop/00_listing.ipynb #faa7502d
 def _first_line(text):
@@ -22,23 +23,67 @@ def _first_line(text):
     return (text or "").strip().partition("\n")[0].lstrip("# ").strip()
 
 
-def _option_text(parameter):
-    "name=default of a method's option; the name alone where it must be given"
-    return parameter.name if parameter.default is ... else f"{parameter.name}={parameter.default}"
+def _sources_in(package):
+    "name → source of the modules of a package, none of which is imported"
+    folders = importlib.util.find_spec(package).submodule_search_locations
+    names = [module.name for module in pkgutil.iter_modules(folders)]
+    files = [Path(folder, f"{name}.py") for name in names for folder in folders]
+    return {path.stem: path.read_text(encoding="utf8") for path in files if path.exists()}
+
+
+def _value_text(node):
+    "A default as it would be typed: the text of a constant, the expression otherwise"
+    return str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
+
+
+def _option_texts(arguments):
+    "name=default of a method's options, the name alone where it must be given; the first argument takes the towers"
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    options = [*zip(positional, defaults), *zip(arguments.kwonlyargs, arguments.kw_defaults)]
+    return [a.arg if value is None else f"{a.arg}={_value_text(value)}" for a, value in options[1:]]
+
+
+def _returns_method(node):
+    "Whether a statement is a function that is declared to return a Method"
+    if not isinstance(node, ast.FunctionDef) or node.returns is None:
+        return False
+    return _value_text(node.returns).rpartition(".")[2] == "Method"
+
+
+def _lacking_package(tree):
+    "The package that a module imports and that is not installed; None where all are"
+    for node in tree.body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module]
+        for name in names:
+            package = name.partition(".")[0]
+            if importlib.util.find_spec(package) is None:
+                return package
+    return None
+
+
+def _methods_of(module, source):
+    "A row for each method that a module's source declares, or one with the reason why it has none"
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as e:
+        return [{"method": module, "what it does": f"cannot be imported: {type(e).__name__}: {e}", "options": ""}]
+    if package := _lacking_package(tree):
+        return [{"method": module, "what it does": f"cannot be imported: needs the package {package}", "options": ""}]
+    rows = []
+    for node in sorted(filter(_returns_method, tree.body), key=lambda node: node.name):
+        does, options = _first_line(ast.get_docstring(node)), ", ".join(_option_texts(node.args))
+        rows.append({"method": node.name, "what it does": does, "options": options})
+    return rows
 
 
 def list_methods() -> pd.DataFrame:  # method, what it does, options
-    "The methods that `-p method` takes, your own included; a module that cannot be imported is listed with the reason"
-    from c2lip.methods import find_methods  # heavy (torch), as open_clip and the suites below
-
-    found, wrong = find_methods()
+    "The methods that `-p method` takes, your own included, as their modules declare them"
     rows = []
-    for name, function in found.items():
-        options = ", ".join(map(_option_text, options_of(function).values()))
-        rows.append({"method": name, "what it does": _first_line(inspect.getdoc(function)), "options": options})
-    for module, reason in wrong.items():
-        if "cannot be imported" in reason:  # others help methods and hold none
-            rows.append({"method": module, "what it does": reason, "options": ""})
+    for module, source in _sources_in("c2lip.methods").items():
+        rows += _methods_of(module, source)
     return pd.DataFrame(rows, columns=["method", "what it does", "options"])
 
 # %% ../../nbs/8_workshop/00_listing.ipynb #94f9e953
@@ -76,7 +121,7 @@ def list_recipes() -> pd.DataFrame:  # recipe, launcher, method, model, about
     rows = []
     for path in sorted(shipped("recipes").glob("*.yaml")):
         text = path.read_text(encoding="utf8")
-        settings = yaml.safe_load(text)
+        settings = read_yaml(path)
         launcher = re.search(r"nbs/(\w+)\.ipynb", text)
         rows.append(
             {
@@ -90,18 +135,26 @@ def list_recipes() -> pd.DataFrame:  # recipe, launcher, method, model, about
     return pd.DataFrame(rows)
 
 # %% ../../nbs/8_workshop/00_listing.ipynb #c79a2343
+def _suite_names():
+    "The names of the readers and of what is read on request only, as the source of c2lip.evaluation.suites has them"
+    tree = ast.parse(_sources_in("c2lip.evaluation")["suites"])
+    known: dict = {a.name: None for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names}
+    for node in tree.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if target.id in ("RETRIEVAL_SETS", "CLASS_SETS", "READERS", "ON_REQUEST"):
+                known[target.id] = eval(compile(ast.Expression(node.value), "suites", "eval"), known)
+    return list(known["READERS"]), list(known["ON_REQUEST"])
+
+
 def list_suites() -> pd.DataFrame:  # suite, size, from
     "The suites that `evaluate` knows, how large each is, and where its files come from"
-    from c2lip.evaluation.base import sources
-    from c2lip.evaluation.suites import ON_REQUEST, READERS
-
-    known = sources()
+    names, on_request = _suite_names()
+    known = read_yaml(shipped("suites.yaml"))["sources"]
     rows = []
-    for name in READERS:
-        source = known.get(name)
-        size = source.size if source else "any"
-        home = source.home if source else "the embedded world, or your own folder"
-        rows.append({"suite": name, "size": size, "from": home})
-    for name in ON_REQUEST:
+    for name in names:
+        source = known.get(name, {"size": "any", "home": "the embedded world, or your own folder"})
+        rows.append({"suite": name, "size": source["size"], "from": source["home"]})
+    for name in on_request:
         rows.append({"suite": name, "size": "a linear probe", "from": f"as {name.partition('/')[2]}; on request"})
     return pd.DataFrame(rows)

@@ -238,6 +238,7 @@ def _executed(path, folder, parameters):
     "A notebook after its run in `folder`"
     import papermill
 
+    os.environ.pop("MPLBACKEND", None)  # another than the notebook's own would show no figure of pyplot
     with tempfile.TemporaryDirectory() as tmp:
         done = Path(tmp) / "done.ipynb"
         papermill.execute_notebook(str(path), str(done), parameters=parameters, cwd=str(folder), progress_bar=False)
