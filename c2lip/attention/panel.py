@@ -30,6 +30,7 @@ class Panel(PanelWidgets):
         self.chip: dict[str, widgets.Button] = {}  # phrase of the caption → the button that shows it
         self.beside: dict[str, widgets.Button] = {}  # … that shows it beside the others, or takes it away
         self._quiet = False  # True while the panel itself sets its widgets
+        self._answers = 0  # how many were given: what tells an answer from the same one before
         self._connect()
         self._refresh()
 
@@ -106,7 +107,8 @@ class Panel(PanelWidgets):
 
     def _on_download(self, kind, _button):
         said = self.status.value
-        self._write_status("drawing…")
+        self._write_drawing()
+        self.link.value = ""  # else the same file again would be no change, and nothing would follow it
         self.link.value = download_link(f"maps.{kind}", FILE_KINDS[kind], self.explorer.file(kind, dpi=300))
         self.status.value = said
 
@@ -120,7 +122,7 @@ class Panel(PanelWidgets):
         self._update(phrase=" | ".join(wanted))
 
     def _update(self, **changes):
-        self._write_status("drawing…")
+        self._write_drawing()
         self.explorer.update(**changes)
         self._refresh()
 
@@ -133,9 +135,13 @@ class Panel(PanelWidgets):
         finally:
             self._quiet = False
 
+    def _write_drawing(self):
+        self.status.value = '<div class="c2lip-status" aria-busy="true">drawing…</div>'
+
     def _write_status(self, text, wrong=False):
         style = "c2lip-status c2lip-wrong" if wrong else "c2lip-status"
-        self.status.value = f'<div class="{style}">{html.escape(text)}</div>'
+        self._answers += 1
+        self.status.value = f'<div class="{style}" data-answers="{self._answers}">{html.escape(text)}</div>'
 
     def _refresh(self):
         "Set every widget to what the explorer says"

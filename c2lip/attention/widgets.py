@@ -17,9 +17,14 @@ from .questions import QUESTIONS
 from ..core import shipped
 
 # %% ../../nbs/6_attention/13_widgets.ipynb #15eedf2e
-_SCRIPT = """const panel = this.closest('.c2lip-explorer');
+_SCRIPT = """const panel = this.closest('.c2lip-explorer'), said = panel?.querySelector('.c2lip-said');
 panel?.addEventListener('focusin', e => e.target.setAttribute('data-lm-suppress-shortcuts', ''));
-panel?.querySelector('.c2lip-said')?.setAttribute('aria-live', 'polite');"""
+said?.setAttribute('aria-live', 'polite');
+let typed = null;
+const restore = () => { if (typed && document.activeElement == typed[0]) typed[0].value = typed[1]; };
+panel?.addEventListener('input', e => typed = e.target.type == 'text' ? [e.target, e.target.value] : null, true);
+for (const end of ['change', 'focusout']) panel?.addEventListener(end, () => typed = null, true);
+said && new MutationObserver(restore).observe(said, {childList: true, subtree: true});"""
 
 
 def _style():
