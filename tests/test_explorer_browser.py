@@ -218,7 +218,7 @@ def tab_to(page, wanted, key="Tab"):
     raise AssertionError(f"{wanted} cannot be reached with {key}")
 
 
-FOLDS = "more models", "own image", "map", "take along"
+FOLDS = "more models", "images", "map", "take along"
 
 
 def unfold(page, name, opened=True):
@@ -305,7 +305,7 @@ def test_a_visit(page, tuned, tmp_path):
     assert page.locator(".c2lip-thing").first.get_attribute("title").startswith("a ")  # names under the mouse
     assert "highest" in page.locator(".c2lip-maps img").nth(1).get_attribute("alt")
     # what is broken is said, and the image stays
-    unfold(page, "own image")
+    unfold(page, "images")
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"\x89PNG\r\n\x1a\n but no more")
     draw = page.get_attribute(FIGURE, "src")
