@@ -43,7 +43,7 @@ app: $(STAMP)     ## open the attention explorer as a page of its own
 notebooks: $(STAMP) ## before a commit: ruff, export the library, clean the notebooks, write README.md
 	@$(BIN)/python -c 'from c2lip.workshop.upkeep import tidy; tidy()'
 
-outputs: $(STAMP) ## run launchers, rooms or chapters and store what they show (ARGS="train 6_attention/11_explorer 7_release rooms")
+outputs: $(STAMP) ## run launchers, rooms or chapters and store what they show (ARGS="train 6_attention/15_explorer 7_release rooms")
 	@$(BIN)/python -c 'import sys; from c2lip.workshop.upkeep import store_outputs; store_outputs(sys.argv[1:])' $(ARGS)
 
 clean:            ## remove .venv and what tools leave behind; runs/ stays

@@ -12,6 +12,7 @@ import subprocess
 import time
 import urllib.request
 from contextlib import ExitStack
+from urllib.parse import urlencode
 
 import pytest
 from conftest import ROOT
@@ -133,16 +134,17 @@ def wait_for_panel(page, name):
     try:
         page.wait_for_selector(STATUS)
         page.wait_for_selector(FIGURE)
+        settle(page)
     except playwright.TimeoutError:
         keep(page, f"{name}-failed")
         raise AssertionError(f"the explorer did not appear; see _proc/{name}-failed.png") from None
 
 
 @pytest.fixture(scope="module")
-def page(servers, tuned, browser):
+def lab(servers, tuned, browser):
     "The notebook in JupyterLab, all cells run"
     address, token = servers["lab"]
-    page = browser.new_page(viewport=dict(width=1280, height=1000))
+    page = browser.new_page()
     page.set_default_timeout(120_000)
     page.goto(f"{address}/lab/tree/explore.ipynb?token={token}&reset")
     page.wait_for_selector(".jp-Notebook")
@@ -163,24 +165,35 @@ def page(servers, tuned, browser):
     return page
 
 
-MAPS = "document.querySelector('.c2lip-maps').outerHTML"
-SAYS = "document.querySelector('.c2lip-status').innerText"
-CHANGED = f"([say, maps]) => ![say, 'drawing…'].includes({SAYS}) && {MAPS} != maps"
+@pytest.fixture
+def page(lab):
+    "JupyterLab with the explorer as it is for every test: folds closed, the base alone, the first image of the gallery"
+    lab.set_viewport_size(dict(width=1280, height=1000))
+    restore(lab, "model=base&exhibit=1&phrase=a+green+cat")
+    for name in FOLDS:
+        fold(lab, name)
+    return lab
+
+
+# The panel numbers its answers. The number is written with the status, after maps and widgets, and is missing while it
+# says "drawing…": so what is read after `settle` belongs together, and an answer with a higher number is a new one.
+ANSWERED = f"least => Number(document.querySelector('{STATUS}')?.dataset.answers) >= least"
+
+
+def settle(page, least=1):
+    "Wait until the panel has given `least` answers and is not drawing; (its status, the number of answers)"
+    page.wait_for_function(ANSWERED, arg=least, polling=20)
+    status = page.locator(STATUS)
+    return status.inner_text(), int(status.get_attribute("data-answers"))
 
 
 def after(page, act):
-    "Do `act`; (the new status, seconds until status and maps were there)"
-    say, maps = page.inner_text(STATUS), page.evaluate(MAPS)
-    for seconds in (40, 120):  # a key pressed while a loaded page redraws is lost: press again, as a person would
-        start = time.time()
-        act()
-        try:
-            page.wait_for_function(CHANGED, arg=[say, maps], polling=20, timeout=1000 * seconds)
-            break
-        except playwright.TimeoutError:
-            if seconds == 120:
-                raise
-    return page.inner_text(STATUS), time.time() - start
+    "Do `act`, once; (the new status, seconds until status and maps were there)"
+    _, answers = settle(page)
+    start = time.time()
+    act()
+    said, _ = settle(page, answers + 1)
+    return said, time.time() - start
 
 
 def upload(page, file):
@@ -205,29 +218,46 @@ def tab_to(page, wanted, key="Tab"):
     raise AssertionError(f"{wanted} cannot be reached with {key}")
 
 
-def unfold(page, name):
-    "Open a fold, if it is closed"
-    button = page.locator(f"{PANEL} button.jupyter-widgets", has_text=name)
-    if "mod-active" not in button.get_attribute("class"):
+FOLDS = "more models", "images", "map", "take along"
+
+
+def unfold(page, name, opened=True):
+    "Open a fold, if it is closed, and wait until it stands open; or the reverse"
+    button = page.locator(f"{PANEL} button.widget-toggle-button", has_text=f"{name} ▾")
+    if ("mod-active" in button.get_attribute("class")) != opened:
         button.click()
+    wait_for_fold(page, name, opened)
 
 
-def add_model(page, folder):
-    "Put a release folder into the menus"
-    unfold(page, "more models")
-    field = page.get_by_placeholder("a release folder")
-    field.fill(str(folder))
-    field.press("Enter")
-    page.wait_for_function(
-        "name => [...document.querySelector('.c2lip-explorer select').options].some(o => o.text == name)",
-        arg=folder.parent.name,
-    )
+def fold(page, name):
+    unfold(page, name, opened=False)
 
 
-def show_scene(page, number):
-    "Show a scene of the gallery, whatever was shown before"
-    if page.locator(".c2lip-shelf button.mod-primary").all_inner_texts() != [str(number)]:
-        after(page, page.locator(".c2lip-shelf button").nth(number - 1).click)
+def wait_for_fold(page, name, opened=True):
+    "The server shows and hides a fold, a moment after its button"
+    page.locator(f"{PANEL} .c2lip-fold").nth(FOLDS.index(name)).wait_for(state="visible" if opened else "hidden")
+
+
+def restore(page, state):
+    "Show what the text of a state says"
+    unfold(page, "take along")
+    field = page.get_by_placeholder("the text of another visit")
+    settle(page)
+    if field.input_value() != state:
+        after(page, lambda: (field.fill(state), field.press("Enter")))
+    assert not page.locator(".c2lip-wrong").count(), page.inner_text(STATUS)
+
+
+def show(page, tuned, exhibit=1, phrase="a green cat"):
+    "The base and the tuned model side by side"
+    models = [("model", "base"), ("model", str(tuned))]
+    restore(page, urlencode([*models, ("exhibit", exhibit), ("phrase", phrase)]))
+
+
+def chosen_scene(page):
+    "The number of the image on show, from the pressed button of the shelf"
+    settle(page)
+    return page.locator(".c2lip-shelf button.mod-primary").inner_text()
 
 
 def download(page, name):
@@ -243,6 +273,7 @@ def test_a_visit(page, tuned, tmp_path):
     # a chip
     chip = page.locator(".c2lip-chips button:not(.mod-primary)", has_text="a ").first
     wanted = chip.inner_text()
+    assert wanted != "a green cat"
     say, took["chip"] = after(page, chip.click)
     assert f"“{wanted}”" in say
     # another model, typed; then one of the menu
@@ -274,16 +305,15 @@ def test_a_visit(page, tuned, tmp_path):
     assert page.locator(".c2lip-thing").first.get_attribute("title").startswith("a ")  # names under the mouse
     assert "highest" in page.locator(".c2lip-maps img").nth(1).get_attribute("alt")
     # what is broken is said, and the image stays
-    unfold(page, "own image")
+    unfold(page, "images")
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"\x89PNG\r\n\x1a\n but no more")
     draw = page.get_attribute(FIGURE, "src")
-    upload(page, broken)
-    page.wait_for_selector(".c2lip-wrong")
-    assert "broken.png" in page.inner_text(STATUS) and "scene 3" in page.inner_text(STATUS)
-    page.get_by_placeholder("path of an image").fill("/no/such/image.png")
-    page.keyboard.press("Enter")
-    page.wait_for_function("document.querySelector('.c2lip-status').innerText.includes('/no/such')")
+    say, _ = after(page, lambda: upload(page, broken))
+    assert page.locator(".c2lip-wrong").count() and "broken.png" in say and "scene 3" in say
+    path = page.get_by_placeholder("path of an image")
+    say, _ = after(page, lambda: (path.fill("/no/such/image.png"), path.press("Enter")))
+    assert "/no/such" in say
     # and a good one of the user's afterwards
     from PIL import Image
 
@@ -297,33 +327,68 @@ def test_a_visit(page, tuned, tmp_path):
     assert not page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count()
 
 
-def test_what_is_taken_along(page):
+def test_what_is_taken_along(page, tuned):
     "Files by the browser, and a text that brings a state back"
-    show_scene(page, 9)
+    show(page, tuned, exhibit=9, phrase="a red key")
     unfold(page, "take along")
-    for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<?xml"), ("PDF", b"%PDF")):
+    for kind, start in (
+        ("PNG", b"\x89PNG"),
+        ("SVG", b"<?xml"),
+        ("PDF", b"%PDF"),
+        ("PDF", b"%PDF"),
+    ):  # one of them twice
         name, data = download(page, kind)
         assert name == f"maps.{kind.lower()}" and data.startswith(start)
     field = page.get_by_placeholder("the text of another visit")
-    told, shown = field.input_value(), page.inner_text(STATUS)
+    shown, _ = settle(page)
+    told = field.input_value()
     assert "exhibit=9" in told
     after(page, page.locator(".c2lip-shelf button").nth(0).click)
     say, _ = after(page, lambda: (field.fill(told), field.press("Enter")))
     assert say == shown
 
 
+# what a person does who does not wait: a chip, and the next moment some letters in the field
+TYPE_AT_ONCE = """([chip, text]) => {
+    const field = document.querySelector('input[placeholder^="a red mug"]');
+    [...document.querySelectorAll('.c2lip-chips button')].find(e => e.innerText == chip).click();
+    field.focus();
+    field.value = text;
+    field.dispatchEvent(new Event('input', {bubbles: true}));
+}"""
+
+
+def test_nothing_typed_is_lost(page):
+    "What is typed while the maps are drawn stays in its field; acts that come faster than answers are all done"
+    other = page.locator(".c2lip-chips button:not(.mod-primary):not(.c2lip-beside)").first.inner_text()
+    say, _ = after(page, lambda: page.evaluate(TYPE_AT_ONCE, [other, "a yellow ha"]))
+    assert f"“{other}”" in say
+    assert page.get_by_placeholder("a red mug | a blue mug").input_value() == "a yellow ha"
+    page.keyboard.type("t")
+    say, _ = after(page, lambda: page.keyboard.press("Enter"))
+    assert "“a yellow hat”" in say
+    _, answers = settle(page)
+    page.locator(".c2lip-shelf button").nth(2).focus()
+    for _ in range(3):  # images 3, 4 and 5, each in turn
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+    say, count = settle(page, answers + 3)
+    assert count == answers + 3 and say.startswith("scene 5") and chosen_scene(page) == "5"
+
+
 def test_a_keyboard_is_enough(page, tuned):
     "Everything from the cell on with Tab, Enter, space and arrows; JupyterLab's own keys keep out of it"
-    add_model(page, tuned)
+    show(page, tuned)
+    fold(page, "take along")
     cells = page.locator(".jp-Notebook .jp-Cell").count()
     page.locator(".jp-InputPrompt").last.click()
     page.keyboard.press("Escape")
     page.keyboard.press("ArrowUp")
     tab_to(page, "menu")
-    scene = "10" if page.inner_text(STATUS).startswith("binding 9") else "9"  # another one than is shown
-    tab_to(page, scene)
+    assert chosen_scene(page) == "1"
+    tab_to(page, "9")
     say, _ = after(page, lambda: page.keyboard.press("Enter"))
-    assert say.startswith(f"binding {scene}") and focused(page) == scene
+    assert say.startswith("binding 9") and focused(page) == "9" and chosen_scene(page) == "9"
     page.keyboard.press("b")  # would add a cell
     tab_to(page, r"\+", "Shift+Tab")
     say, _ = after(page, lambda: page.keyboard.press("Space"))
@@ -339,17 +404,20 @@ def test_a_keyboard_is_enough(page, tuned):
     say, _ = after(page, lambda: page.keyboard.press("Enter"))
     assert "“a hat”" in say and focused(page) == "without attribute"
     tab_to(page, "map .*", "Shift+Tab")
-    if "mod-active" not in page.evaluate("document.activeElement.className"):
-        page.keyboard.press("Space")
+    page.keyboard.press("Space")
+    wait_for_fold(page, "map")
     tab_to(page, "similarity")
     say, _ = after(page, lambda: page.keyboard.press("Space"))
     assert "cosine c·v′" in say and focused(page) == "similarity"
     tab_to(page, "menu", "Shift+Tab")
     while page.evaluate("document.querySelector('.c2lip-explorer select') != document.activeElement"):
         tab_to(page, "menu", "Shift+Tab")
-    say, _ = after(page, lambda: page.keyboard.press("ArrowDown"))
-    assert focused(page) == "menu" and page.locator(".jp-Notebook .jp-Cell").count() == cells
-    say, _ = after(page, lambda: page.keyboard.press("ArrowUp"))
+    value = "document.activeElement.value"
+    before = page.evaluate(value)
+    key = "ArrowUp" if page.evaluate("document.activeElement.selectedIndex") else "ArrowDown"
+    after(page, lambda: page.keyboard.press(key))
+    assert focused(page) == "menu" and page.evaluate(value) != before
+    assert page.locator(".jp-Notebook .jp-Cell").count() == cells
 
 
 # names of the widgets that reach beyond the explorer's right edge
@@ -367,9 +435,10 @@ SMALLEST_TYPE = """() => Math.min(...[...document.querySelectorAll('.c2lip-maps 
     .filter(e => e.innerText).map(e => parseFloat(getComputedStyle(e).fontSize)))"""
 
 
-def test_it_fits_the_page(page):
+def test_it_fits_the_page(page, tuned):
     "Nothing stands out on the right, at any width; on a narrow page panels stack; the screenshots are for looking at"
-    show_scene(page, 10)
+    show(page, tuned, exhibit=10, phrase="a red mug")
+    fold(page, "take along")
     for width in (1400, 1280, 900, 800):
         page.set_viewport_size(dict(width=width, height=1400))
         page.wait_for_timeout(400)
@@ -401,15 +470,13 @@ def test_the_app(servers, browser):
     unfold(page, "take along")
     link = page.get_by_text("link to this view").get_attribute("href")
     field = page.get_by_placeholder("a red mug | a blue mug")
-    field.fill(" ")
-    field.press("Enter")
-    page.wait_for_selector(".c2lip-wrong")
-    assert "empty" in page.inner_text(STATUS)
+    say, _ = after(page, lambda: (field.fill(" "), field.press("Enter")))
+    assert page.locator(".c2lip-wrong").count() and "empty" in say
     keep(page, "explorer-app")
     page.set_viewport_size(dict(width=400, height=800))
     page.goto(servers["voila"][0] + "/" + link)
     wait_for_panel(page, "explorer-app")
-    assert page.inner_text(STATUS) == shown
+    assert settle(page)[0] == shown
     over = page.evaluate(OUTSIDE)
     assert not over, over
     assert page.evaluate(SMALLEST_TYPE) >= 10

@@ -61,7 +61,7 @@ def _split_heads(x, pool):
 
 
 def _latent_pool_attention(trunk, images):
-    "(B,M) of timm's attention pool, which SigLIP uses"
+    "(B,heads,M) of timm's attention pool, which SigLIP uses"
     pool = trunk.attn_pool
     x, prefix = trunk.forward_features(images), trunk.num_prefix_tokens
     if not trunk.pool_include_prefix:
@@ -73,11 +73,11 @@ def _latent_pool_attention(trunk, images):
     key_width = pool.num_heads * pool.head_dim
     key = pool.k_norm(_split_heads(pool.kv(x)[..., :key_width], pool))
     weights = (query @ key.mT * pool.scale).softmax(-1)
-    return weights.mean((1, 2))[:, prefix:]
+    return weights.mean(2)[..., prefix:]
 
 
 def _class_token_attention(visual, images):
-    "(B,M) of the class token in the last layer of open_clip's vision transformer"
+    "(B,heads,M) of the class token in the last layer of open_clip's vision transformer"
     *blocks, last = visual.transformer.resblocks
     x = visual._embeds(images)
     if not visual.transformer.batch_first:
@@ -85,24 +85,27 @@ def _class_token_attention(visual, images):
     for block in blocks:
         x = block(x)
     x = last.ln_1(x)
-    _, weights = last.attn(x, x, x, need_weights=True)
-    return weights[:, 0, 1:]
+    _, weights = last.attn(x, x, x, need_weights=True, average_attn_weights=False)
+    return weights[:, :, 0, 1:]
 
 
 def head_attention(
     model,  # an open_clip model
     images: Tensor,  # (B,3,H,W) preprocessed
-) -> Tensor:  # (B,M), sums to 1 over M, or to less where part of the attention falls on tokens that are no patches
-    "How much the pooled embedding takes from each patch, averaged over heads; `UserError` for other ways of pooling"
+    each: bool = False,  # every head by itself; else their mean
+) -> Tensor:  # (B,M) or (B,heads,M), sums to 1 over M, or to less where some falls on tokens that are no patches
+    "How much attention the pooled embedding gives to each patch; `UserError` for other ways of pooling"
     visual = model.visual
     pool = getattr(getattr(visual, "trunk", None), "attn_pool", None)
     if isinstance(pool, AttentionPoolLatent):
-        return _latent_pool_attention(visual.trunk, images)
-    if isinstance(visual, VisionTransformer) and visual.attn_pool is None and visual.pool_type == "tok":
-        return _class_token_attention(visual, images)
-    raise UserError(
-        "the head's attention is known for SigLIP's attention pool and for CLIP's class token; choose another map"
-    )
+        weights = _latent_pool_attention(visual.trunk, images)
+    elif isinstance(visual, VisionTransformer) and visual.attn_pool is None and visual.pool_type == "tok":
+        weights = _class_token_attention(visual, images)
+    else:
+        raise UserError(
+            "the head's attention is known for SigLIP's attention pool and for CLIP's class token; choose another map"
+        )
+    return weights if each else weights.mean(1)
 
 # %% ../../nbs/6_attention/01_maps.ipynb #482c1c4a
 WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)  # field of a model that sees all of the image
@@ -159,7 +162,13 @@ class View:
     tokens: Tensor  # (M,D) unit
     grid: tuple  # rows, columns
     field: tuple  # left, top, right, bottom as shares of the image
-    head: Tensor | None = None  # (M,) attention of the pooling head, where asked for
+    heads: Tensor | None = None  # (heads,M) attention of the pooling head, where asked for
+    layers: Tensor | None = None  # (blocks,M,D) unit, tokens of every block, where asked for
+
+    @property
+    def head(self) -> Tensor | None:  # (M,)
+        "The attention of the pooling head, the mean of its heads"
+        return None if self.heads is None else self.heads.mean(0)
 
 
 def encode_view(
@@ -173,13 +182,13 @@ def encode_view(
     with evaluating(towers.model):
         pooled, tokens = encode_images(towers.model, images, tokens=True)
         assert tokens is not None  # asked for
-        weights = head_attention(towers.model, images)[0].float().cpu() if head else None
+        weights = head_attention(towers.model, images, each=True)[0].float().cpu() if head else None
     return View(
         image=pooled[0].float().cpu(),
         tokens=tokens[0].float().cpu(),
         grid=grid_of(towers.model, images, tokens.shape[1]),
         field=field_of(towers.preprocess_cfg, image.size),
-        head=weights,
+        heads=weights,
     )
 
 # %% ../../nbs/6_attention/01_maps.ipynb #e881e89a
