@@ -318,6 +318,19 @@ def test_compiled_towers_train_alike(samples, tmp_path, monkeypatch):
         assert torch.allclose(want[k], got[k], atol=1e-5), k
 
 
+def test_alpha_ends_a_run_on_the_way_back(samples, tmp_path):
+    "The same training, ended at a share of the way from the first weights; stopped and resumed, the same bits"
+    whole = run(samples, tmp_path / "whole")
+    part = run(samples, tmp_path / "part", replace(CFG, alpha=0.25))
+    first = load().model.state_dict()
+    for name, value in part.items():
+        assert torch.allclose(value.double(), 0.75 * first[name].double() + 0.25 * whole[name].double(), atol=1e-6)
+    assert not torch.equal(part["logit_bias"], whole["logit_bias"])
+    run(samples, tmp_path / "stopped", replace(CFG, alpha=0.25), stop_at=7)
+    again = run(samples, tmp_path / "stopped", replace(CFG, alpha=0.25, resume=True))
+    assert equal(part, again)
+
+
 def test_averaged_weights_are_released_and_resumed(samples, tmp_path):
     seen = []
 

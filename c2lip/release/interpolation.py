@@ -21,6 +21,7 @@ from ..evaluation.folders import benchmark_folder
 from ..evaluation.plots import MODEL_COLOURS, SMALL, Page, percent_axis, plain_axes
 from ..evaluation.suites import evaluate
 from ..towers import Towers, load
+from ..training.fit import average_weights
 
 # %% ../../nbs/7_release/05_interpolation.ipynb #8404c3ce
 _NO_EFFECT = (
@@ -73,13 +74,6 @@ def _difference(before, after):
     return ""
 
 
-def _average(x, y, alpha):
-    "(1 − α)·x + α·y in float64, in the type of x; integers are equal in both and stay"
-    if not x.is_floating_point():
-        return x
-    return ((1 - alpha) * x.double().cpu() + alpha * y.double().cpu()).to(x.dtype)
-
-
 def interpolate(
     before,  # Towers, or what `towers.load` takes
     after,  # the same, of the same model after fine-tuning
@@ -91,8 +85,7 @@ def interpolate(
         raise UserError(f"alpha is from 0 (before) to 1 (after), not {alpha}")
     if why := _difference(before, after):
         raise UserError(f"{before.name} and {after.name} cannot be averaged: {why}")
-    other = after.model.state_dict()
-    weights = {key: _average(value, other[key], alpha) for key, value in before.model.state_dict().items()}
+    weights = average_weights(before.model.state_dict(), after.model.state_dict(), alpha)
     model = deepcopy(before.model)
     model.load_state_dict(weights)
     return Towers(model, before.tokenizer, deepcopy(before.config), dict(before.preprocess_cfg), "new")

@@ -72,6 +72,11 @@ class Config:
     ema: float = setting(
         0.0, "decay of averaged weights, which are then evaluated and released, 0 for none", "from 0 to 0.99999"
     )
+    alpha: float = setting(
+        1.0,
+        "share of the way from the first to the trained weights at which a run ends",
+        "above 0, at most 1",
+    )
     seed: int = setting(0, "of the data's order and of all random choices", "at least 0")
     workers: int = setting(0, "processes that read images", "at least 0", may_change=True)
     threads: int = setting(0, "CPU threads, 0 leaves the choice to torch", "at least 0", may_change=True)
