@@ -75,7 +75,7 @@ class Config:
     alpha: float = setting(
         1.0,
         "share of the way from the first to the trained weights at which a run ends",
-        "above 0, at most 1",
+        "auto or above 0, at most 1",
     )
     seed: int = setting(0, "of the data's order and of all random choices", "at least 0")
     workers: int = setting(0, "processes that read images", "at least 0", may_change=True)
@@ -178,8 +178,8 @@ class Share(NamedTuple):
 
 
 BY_MODEL: dict[str, dict[str, Any]] = {
-    "embedded": {"lr": 1e-3, "warmup": 50, "evaluate_every": 0},
-    "pretrained": {"lr": 1e-5, "warmup": Share(0.1, 50), "evaluate_every": Share(0.2, 1000)},
+    "embedded": {"lr": 1e-3, "warmup": 50, "evaluate_every": 0, "alpha": 0.4},
+    "pretrained": {"lr": 1e-5, "warmup": Share(0.1, 50), "evaluate_every": Share(0.2, 1000), "alpha": 1.0},
 }
 "What `auto` stands for, by the kind of model"
 
