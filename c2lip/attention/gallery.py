@@ -44,7 +44,7 @@ class Exhibit:
         return shown
 
 
-_FIRST = 25, "a green cat and a pink key"
+_FIRST = 25, "a pink key and a green cat"
 "The rule's choice among `scenes_of_three` for the base and the tuned model that ships, and its phrases"
 
 

@@ -74,7 +74,7 @@ class Config:
     )
     alpha: float = setting(
         1.0,
-        "share of the way from the first to the trained weights at which a run ends",
+        "share of the way to the trained weights at which a run ends",
         "auto or above 0, at most 1",
     )
     seed: int = setting(0, "of the data's order and of all random choices", "at least 0")
