@@ -1,5 +1,6 @@
 """All tests run offline, on one thread each, spread over the cores by pytest-xdist."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -40,14 +41,14 @@ SPREAD = {
 }
 # The longest go first, tests or whole modules, so that no worker is left alone with one of them at the end.
 LONGEST = [
-    "test_chapter",
+    "test_notebooks",
+    "test_training",
+    "test_explorer_browser",
     "test_killed_runs_end_in_the_same_bits",
     "test_types_are_right_long",
+    "test_data",
     "test_train_on_photographs",
     "test_recipes",
-    "test_training",
-    "test_data",
-    "test_explorer_browser",
     "test_launchers",
     "test_same_bytes_under_ray",
     "test_cluster",
@@ -87,6 +88,14 @@ def run():
         return done
 
     return call
+
+
+def on_ranks(work, folder, ranks):
+    "Run `work(rank, folder)` in so many processes, forked from one that has imported the library"
+    import torch.multiprocessing as mp
+
+    multiprocessing.set_forkserver_preload(["c2lip.release.run"])
+    mp.start_processes(work, (str(folder),), nprocs=ranks, start_method="forkserver")
 
 
 def _place(item):

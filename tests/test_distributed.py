@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from conftest import on_ranks
 from torch import nn
 
 from c2lip.core import Batch, Texts
@@ -116,7 +116,7 @@ def run_rank(rank, folder):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(run_rank, (str(folder),), nprocs=3)
+    on_ranks(run_rank, folder, 3)
     return folder
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from conftest import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 from transformers import SiglipModel
 
@@ -56,7 +56,7 @@ def run_rank(rank, folder):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("loop")
-    mp.spawn(run_rank, (str(folder),), nprocs=2)
+    on_ranks(run_rank, folder, 2)
     return folder
 
 

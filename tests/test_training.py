@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from conftest import on_ranks
 
 from c2lip.core import Batch, Texts, UserError, seed_everything
 from c2lip.data.loading import Samples
@@ -224,7 +224,7 @@ def test_parts_give_the_whole_batchs_gradients(parts):
 
 
 def test_parts_on_two_ranks_too(tmp_path):
-    mp.spawn(on_two_ranks, (str(tmp_path),), nprocs=2)
+    on_ranks(on_two_ranks, tmp_path, 2)
     assert_same(*torch.load(tmp_path / "found.pt", weights_only=True))
 
 
