@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from filelock import FileLock
 from PIL import Image
 
 from c2lip.core import UserError, run_folder
@@ -349,3 +350,17 @@ def test_nested_json_and_many_phrases(tmp_path):
     (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     records, counts = read(folder, tmp_path)
     assert (len(records), records.phrase_count, counts) == (2, 100_001, {"bad phrases": 1})
+
+
+def test_two_prepares_in_one_folder(tmp_path, monkeypatch):
+    "The second says so, and leaves what the first writes alone; when the first has ended, it does its work"
+    table(tmp_path / "data")
+    monkeypatch.setattr("c2lip.data.prepare.PATIENCE", 0.1)
+    out = tmp_path / "out"
+    out.mkdir()
+    with FileLock(out / "prepare.lock"):
+        refused(
+            lambda: prepare(str(tmp_path / "data"), out, progress=False), "another prepare writes to", "wait for it"
+        )
+        assert not list(out.glob("p*.parquet"))
+    assert prepare(str(tmp_path / "data"), out, progress=False)["captions"] == 12

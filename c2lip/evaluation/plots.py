@@ -139,6 +139,18 @@ def _label_spokes(ax, angles, labels):
     ax.tick_params(axis="x", pad=5)
 
 
+def _keep_labels_inside(fig, ax):
+    "Make the plot narrower until its labels stand on the page"
+    margin, page = 0.0, fig.bbox
+    while margin < 0.4:
+        fig.draw_without_rendering()
+        boxes = [tick.label1.get_window_extent() for tick in ax.xaxis.get_major_ticks()]
+        if min(box.x0 for box in boxes) >= page.x0 and max(box.x1 for box in boxes) <= page.x1:
+            return
+        margin += 0.02
+        fig.get_layout_engine().set(rect=(margin, 0, 1 - 2 * margin, 1))
+
+
 def plot_radar(
     tables: dict[str, pd.DataFrame],  # name of a model → its table, from `evaluate` or `published`
     keys: list,  # (suite, name) of the spokes; those that a model lacks are left out, three must remain
@@ -167,6 +179,7 @@ def plot_radar(
     ax.spines["polar"].set_visible(False)
     ax.grid(color="0.9", lw=0.8)
     fig.legend(loc="outside lower center", ncols=min(4, len(values)), frameon=False, fontsize=SMALL)
+    _keep_labels_inside(fig, ax)
     return fig
 
 # %% ../../nbs/4_evaluation/23_plots.ipynb #9f79765a
