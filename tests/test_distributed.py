@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from c2lip.core import Batch, Texts
 from c2lip.distributed import average_gradients, gather, rank_and_world_size
 from c2lip.losses import c2lip_losses, phrase_signs, softmax_loss
 from c2lip.methods import Objective
+from c2lip.methods.c2lip import softmax_c2lip_losses
 from c2lip.release.speed_data import exchange, traffic
 
 B, D, M = 6, 8, 5
@@ -69,6 +71,13 @@ def objective(name):
             columns=("image", "caption"),
         )
 
+    if name.startswith("softmax"):
+        return Objective(
+            partial(softmax_c2lip_losses, duplicates=name.split()[1], xac_scale=3.0),
+            {"contrastive": 1.0, "npc": 0.7, "xac": 0.3},
+            columns=("image", "caption", "phrase"),
+        )
+
     def c2lip(f, b, terms):
         phrase = b.texts["phrase"]
         signs, keep = phrase_signs(phrase.owner, phrase.column, phrase.number, b.rows, name)
@@ -89,7 +98,7 @@ def one_step(name, rows):
     return loss.detach(), [torch.zeros_like(p) if p.grad is None else p.grad for p in toy.parameters()]
 
 
-NAMES = ("separate", "mask", "merge", "clip")
+NAMES = ("separate", "mask", "merge", "clip", "softmax separate", "softmax mask", "softmax merge")
 SHARES = {"2 ranks": [[0, 1, 2], [3, 4, 5]], "3 ranks, one without a phrase": [[4, 5], [2, 3], [0, 1]]}
 
 
