@@ -434,8 +434,8 @@ def test_two_images_layers_heads_words(page, tuned):
     after(page, page.get_by_label("shares of words").click)
     assert page.locator(".c2lip-words").count() == 6
     assert page.locator(".c2lip-words").first.inner_text().split()[::2] == ["a", "green", "cat"]
-    fold(page, "take along")
-    keep(page, "explorer-two-images")
+    page.set_viewport_size(dict(width=1280, height=1400))
+    check_layout(page, "explorer-two-images")
     say, _ = after(page, lambda: page.get_by_label("layer").select_option(label="2 before the last"))
     assert "2 blocks before the last" in say
     after(page, page.get_by_role("button", name="pooling head", exact=True).click)
