@@ -15,6 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from c2lip.attention.coco import coco_mask, coco_probes
 from c2lip.attention.comparison import compare_figure, difference_figure
+from c2lip.attention.layers import layer_tokens
 from c2lip.attention.localisation import auroc, localisation, localisation_table, measure_map
 from c2lip.attention.maps import attention_map, embed_phrases, encode_view, head_attention, phrase_scores, resample_map
 from c2lip.attention.probes import Probe, binding_scenes, coverage, probe_maps, scene_probes
@@ -66,6 +67,22 @@ def test_rows_run_downwards(base):
     row, column = divmod(int((a - b).norm(dim=-1).argmax()), 6)
     assert row < 3
     assert column >= 3
+
+
+def test_layers_of_a_clip(tiny_clip):
+    "The tokens after every block, through the norm and the projection, as hooks catch them"
+    visual, caught = tiny_clip.model.visual, []
+    image = Image.new("RGB", (64, 64), "teal")
+    hooks = [b.register_forward_hook(lambda block, args, out: caught.append(out)) for b in visual.transformer.resblocks]
+    view = encode_view(tiny_clip, image)
+    for hook in hooks:
+        hook.remove()
+    layers = layer_tokens(tiny_clip, image)
+    with torch.no_grad():
+        slow = [F.normalize(visual.ln_post(x)[:, 1:] @ visual.proj, dim=-1)[0] for x in caught]
+    assert len(layers) == len(slow) == len(visual.transformer.resblocks)
+    torch.testing.assert_close(layers, torch.stack(slow))
+    torch.testing.assert_close(layers[-1], view.tokens)
 
 
 def test_head_attention_of_both_towers(base, tiny_clip):

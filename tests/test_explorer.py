@@ -250,3 +250,56 @@ def test_a_text_brings_everything_back(state, tmp_path):
     other = Explorer(["base"])
     assert other.update(state="http://127.0.0.1:8866/?" + selection_text(state.selection)), other.error
     assert replace(other.selection, exhibit=state.selection.exhibit) == state.selection
+
+
+def test_two_images_are_one_state(state, tmp_path):
+    Image.new("RGB", (60, 40), "red").save(tmp_path / "mine.png")
+    assert state.update(exhibit=11, beside=str(tmp_path / "mine.png"), phrase="a red mug", kind="softmax", words=True)
+    first, second = state.images
+    assert first.outlines[0] is not None and second.outlines == [None]
+    assert "mine.png: base has seen drawn scenes alone" in state.status  # a doubt of one image names it
+    assert state.shown is first and [len(column.words[0]) for column in second.columns] == [3]
+    other = Explorer(["base"])
+    assert other.update(state=selection_text(state.selection)), other.error
+    assert other.status == state.status
+    assert other.update(state="model=base&exhibit=4")  # what a text leaves out is not there
+    assert len(other.images) == 1 and not other.selection.words
+    data = json.loads((state.save(str(tmp_path / "run")) / "maps.json").read_text())
+    assert data["beside"]["image"] == "mine.png" and data["scores"]["base"]["a red mug"]["words"][1][0] == "red"
+    before = state.selection
+    for wrong in ("13", "/no/such.png", b"broken"):
+        assert not state.update(beside=wrong) and state.selection is before
+
+
+def test_the_image_kept_keeps_the_phrase(state):
+    panel = Panel(state)
+    phrase = state.selection.phrases
+    panel.keep.value = True
+    assert len(state.images) == 1  # until another one is chosen
+    panel.shelf[4].click()
+    assert state.selection.phrases == phrase and [s.exhibit for s in state.images] == [gallery()[4], gallery()[0]]
+    assert state.update(image=gallery()[7].image, name="mine.png") and state.selection.phrases == phrase
+    assert not state.update(phrase="") and len(state.images) == 2
+    panel.keep.value = False
+    panel.shelf[5].click()
+    assert len(state.images) == 1
+
+
+def test_layers_and_heads_of_two_towers(state, clip_folder):
+    assert state.update(models=["base", str(clip_folder)])
+    panel = Panel(state)
+    assert (state.blocks, state.heads) == (2, 2) and len(panel.layer.options) == 2
+    last = [column.maps for column in state.shown.columns]
+    assert state.update(layer=1) and "1 block before the last" in state.status
+    assert not any(torch.equal(a, b.maps) for a, b in zip(last, state.shown.columns))
+    assert not state.update(layer=2) and "the model has 2 blocks" in state.error  # of the smaller one
+    for head in (1, 2):
+        assert state.update(layer=0, kind="head", head=head), state.error
+        assert all(column.maps.sum() < 100.1 for column in state.shown.columns[:2])
+
+
+def test_long_phrases_have_no_shares(state):
+    assert state.update(phrase="a small red mug and a big blue hat | a mug", words=True)
+    assert "at most 6 words" in state.status
+    assert [len(shares) for shares in state.shown.columns[0].words] == [0, 2]
+    assert state.file("svg")

@@ -420,6 +420,31 @@ def test_a_keyboard_is_enough(page, tuned):
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells
 
 
+def test_two_images_layers_heads_words(page, tuned):
+    "A second image for the same phrase, maps of an earlier block and of one head, and what each word contributes"
+    show(page, tuned)
+    unfold(page, "images")
+    say, _ = after(page, page.get_by_role("button", name="keep beside the next").click)
+    assert "stays beside the next" in say
+    say, _ = after(page, page.locator(".c2lip-shelf button").nth(2).click)
+    assert say.startswith("scene 3 | three things 1: “a green cat”")
+    assert page.locator(".c2lip-maps figure").count() == 8 and page.locator(".c2lip-maps section").count() == 1
+    assert page.locator(".c2lip-shelf button.mod-info").inner_text() == "1"
+    unfold(page, "map")
+    after(page, page.get_by_label("shares of words").click)
+    assert page.locator(".c2lip-words").count() == 6
+    assert page.locator(".c2lip-words").first.inner_text().split()[::2] == ["a", "green", "cat"]
+    page.set_viewport_size(dict(width=1280, height=1400))
+    check_layout(page, "explorer-two-images")
+    say, _ = after(page, lambda: page.get_by_label("layer").select_option(label="2 before the last"))
+    assert "2 blocks before the last" in say
+    after(page, page.get_by_role("button", name="pooling head", exact=True).click)
+    say, _ = after(page, lambda: page.get_by_label("head", exact=True).select_option(label="2"))
+    assert "head 2" in say
+    say, _ = after(page, page.get_by_role("button", name="keep beside the next").click)
+    assert say.startswith("scene 3: “a green cat”") and page.locator(".c2lip-maps figure").count() == 4
+
+
 # names of the widgets that reach beyond the explorer's right edge
 OUTSIDE = """() => {
     const box = document.querySelector('.c2lip-explorer').getBoundingClientRect();
@@ -435,30 +460,42 @@ SMALLEST_TYPE = """() => Math.min(...[...document.querySelectorAll('.c2lip-maps 
     .filter(e => e.innerText).map(e => parseFloat(getComputedStyle(e).fontSize)))"""
 
 
+PANEL_PLACES = """() => [...document.querySelectorAll('.c2lip-maps figure')].map(e => {
+    const box = e.getBoundingClientRect();
+    return [Math.round(box.top), Math.round(box.width)];
+})"""
+WIDTHS = 1400, 1280, 800, 400
+
+
+def check_layout(page, name):
+    "Nothing stands out on the right, type is large enough, panels of a row are of one width and none is left alone"
+    page.wait_for_timeout(400)
+    page.evaluate(f"document.querySelector('{PANEL}').scrollIntoView()")
+    page.wait_for_timeout(400)
+    keep(page, name)
+    over = page.evaluate(OUTSIDE)
+    assert not over, over
+    assert page.evaluate(SMALLEST_TYPE) >= 10
+    places = page.evaluate(PANEL_PLACES)
+    rows = {top: [width for t, width in places if t == top] for top, _ in places}
+    assert len({len(widths) for widths in rows.values()}) == 1, rows
+    assert len({width for _, width in places}) == 1 and places[0][1] >= 130, rows
+
+
 def test_it_fits_the_page(page, tuned):
-    "Nothing stands out on the right, at any width; on a narrow page panels stack; the screenshots are for looking at"
-    show(page, tuned, exhibit=10, phrase="a red mug")
+    "JupyterLab at every width; the screenshots are for looking at"
+    show(page, tuned, exhibit=10, phrase="a pink kite")
     fold(page, "take along")
-    for width in (1400, 1280, 900, 800):
+    for width in WIDTHS:
         page.set_viewport_size(dict(width=width, height=1400))
-        page.wait_for_timeout(400)
-        page.evaluate(f"document.querySelector('{PANEL}').scrollIntoView()")
-        page.wait_for_timeout(400)
-        keep(page, f"explorer-{width}")
-        over = page.evaluate(OUTSIDE)
-        assert not over, over
-        assert page.evaluate(SMALLEST_TYPE) >= 10
-        if width > 800:
+        check_layout(page, f"explorer-{width}")
+        if width >= 800:
             assert len(set(page.evaluate(SHELF_TOPS))) == 1
 
 
 def test_the_app(servers, browser):
     "Voilà: the page without its code, the maps in the first screen, and a link that brings a state back"
-    if "voila" not in servers:
-        pytest.skip("the app's test needs Voilà: pip install voila")
-    page = browser.new_page(viewport=dict(width=1280, height=800))
-    page.set_default_timeout(120_000)
-    page.goto(servers["voila"][0])
+    page = open_app(servers, browser)
     wait_for_panel(page, "explorer-app")
     assert "What does a phrase look at" in page.inner_text("body") and "from c2lip" not in page.inner_text("body")
     bottom = "e => e.getBoundingClientRect().bottom"
@@ -477,11 +514,158 @@ def test_the_app(servers, browser):
     page.goto(servers["voila"][0] + "/" + link)
     wait_for_panel(page, "explorer-app")
     assert settle(page)[0] == shown
-    over = page.evaluate(OUTSIDE)
-    assert not over, over
-    assert page.evaluate(SMALLEST_TYPE) >= 10
-    frames = page.locator(".c2lip-frame")
-    width = frames.first.evaluate("e => e.getBoundingClientRect().width")
-    tops = {round(frames.nth(k).evaluate("e => e.getBoundingClientRect().top")) for k in range(frames.count())}
-    assert width > 130 and (frames.count() < 3 or len(tops) > 1)
+    for width in WIDTHS:
+        page.set_viewport_size(dict(width=width, height=800))
+        check_layout(page, f"explorer-app-{width}")
     keep(page, "explorer-app-400")
+    page.context.close()
+
+
+def open_app(servers, browser, size=(1280, 800)):
+    "The explorer as a page of its own, for a visitor who was never there before"
+    if "voila" not in servers:
+        pytest.skip("the app's test needs Voilà: pip install voila")
+    page = browser.new_context(viewport=dict(width=size[0], height=size[1])).new_page()
+    page.set_default_timeout(120_000)
+    page.goto(servers["voila"][0])
+    return page
+
+
+def test_two_visitors_at_once(servers, browser):
+    "Each has phrases, image and models of their own, while both ask at the same time"
+    pages = [open_app(servers, browser) for _ in range(2)]
+    for page in pages:
+        wait_for_panel(page, "explorer-app")
+    wanted = ("a red mug", "2"), ("a blue hat", "5")
+    before = [settle(page)[1] for page in pages]
+    for page, (_, scene) in zip(pages, wanted):  # nobody waits for an answer
+        page.locator(".c2lip-shelf button").nth(int(scene) - 1).click()
+    for page, (phrase, _) in zip(pages, wanted):
+        field = page.get_by_placeholder("a red mug | a blue mug")
+        field.fill(phrase)
+        field.press("Enter")
+    for page, number, (phrase, scene) in zip(pages, before, wanted):
+        said, _ = settle(page, number + 2)
+        assert f"“{phrase}”" in said and chosen_scene(page) == scene
+        page.context.close()
+
+
+CONTROLS = "button", "textbox", "combobox", "checkbox", "slider", "radio", "spinbutton", "link"
+
+
+def heard(page):
+    "What a screen reader is told of the page: (role, name) of each node"
+    session = page.context.new_cdp_session(page)
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    return [(n["role"]["value"], n.get("name", {}).get("value", "").strip()) for n in nodes if not n["ignored"]]
+
+
+def test_a_screen_reader(servers, browser):
+    "Every control has a name, every image says what it shows, and the status is announced"
+    page = open_app(servers, browser)
+    wait_for_panel(page, "explorer-app")
+    for name in FOLDS:
+        unfold(page, name)
+    found = heard(page)
+    nameless = [role for role, name in found if role in CONTROLS and not name]
+    assert not nameless, nameless
+    controls = {name for role, name in found if role in CONTROLS}
+    assert {"β", "opacity", "phrase", "layer", "exchange before and after", "show “a pink key” too"} <= controls
+    assert any(name.startswith("binding 9: ") for name in controls), controls
+    told = [name for role, name in found if role in ("image", "img")]
+    assert sum(name.startswith("map of “a green cat”, ") for name in told) == 3, told
+    assert sum(name.startswith("image: a green cat and a pink key") for name in told) == 1
+    assert all(told), told
+    assert page.get_attribute(".c2lip-said", "aria-live") == "polite"
+    page.context.close()
+
+
+# ---- how quick it is: C2LIP_TIME=20 pytest tests/test_explorer_browser.py -k quick writes data/results/explorer.json
+
+
+def timed_acts(page, tmp_path):
+    "Act → a function of a number that prepares it and returns what is timed, each time another one"
+    from c2lip.sprites import COLOURS, NOUNS
+    from c2lip.world import draw_scene, make_scene
+
+    phrases = [f"a {colour} {noun}" for noun in NOUNS for colour in COLOURS]
+    both = ("model", "base"), ("model", "tuned")
+    field, state = (
+        page.get_by_placeholder("a red mug | a blue mug"),
+        page.get_by_placeholder("the text of another visit"),
+    )
+    layer, kinds = page.get_by_label("layer"), ("similarity", "centred")
+
+    def typed(text, field=field):
+        return lambda: (field.fill(text), field.press("Enter"))
+
+    def own_image(k):
+        file = tmp_path / f"{k}.png"
+        draw_scene(make_scene("validation", 100 + k), 384).save(file)
+        return typed(urlencode([*both, ("image", file), ("phrase", phrases[0])]), state)
+
+    def two_images(k):
+        numbers = ("exhibit", k % 12 + 1), ("beside", (k + 1 + k // 12) % 12 + 1)
+        return typed(urlencode([*both, *numbers, ("phrase", phrases[0])]), state)
+
+    def question(k):
+        after(page, typed(phrases[40 + k]))
+        return page.get_by_role("button", name="without attribute").click
+
+    return {
+        "a new phrase, typed, with its 18 rivals": lambda k: typed(phrases[k]),
+        "a phrase that was asked before": lambda k: typed(phrases[k]),
+        "a question: two phrases then": question,
+        "another kind of map": lambda k: page.get_by_role("button", name=kinds[k % 2], exact=True).click,
+        "a slider": lambda k: lambda: page.keyboard.press(("ArrowLeft", "ArrowRight")[k % 2]),
+        "the models exchanged": lambda k: page.get_by_role("button", name="exchange before and after").click,
+        "an earlier layer": lambda k: lambda: layer.select_option(index=1 + k % 2),
+        "an image of one's own, encoded, ranked": own_image,
+        "two images": two_images,
+        "a new phrase with the shares of its words": lambda k: typed(phrases[70 + k]),
+    }
+
+
+BEFORE_ACT = {  # what is set before an act is timed
+    "a slider": lambda page: page.locator(f"{PANEL} .noUi-handle").nth(1).focus(),
+    "a new phrase with the shares of its words": lambda page: after(page, page.get_by_label("shares of words").click),
+}
+
+
+@pytest.mark.skipif("C2LIP_TIME" not in os.environ, reason="C2LIP_TIME=20 measures twenty times and keeps the record")
+def test_how_quick(page, tmp_path):
+    "Seconds by the clock, in JupyterLab with base and tuned side by side, from the act until status and maps are there"
+    import statistics
+
+    from c2lip.release.speed import machine
+
+    times, rows = int(os.environ["C2LIP_TIME"]), []
+
+    def add_row(name, took):
+        median, longest = round(statistics.median(took), 3), round(max(took), 3)
+        rows.append(dict(act=name, n=times, median=median, longest=longest))
+
+    for name in ("map", "take along"):
+        unfold(page, name)
+    restore(page, "model=base&model=tuned&exhibit=1&phrase=a+green+cat")
+    for name, prepare in timed_acts(page, tmp_path).items():
+        if name in BEFORE_ACT:
+            BEFORE_ACT[name](page)
+        took = []
+        for k in range(times):
+            took.append(after(page, prepare(k))[1])
+            assert not page.locator(".c2lip-wrong").count(), (name, page.inner_text(STATUS))
+        add_row(name, took)
+        if name == "an earlier layer":
+            after(page, lambda: page.get_by_label("layer").select_option(index=0))
+    restore(page, "model=base&exhibit=9&phrase=a+blue+key+|+a+red+mug+|+a+red+key+|+a+blue+mug")
+    for kind in ("PNG", "SVG", "PDF"):
+        took = []
+        for _ in range(times):
+            start = time.time()
+            download(page, kind)
+            took.append(time.time() - start)
+        add_row(f"{kind} of four phrases, 300 dots an inch", took)
+    record = dict(machine=machine(), browser=page.context.browser.version, rows=rows)
+    (ROOT / "data" / "results" / "explorer.json").write_text(json.dumps(record, indent=1) + "\n")
+    print(*rows, sep="\n")

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from .comparison import FigureImage, grid_note, maps_figure
@@ -235,8 +236,9 @@ class Explorer:
     ) -> bytes:
         "The figure as a file, the same bytes each time"
         date = {"svg": "Date", "pdf": "CreationDate"}.get(kind)
-        with io.BytesIO() as f:
-            self.figure().savefig(f, format=kind, dpi=dpi, metadata={date: None} if date else None)
+        own: dict[str, Any] = dict(metadata={date: None}) if date else dict(pil_kwargs=dict(compress_level=3))
+        with io.BytesIO() as f, rc_context({"pdf.compression": 3}):  # level 6 takes half as long again for 15 % less
+            self.figure().savefig(f, format=kind, dpi=dpi, **own)
             return f.getvalue()
 
     def _score_record(self, shown):

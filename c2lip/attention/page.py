@@ -106,7 +106,7 @@ def _word_spans(shares):
     "The words of a phrase, each shaded by its share: green for more, violet for less"
     most, spans = max((abs(share) for _, share in shares), default=0) or 1, []
     for word, share in shares:
-        red, green, blue = [int(255 * x) for x in CHANGE(0.5 + 0.3 * share / most)[:3]]
+        red, green, blue = [int(255 * x) for x in CHANGE(0.5 + 0.22 * share / most)[:3]]
         number = signed_number(share, sign=True)
         spans.append(
             f'<span style="background:rgb({red},{green},{blue})" title="share of the fit of this word: {number}">'

@@ -17,14 +17,25 @@ from .questions import QUESTIONS
 from ..core import shipped
 
 # %% ../../nbs/6_attention/17_widgets.ipynb #15eedf2e
-_SCRIPT = """const panel = this.closest('.c2lip-explorer'), said = panel?.querySelector('.c2lip-said');
-panel?.addEventListener('focusin', e => e.target.setAttribute('data-lm-suppress-shortcuts', ''));
-said?.setAttribute('aria-live', 'polite');
+_SCRIPT = """const panel = this.closest('.c2lip-explorer');
 let typed = null;
-const restore = () => { if (typed && document.activeElement == typed[0]) typed[0].value = typed[1]; };
-panel?.addEventListener('input', e => typed = e.target.type == 'text' ? [e.target, e.target.value] : null, true);
-for (const end of ['change', 'focusout']) panel?.addEventListener(end, () => typed = null, true);
-said && new MutationObserver(restore).observe(said, {childList: true, subtree: true});"""
+const restore = () => { if (typed && typed[0] == document.activeElement) typed[0].value = typed[1]; };
+const call = (e, name) => name && e.getAttribute('aria-label') != name && e.setAttribute('aria-label', name);
+const name = () => {
+    for (const e of panel.querySelectorAll('.noUi-handle'))
+        call(e, e.closest('.widget-slider').querySelector('label').textContent);
+    for (const e of panel.querySelectorAll('button'))
+        if (!/[a-z]/i.test(e.textContent)) call(e, e.title);
+    for (const e of panel.querySelectorAll('.widget-upload')) call(e, 'upload an image');
+};
+if (panel) {
+    panel.querySelector('.c2lip-said').setAttribute('aria-live', 'polite');
+    panel.addEventListener('focusin', e => e.target.setAttribute('data-lm-suppress-shortcuts', ''));
+    panel.addEventListener('input', e => typed = e.target.type == 'text' ? [e.target, e.target.value] : null, true);
+    for (const end of ['change', 'focusout']) panel.addEventListener(end, () => typed = null, true);
+    new MutationObserver(() => (restore(), name())).observe(panel, {childList: true, subtree: true});
+    name();
+}"""
 
 
 def _style():
@@ -79,10 +90,11 @@ def _slider(kind, name, label_width, **range_and_format):
     return kind(description=name, continuous_update=False, layout=_growing("220px"), style=style, **range_and_format)
 
 
-def _png_bytes(image):
+def _thumbnail(exhibit):
+    "A small image of the gallery, whose name is its button's"
     with io.BytesIO() as f:
-        image.save(f, "PNG")
-        return f.getvalue()
+        exhibit.image.save(f, "PNG")
+        return widgets.HTML(f'<img alt="" src="data:image/png;base64,{base64.b64encode(f.getvalue()).decode()}">')
 
 
 def download_link(
@@ -190,13 +202,14 @@ class PanelWidgets(widgets.VBox):
 
     def _rows(self):
         "The widgets in reading order"
-        thumbnails = [widgets.Image(value=_png_bytes(exhibit.image), format="png") for exhibit in gallery()]
-        shelf = widgets.HBox([widgets.VBox(pair) for pair in zip(thumbnails, self.shelf)])
+        shelf = widgets.HBox([widgets.VBox([_thumbnail(e), button]) for e, button in zip(gallery(), self.shelf)])
         shelf.add_class("c2lip-shelf")
         before, after = self.menus[:2]
+        after.add_class("c2lip-own-row")  # on a narrow page
+        self.phrase.add_class("c2lip-own-row")
         return [
             widgets.HTML(_style(), layout=widgets.Layout(display="none")),
-            _row(before, self.swap, after, *self.fold_buttons.values()),
+            _row(before, self.swap, after, _row(*self.fold_buttons.values())),
             *self.folds.values(),
             _row(self.phrase, *self.questions.values()),
             self.chips,
