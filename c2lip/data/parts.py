@@ -86,9 +86,9 @@ def prepare_part(
     counts = dict(
         captions=len(records),
         further=sum(len(r.further) for r in records),
-        phrases=sum(len(c.phrases) for r in records for c in r.captions),
+        phrases=sum(len(c.phrases or ()) for r in records for c in r.captions),
         given=len(records) - len(searched),
-        none=sum(not r.phrases for r in records),
+        none=sum(1 for r in records if not r.phrases),
         not_english=sum(not is_english(caption) for caption in searched),
         truncated=sum(len(caption) > limit for caption in searched),
     )

@@ -376,6 +376,7 @@ def embed_tokens(
         for pixels in _decoded_batches(pool, images, batch_size, read_some):
             with _precision(precision, place.device):
                 _, tokens = encode_images(towers.model, pixels.to(place), tokens=True)
+            assert tokens is not None  # asked for
             done.append(F.normalize(tokens.float(), dim=-1).cpu())
             bar.update(len(pixels))
     return torch.cat(done)

@@ -174,7 +174,7 @@ def plot_radar(
     _label_spokes(ax, angles, [names[key] for key in keys])
     rings = np.arange(low, high + 1, 10 if high - low <= 50 else 20)
     ax.set_yticks(rings, [f"{ring:.0f} %" for ring in rings], fontsize=SMALL, color="0.35")
-    ax.set_rlabel_position(180 / len(keys))  # between the first two spokes
+    ax.set_rlabel_position(180 / len(keys))  # type: ignore[attr-defined]  # of polar axes; between the first two spokes
     ax.set_ylim(low, high)
     ax.spines["polar"].set_visible(False)
     ax.grid(color="0.9", lw=0.8)

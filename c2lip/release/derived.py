@@ -90,7 +90,7 @@ def measure_derived(
         folder = Path(run) / derived.folder
         if not (folder / "table.csv").exists():
             print(f"{derived.model}, seed {derived.settings['seed']}", flush=True)
-            trained = load(Path(run) / derived.folder.removesuffix(f"-{how}") / "model", setup.device)
+            trained = load(str(Path(run) / derived.folder.removesuffix(f"-{how}") / "model"), setup.device)
             folder.mkdir(exist_ok=True)
             measured = measure_model(derive(setup.base, trained, how), setup.benchmarks, setup.probes, folder)
             measured.to_csv(folder / "table.csv", index=False)

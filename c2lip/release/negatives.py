@@ -91,7 +91,7 @@ def gradient_by_kind(
     "Where the gradient of npc on negatives comes from, phrases with equal words merged"
     scale, bias = float(towers.model.logit_scale.detach().exp()), float(towers.model.logit_bias.detach())
     pairs: Counter = Counter()
-    pull: Counter = Counter()
+    pull = dict.fromkeys(NEGATIVE_KINDS, 0.0)
     for batch in _batches(len(images), batch_size, seed)[:batches]:
         shown = embed_images(towers, [images[i] for i in batch], progress=False, cache=None)
         texts, owners = _distinct([phrases[i] for i in batch])

@@ -147,8 +147,14 @@ def train_here(
     cfg, towers, folder = setup.cfg, setup.towers, setup.folder
     first = rank_and_world_size()[0] == 0
     transform, in_memory = towers.augment(cfg.crop_scale), setup.records.drawn
-    how = dict(cache=in_memory, skips=setup.skips, draw=cfg.draw_captions)
-    samples = Samples(setup.records, transform, towers.tokenizer, **how)
+    samples = Samples(
+        setup.records,
+        transform,
+        towers.tokenizer,
+        cache=in_memory,
+        skips=setup.skips,
+        draw=cfg.draw_captions,
+    )
     total, _ = count_steps(samples, cfg)
     look = None
     if first:
