@@ -142,7 +142,7 @@ def plot_intervals(
     lines = math.ceil(len(panels) / columns)
     height = 0.75 + 0.19 * len(labels)
     fig = Page(figsize=(1.3 + 1.75 * columns, 0.3 + height * lines), layout="constrained")
-    axes = fig.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    axes = fig.subplots(lines, columns, squeeze=False, sharey=True, sharex=zero is None).ravel()
     for ax, panel in zip(axes, panels):
         for row in summary[summary.panel == panel].itertuples():
             y, colour = labels.index(row.label), _colour(row.mean, row.half, zero)
