@@ -171,6 +171,22 @@ def test_the_default_is_the_chosen_share(quoted):
     assert sorted(again[again.model == "+ npc + xac, α 0.4"].seed.unique()) == [0, 1, 2, 3, 4]
 
 
+def test_readme_quotes_the_readouts(quoted):
+    "By v·t and by the chosen mixture, for the base and the trained model, as data/results/readouts.csv has them"
+    found = read_record("readouts").query("split == 'test' and score == 'both'").set_index(["model", "suite", "name"])
+    (said,) = re.findall(r"\*\*What the score hides\.\*\*(.*?)one seed", quoted[0])
+    rows = [
+        found.loc[model, suite, name]
+        for suite, name in (("sugarcrepe", "average"), ("winoground", "group"))
+        for model in ("base", "tuned")
+    ]
+    average, groups = rows[:2], rows[2:]
+    assert f"{average[0].before:.1f}" == f"{average[1].before:.1f}" == "78.0"
+    wanted = [f"{row.after:.1f}" for row in average] + ["78.0"]
+    wanted += [f"{row.after:.1f}" for row in groups] + [f"{row.before:.1f}" for row in groups]
+    assert re.findall(r"\d+\.\d", said) == wanted
+
+
 def test_two_machines_agree():
     "The ladder and its repetition differ by less than their seeds do"
     first, again = (read_record(name).groupby(["model", "suite", "name"]).value.mean() for name in ("ladder", "repeat"))
