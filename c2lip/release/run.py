@@ -164,7 +164,7 @@ def train_here(
             look = make_validator(cfg, setup.held, folder)
     fit(towers, setup.method, samples, cfg, folder, setup.device, look)
     if first:
-        auto = [name for name in CHOSEN if setup.given.get(name, AUTO) == AUTO]
+        auto = [name for name in CHOSEN if setup.given.get(name, getattr(Config, name)) == AUTO]
         record = {
             "settings": setup.settings,
             "chosen_by_model": auto,
