@@ -427,7 +427,7 @@ def test_two_images_layers_heads_words(page, tuned):
     say, _ = after(page, page.get_by_role("button", name="keep beside the next").click)
     assert "stays beside the next" in say
     say, _ = after(page, page.locator(".c2lip-shelf button").nth(2).click)
-    assert say.startswith("scene 3 | three things 1: “a pink key”")
+    assert say.startswith("scene 3 | three things 1: “a green cat”")
     assert page.locator(".c2lip-maps figure").count() == 8 and page.locator(".c2lip-maps section").count() == 1
     assert page.locator(".c2lip-shelf button.mod-info").inner_text() == "1"
     unfold(page, "map")
