@@ -10,6 +10,7 @@ __all__ = ['DRAWN', 'Rung', 'Block', 'read_blocks', 'block_questions', 'drawn_re
 import hashlib
 import itertools
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from ..data.records import RecordList
 from ..evaluation.seeds import row_list
 from .ladder import CONCEPT_SETTINGS, keep_record, paired_changes, plan_rungs, rungs
 from .trials import PlannedTrial, TrialSetup, run_trials
+from ..training.config import Config
 from ..world_captions import train_records
 
 # %% ../../nbs/7_release/18_blocks.ipynb #b10c0005
@@ -41,8 +43,8 @@ class Block(NamedTuple):
     rungs: list[Rung]
 
 
-DRAWN = ("thing", "colour", "single", "placed", "phrases", "heads")
-"What a block may vary of images and captions: shares of `train_records`, and the most phrases of a caption"
+DRAWN: dict[str, float] = {"thing": 1.0, "colour": 1.0, "single": 0.35, "placed": 0.75, "phrases": 0, "heads": 0}
+"What a block may vary of images and captions (`drawn_records`), and what it is unless varied"
 
 
 def _take(loss, values):
@@ -64,7 +66,7 @@ def _value_text(value):
 def _rung(loss_name, loss, taken, short):
     parts = [f"{short.get(name, name)} {_value_text(value)}" for name, value in taken.items()]
     settings = {**loss, **{name: value for name, value in taken.items() if name not in DRAWN}}
-    drawn = tuple((name, value) for name, value in taken.items() if name in DRAWN)
+    drawn = tuple((name, value) for name, value in taken.items() if name in DRAWN and value != DRAWN[name])
     return Rung(", ".join([loss_name, *parts]), settings, drawn)
 
 
@@ -150,7 +152,7 @@ class DrawnSamples:
 # %% ../../nbs/7_release/18_blocks.ipynb #b10c000b
 def _folder(settings, drawn):
     "A name of a trial's folder that no other trial has"
-    told = json.dumps([settings, drawn], sort_keys=True)
+    told = json.dumps([asdict(Config.of(settings)), drawn], sort_keys=True)  # a default that is given is no other trial
     return f"{hashlib.sha256(told.encode()).hexdigest()[:10]}-seed{settings['seed']}"
 
 
