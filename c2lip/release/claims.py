@@ -154,7 +154,7 @@ def plot_intervals(
         ax.set_xlabel(unit, fontsize=SMALL)
         ax.set_yticks(range(len(labels)), labels, fontsize=SMALL)
         ax.set_ylim(len(labels) - 0.5, -0.5)
-        ax.tick_params(axis="x", labelsize=SMALL)
+        ax.tick_params(axis="x", labelsize=SMALL, labelbottom=True)
         ax.tick_params(axis="y", length=0)
         plain_axes(ax, "x")
     for ax in axes[len(panels) :]:
