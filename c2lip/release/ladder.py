@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CONCEPT_SETTINGS', 'DEFAULT_RUNG', 'rungs', 'plan_rungs', 'paired_changes', 'keep_record', 'read_record',
-           'blocks_of_record', 'default_ladder', 'ladder_texts', 'beside_ladder', 'compare_with_expected',
+           'blocks_of_record', 'default_ladder', 'ladder_texts', 'beside_ladder', 'compare_with_expected', 'verdict',
            'expected_table']
 
 # %% ../../nbs/7_release/17_ladder.ipynb #6a8e6d5b
@@ -208,11 +208,18 @@ def compare_with_expected(
     return pd.DataFrame(rows, columns=["suite", "name", "against", "expected", "came", "half"])
 
 
-def _verdict(row):
-    "Whether the whole interval lies on one side of what was expected"
-    if row.came - row.half >= row.expected:
-        return "yes"
-    return "no" if row.came + row.half < row.expected else "undecided"
+def verdict(
+    mean: float,  # of a change, in points
+    half: float,  # of its 95 % interval
+    above: float = 0.0,  # what is said that the change is above
+) -> str:
+    "holds, does not hold, or undecided: whether the whole interval lies on one side"
+    if mean - half > above:
+        return "holds"
+    return "does not hold" if mean + half < above else "undecided"
+
+
+_ANSWER = {"holds": "yes", "does not hold": "no", "undecided": "undecided"}
 
 
 def expected_table(
@@ -222,5 +229,6 @@ def expected_table(
     rows = []
     for row in compared.itertuples():
         label = f"{suite_label(row.suite)}, {task_label(row.name)}"
-        rows.append([label, row.against, f"≥ {row.expected:+g}", f"{row.came:+.1f} ± {row.half:.1f}", _verdict(row)])
+        answer = _ANSWER[verdict(row.came, row.half, row.expected)]
+        rows.append([label, row.against, f"≥ {row.expected:+g}", f"{row.came:+.1f} ± {row.half:.1f}", answer])
     return markdown_table(["change of", "against", "expected", "came", "holds"], rows)
