@@ -16,10 +16,11 @@ from typing import NamedTuple
 import pandas as pd
 from torch import Tensor
 
-from ..core import UserError, read_yaml, shipped
+from ..core import UserError
 from .embeddings import ImageRef
 from .readers import ChoiceItem
 from .scores import Hits, Mean, similarity
+from ..files import read_yaml, shipped
 
 # %% ../../nbs/4_evaluation/06_base.ipynb #db22743b
 Lookup = Callable[[list], Tensor]

@@ -30,11 +30,12 @@ from tqdm.std import tqdm
 
 from .. import encoding
 from .. import towers as towers_module
-from ..core import UserError, cache_folder, pick_device, regular
+from ..core import UserError, pick_device
 from ..data import images as images_module
 from ..data.images import BadImage, open_image
 from ..encoding import encode_images, encode_texts, text_ends
 from .cache import keep_rows, prune, read_rows
+from ..files import cache_folder, regular
 from ..towers import Towers
 
 # %% ../../nbs/4_evaluation/04_embeddings.ipynb #d5953491

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core import Phrase, UserError, read_json, user_path
+from ..core import Phrase, UserError
 from ..encoding import text_ends
+from ..files import read_json, user_path
 from . import caption_view, step_generator
 from .edits import tag_words
 from ..spans import token_spans_many
