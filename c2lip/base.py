@@ -13,8 +13,8 @@ import open_clip
 import torch
 from torch import Tensor
 
-from .model_folders import quiet_loading
 from .towers import Towers
+from .towers.folders import quiet_loading
 
 # %% ../nbs/1_method/17_base.ipynb #4ff9ee08
 BASE_CONFIG: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import ftfy
 
 from .core import UserError, did_you_mean
-from .files import shipped
+from .core.files import shipped
 
 if TYPE_CHECKING:
     from spacy.language import Language

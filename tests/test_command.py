@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from c2lip.core.files import project_root
 from c2lip.data.sources import open_data
-from c2lip.files import project_root
 from c2lip.workshop.command import main
 
 C2LIP = (

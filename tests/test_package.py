@@ -79,7 +79,7 @@ import c2lip
 from pathlib import Path
 from c2lip.training.runs import release_folders
 from c2lip.concepts import noun_phrases
-from c2lip.files import cache_folder, project_root, shipped
+from c2lip.core.files import cache_folder, project_root, shipped
 from c2lip.evaluation.folders import benchmark_folder
 from c2lip.evaluation.published import published, read_published
 from c2lip.evaluation.suites import evaluate

@@ -15,10 +15,10 @@ from tars import write_tar
 
 from c2lip.concepts import noun_phrases
 from c2lip.core import UserError
+from c2lip.core.files import read_json
 from c2lip.data.batches import batches
 from c2lip.data.prepare import prepare
 from c2lip.data.sources import open_data
-from c2lip.files import read_json
 from c2lip.methods import build
 from c2lip.release import run as run_room
 from c2lip.release.run import train_from_terminal

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from conftest import on_ranks
 
 from c2lip.core import Batch, Texts, UserError, seed_everything
+from c2lip.core.files import sole_writer
 from c2lip.data.loading import Samples
 from c2lip.distributed import average_gradients
 from c2lip.evaluation.folders import benchmark_folder
-from c2lip.files import sole_writer
 from c2lip.methods.c2lip import c2lip
 from c2lip.methods.finetune import clip, siglip
 from c2lip.release.run import train

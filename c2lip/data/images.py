@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from ..files import regular
+from ..core.files import regular
 
 # %% ../../nbs/3_data/03_images.ipynb #032cc4d7
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")

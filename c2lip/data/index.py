@@ -25,6 +25,7 @@ from filelock import FileLock
 from torch.utils.data import DataLoader, Dataset
 
 from ..core import Phrase, UserError
+from ..core.files import cache_folder, cache_instead, read_json, write_json
 from .images import identity
 from c2lip.data.records import (
     Record,
@@ -40,7 +41,6 @@ from .remote import TarPart, version_of, with_threads
 from .shards import check_shards, shard_names, shard_records
 from .skips import Skips
 from .tables import HashSet, table_records
-from ..files import cache_folder, cache_instead, read_json, write_json
 
 # %% ../../nbs/3_data/08_index.ipynb #62d877bc
 CHUNK = 2**13  # records that are written, or searched for phrases, together

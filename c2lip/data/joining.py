@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ..core import UserError
+from ..core.files import read_json, write_json
 from .index import versions
 from c2lip.data.records import (
     PHRASE_NAMES,
@@ -29,7 +30,6 @@ from c2lip.data.records import (
 from .shards import shard_facts, shard_record, shard_samples
 from .skips import Skips
 from .tables import TABLES, table_rows
-from ..files import read_json, write_json
 
 # %% ../../nbs/3_data/12_joining.ipynb #d149abe9
 URL_NAMES = ("url", "image path", "image_url", "image_path")

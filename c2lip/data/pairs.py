@@ -14,10 +14,10 @@ from pathlib import Path
 
 from ..concepts import canonical_caption
 from ..core import UserError
+from ..core.files import is_utf8, project_of, regular
 from .images import IMAGES
 from .records import Caption, Record, caption_texts
 from .skips import Skips
-from ..files import is_utf8, project_of, regular
 
 # %% ../../nbs/3_data/06_pairs.ipynb #de350eaf
 MAX_FILES = 5_000_000  # in a folder and below it; more are no data set of pairs

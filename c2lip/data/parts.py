@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..concepts import is_english, make_rules
+from ..core.files import read_json, write_json
 from .joining import joined_records
 from .records import Record, further_field, with_phrases
 from .remote import TarPart
 from .shards import LOST, shard_facts, shard_records, shard_samples
 from .skips import Skips
 from .tables import TABLES, table_records, write_table
-from ..files import read_json, write_json
 
 # %% ../../nbs/3_data/13_parts.ipynb #413325fc
 def write_shard(

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from ..concepts import load_pipeline, make_rules
 from ..core import UserError
+from ..core.files import folder_digest, output_place, project_root, read_json, sole_writer, write_json
 from .index import versions
 from .joining import index_captions
 from .pairs import read_pairs
@@ -36,7 +37,6 @@ from .shards import LOST, shard_names
 from .skips import Skips
 from .sources import detect_source
 from .tables import TABLES, table_line, table_records, write_table
-from ..files import folder_digest, output_place, project_root, read_json, sole_writer, write_json
 
 # %% ../../nbs/3_data/15_prepare.ipynb #2b5355fc
 PIECE = 5000  # rows of a table that make a part

@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..core import UserError, one_line
+from ..core.files import regular
 from .images import BadImage
-from ..files import regular
 
 # %% ../../nbs/3_data/04_remote.ipynb #edc20c46
 SCHEMES = ("", "file", "http", "https", "s3", "gs")

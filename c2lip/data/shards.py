@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core import UserError
+from ..core.files import is_utf8, project_root, user_path
 from .images import SHARD_IMAGES
 from c2lip.data.records import (
     CAPTION_NAMES,
@@ -31,7 +32,6 @@ from c2lip.data.records import (
 from .remote import SCHEMES, TarPart, open_url, remote_scheme, version_of
 from .skips import Skips
 from .tables import MAX_MEMBER
-from ..files import is_utf8, project_root, user_path
 
 # %% ../../nbs/3_data/07_shards.ipynb #50ba7c6f
 MAX_SHARDS = 10**6  # braces can name more shards than there is memory

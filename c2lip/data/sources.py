@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from ..core import UserError, did_you_mean
+from ..core.files import project_root, user_path
 from .index import open_index
 from .pairs import read_pairs, walk_files
 from .records import RecordList, Records
@@ -18,7 +19,6 @@ from .remote import remote_scheme
 from .shards import shard_urls
 from .skips import Skips
 from .tables import TABLES
-from ..files import project_root, user_path
 from ..world_captions import train_records
 
 # %% ../../nbs/3_data/09_sources.ipynb #ddcd7dc6

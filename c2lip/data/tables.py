@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..core import UserError
+from ..core.files import is_utf8, regular
 from c2lip.data.records import (
     IMAGE_NAMES,
     PHRASE_NAMES,
@@ -34,7 +35,6 @@ from c2lip.data.records import (
 from .records import caption_column as further_column
 from .remote import TarPart, remote_scheme
 from .skips import Skips
-from ..files import is_utf8, regular
 
 # %% ../../nbs/3_data/05_tables.ipynb #563d82d4
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")

@@ -17,10 +17,10 @@ import pandas as pd
 from torch import Tensor
 
 from ..core import UserError
+from ..core.files import read_yaml, shipped
 from .embeddings import ImageRef
 from .readers import ChoiceItem
 from .scores import Hits, Mean, similarity
-from ..files import read_yaml, shipped
 
 # %% ../../nbs/4_evaluation/06_base.ipynb #db22743b
 Lookup = Callable[[list], Tensor]

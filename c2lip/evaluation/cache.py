@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from .. import sprites, world, world_captions
+from ..core.files import cache_folder
 from . import world_benchmark
-from ..files import cache_folder
 
 # %% ../../nbs/4_evaluation/03_cache.ipynb #035d1e40
 def _digest_of(data):

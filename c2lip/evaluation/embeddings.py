@@ -31,11 +31,11 @@ from tqdm.std import tqdm
 from .. import encoding
 from .. import towers as towers_module
 from ..core import UserError, pick_device
+from ..core.files import cache_folder, regular
 from ..data import images as images_module
 from ..data.images import BadImage, open_image
 from ..encoding import encode_images, encode_texts, text_ends
 from .cache import keep_rows, prune, read_rows
-from ..files import cache_folder, regular
 from ..towers import Towers
 
 # %% ../../nbs/4_evaluation/04_embeddings.ipynb #d5953491

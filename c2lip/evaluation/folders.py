@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core import UserError
+from ..core.files import cache_folder, cache_instead, project_root, user_path, write_json
 from ..data.images import BadImage, open_image
 from .cache import prune, world_version
 from .world_benchmark import write_benchmark
-from ..files import cache_folder, cache_instead, project_root, user_path, write_json
 
 # %% ../../nbs/4_evaluation/18_folders.ipynb #656a7319
 def _is_drawn(name):

@@ -10,8 +10,8 @@ import pandas as pd
 import yaml
 
 from ..core import UserError
+from ..core.files import shipped
 from .published import published
-from ..files import shipped
 
 # %% ../../nbs/4_evaluation/27_nearness.ipynb #b26a0005
 def base_rule() -> dict:  # the content of data/base_rule.yaml

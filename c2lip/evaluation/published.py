@@ -13,12 +13,12 @@ from functools import cache
 import pandas as pd
 
 from ..core import UserError, did_you_mean
+from ..core.files import shipped
 from .changes import compare_table
 from .scores import mean_of, score
 from .suites import COLUMNS
 from .tables import read_layouts
 from .uncertainty import interval
-from ..files import shipped
 
 # %% ../../nbs/4_evaluation/22_published.ipynb #bd71edb7
 def read_published() -> pd.DataFrame:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core import UserError
+from ..core.files import read_json, regular
 from ..data.images import SHARD_IMAGES
 from ..data.shards import shard_samples
 from ..data.skips import Skips
@@ -22,7 +23,6 @@ from .embeddings import ImageRef
 
 # the tasks, in the papers' order: the world's benchmark has the same files; other rooms take them from here
 from .world_benchmark import SUGARCREPE, SUGARCREPE_PP  # noqa: F401
-from ..files import read_json, regular
 
 # %% ../../nbs/4_evaluation/05_readers.ipynb #16055fe3
 class ChoiceItem(NamedTuple):

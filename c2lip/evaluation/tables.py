@@ -17,8 +17,8 @@ import pandas as pd
 import yaml
 from pandas.io.formats.style import Styler
 
+from ..core.files import shipped
 from .changes import row_keys
-from ..files import shipped
 
 # %% ../../nbs/4_evaluation/21_tables.ipynb #e4c60788
 @cache

@@ -9,11 +9,11 @@ __all__ = ['read_foils', 'read_valse']
 from pathlib import Path
 
 from ..core import UserError, did_you_mean
+from ..core.files import read_json
 from .base import Request, Suite, require_files, suite_data
 from .choices import choices_suite, mean_name
 from .readers import ChoiceItem, each_of, find_image, first_values, texts_of
 from .scores import mean_of
-from ..files import read_json
 
 # %% ../../nbs/4_evaluation/15_valse.ipynb #c653e725
 def _keyed_items(path):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core import UserError
-from ..files import write_json
+from ..core.files import write_json
 from ..sprites import COLOURS, NOUNS, PATTERNS
 from ..world import CONTACTS, GRID, HELD_OUT, Dice, Scene, Thing, draw_scene, make_scene
 from ..world_captions import OPPOSITE, caption_scene, name_thing, numbered_scene, relation, tell_pair

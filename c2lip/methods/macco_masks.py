@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Phrase, UserError
+from ..core.files import read_json, user_path
 from ..encoding import text_ends
-from ..files import read_json, user_path
 from . import caption_view, step_generator
 from .edits import tag_words
 from ..spans import token_spans_many

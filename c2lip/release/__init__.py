@@ -13,12 +13,12 @@ import safetensors.torch
 from torch import nn
 
 from ..core import UserError
-from ..files import project_root, read_json, user_path, write_json
-from ..model_folders import base_folder
+from ..core.files import project_root, read_json, user_path, write_json
 from .card import write_card
 from .processors import save_tokenizer
 from .translation import expressible
 from ..towers import Towers
+from ..towers.folders import base_folder
 
 # %% ../../nbs/7_release/05_folder.ipynb #c3503553
 WEIGHTS_FILE = "open_clip_model.safetensors"

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core import UserError
+from ..core.files import read_json
 from ..evaluation.tables import markdown_table
-from ..files import read_json
-from ..model_names import resolve
+from ..towers.names import resolve
 
 # %% ../../nbs/7_release/04_card.ipynb #2c4d0006
 def _short_path(value):

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..base import BASE_CONFIG, BASE_PREPROCESS, new_towers
 from ..core import UserError, seeded
-from ..model_folders import base_folder
 from ..pooling import project_tokens
 from ..towers import Towers
+from ..towers.folders import base_folder
 
 # %% ../../nbs/7_release/14_foreign.ipynb #a224333e
 class _Head:

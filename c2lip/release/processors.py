@@ -12,7 +12,7 @@ from typing import Any
 from open_clip.tokenizer import SimpleTokenizer
 
 from ..core import UserError
-from ..files import read_json, write_json
+from ..core.files import read_json, write_json
 
 # %% ../../nbs/7_release/01_processors.ipynb #1a0d77c8
 def _cleaning_steps(

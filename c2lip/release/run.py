@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 from ..core import UserError, pick_device, seed_everything
+from ..core.files import read_json, read_yaml, run_folder, write_json
 from ..data.loading import Samples
 from ..data.records import Records
 from ..data.skips import Skips
 from ..distributed import rank_and_world_size
-from ..files import read_json, read_yaml, run_folder, write_json
 from ..methods import Method, build
 from . import save
 from ..towers import Towers, load

@@ -21,9 +21,9 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core import Batch, Texts
+from ..core.files import read_json, write_json
 from ..data.loading import Samples, loader
 from ..distributed import gather, rank_and_world_size
-from ..files import read_json, write_json
 from ..world_captions import train_records
 
 # %% ../../nbs/7_release/12_speed_data.ipynb #b03c4cbc

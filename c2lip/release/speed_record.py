@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..files import project_root, read_json, write_json
+from ..core.files import project_root, read_json, write_json
 
 # %% ../../nbs/7_release/13_speed_record.ipynb #c9cde85e
 def _rounded(value):

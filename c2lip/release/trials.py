@@ -22,12 +22,12 @@ import torch
 from ..attention.localisation import localisation, localisation_table
 from ..attention.probes import binding_scenes, scene_probes
 from ..core import UserError, did_you_mean, pick_device, seed_everything
+from ..core.files import read_json, write_json
 from ..data.loading import Samples
 from ..evaluation.folders import choose_benchmark
 from ..evaluation.groups import write_groups
 from ..evaluation.suites import evaluate
 from ..evaluation.uncertainty import answers, with_errors
-from ..files import read_json, write_json
 from ..methods import build, method_names
 from . import save
 from .run import record_choices

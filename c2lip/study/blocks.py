@@ -18,10 +18,10 @@ import pandas as pd
 import yaml
 
 from ..core import Phrase, UserError, did_you_mean
+from ..core.files import shipped
 from ..data.loading import Samples
 from ..data.records import RecordList
 from ..evaluation.seeds import row_list
-from ..files import shipped
 from ..release.trials import PlannedTrial, TrialSetup, run_trials
 from .ladder import CONCEPT_SETTINGS, keep_record, paired_changes, plan_rungs, rungs
 from ..training.config import Config

@@ -10,9 +10,9 @@ import pandas as pd
 import yaml
 
 from ..core import UserError
+from ..core.files import shipped
 from ..evaluation.seeds import row_list, summarise
 from ..evaluation.tables import markdown_table, suite_label, task_label
-from ..files import shipped
 from .ladder import read_record, verdict
 
 # %% ../../nbs/8_study/09_claims.ipynb #1a250005

@@ -17,10 +17,10 @@ import yaml
 
 from ..attention.localisation import localisation_table
 from ..core import UserError
+from ..core.files import project_root, shipped, write_json
 from ..evaluation.seeds import pick_rows, row_list, side_by_side, summarise
 from ..evaluation.tables import markdown_table, suite_label, task_label
 from ..evaluation.uncertainty import paired_errors
-from ..files import project_root, shipped, write_json
 from ..release.speed import machine
 from ..release.trials import PlannedTrial
 

@@ -10,8 +10,8 @@ import os
 from dataclasses import asdict
 
 from ..concepts import make_rules
+from ..core.files import project_root, read_json, user_path
 from ..data.records import Records
-from ..files import project_root, read_json, user_path
 from ..towers import Towers
 from .config import CHOSEN, Config, choose_by_model, kind_of_model, phrase_rules, values_by_model
 from .settings import AUTO

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ..core import UserError
-from ..files import regular
+from ..core.files import regular
 from ..methods import Method
 from ..towers import Towers
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..core import UserError, derive_seed, seeded
+from ..core.files import check_free, sole_writer
 from ..data.batches import batches
 from ..data.loading import Samples, loader
 from ..data.records import Records, split_holdout
@@ -29,7 +30,6 @@ from ..data.remote import TarPart, remote_scheme
 from ..data.skips import Skips
 from ..data.sources import open_data
 from ..distributed import rank_and_world_size, sum_over_ranks
-from ..files import check_free, sole_writer
 from ..methods import Method
 from ..towers import Towers, has_bias
 from .checkpoint import load_checkpoint, save_checkpoint

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ..core import UserError
-from ..files import project_root
+from ..core.files import project_root
 
 # %% ../../nbs/5_training/08_ranks.ipynb #9ca2abfb
 RANK_TIMEOUT = timedelta(minutes=30)  # that ranks wait for each other

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from ..core import UserError, did_you_mean
-from ..files import project_of, shipped
+from ..core.files import project_of, shipped
 from .text_table import text_table
 
 # %% ../../nbs/9_workshop/05_command.ipynb #798412c5

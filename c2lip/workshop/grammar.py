@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core import UserError
-from ..files import shipped
+from ..core.files import shipped
 
 # %% ../../nbs/9_workshop/08_grammar.ipynb #2eddf12f
 class ParsedWord(NamedTuple):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import UserError, did_you_mean, one_line
-from ..files import check_free, output_place, project_of, user_path
+from ..core.files import check_free, output_place, project_of, user_path
 from ..training.settings import check
 from .parameters import check_own, read_parameters
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..core import UserError, did_you_mean
-from ..files import read_yaml, shipped
+from ..core.files import read_yaml, shipped
 from ..training.runs import release_folders
 
 # %% ../../nbs/9_workshop/01_listing.ipynb #faa7502d

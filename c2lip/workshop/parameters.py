@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core import UserError
-from ..files import BESIDE, project_root, read_json, user_path
+from ..core.files import BESIDE, project_root, read_json, user_path
 from ..training.settings import Parameter, check, parse_parameters, save_parameters
 
 _all_ = ["save_parameters"]  # launchers take both from here

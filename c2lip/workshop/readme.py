@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from ..files import read_json
+from ..core.files import read_json
 
 # %% ../../nbs/9_workshop/06_readme.ipynb #0efa9ad5
 def _is_relative(target):

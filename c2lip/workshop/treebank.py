@@ -20,7 +20,7 @@ from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 
 from ..core import UserError
-from ..files import folder_digest, project_root, shipped, write_json
+from ..core.files import folder_digest, project_root, shipped, write_json
 from .grammar import ParsedWord, read_grammar, template_caption
 
 # %% ../../nbs/9_workshop/09_treebank.ipynb #95b8dce1

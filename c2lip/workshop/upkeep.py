@@ -23,7 +23,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..core import UserError, did_you_mean
-from ..files import project_root, read_json, write_json
+from ..core.files import project_root, read_json, write_json
 from .readme import readme
 
 # %% ../../nbs/9_workshop/07_upkeep.ipynb #43580527
