@@ -138,7 +138,8 @@ class Run:
         device,
         validator: Callable | None,  # towers → {name: percent}
     ):
-        self.towers, self.method, self.samples = towers, method, samples
+        self.towers, self.method = towers, method
+        self.samples = samples.with_whole(method.whole) if method.whole else samples
         self.folder, self.device = folder, device
         self.rank, self.ranks = rank_and_world_size()
         check_parts(cfg, self.ranks)
