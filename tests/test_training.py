@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -67,6 +68,29 @@ def test_a_stopped_run_goes_on_bit_equal(samples, tmp_path, stop_at):
     assert equal(want, got)
     rows = [[(r["step"], r["total"]) for r in read_log(tmp_path / name)] for name in ("straight", "stopped")]
     assert rows[0] == rows[1], "the log has every step once"
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["table kept", "table lost"])
+def test_a_stopped_run_on_neighbours_goes_on_bit_equal(samples, tmp_path, lost):
+    cfg = replace(CFG, batches="neighbours")
+    want = run(samples, tmp_path / "straight", cfg)
+    run(samples, tmp_path / "stopped", cfg, stop_at=8)
+    table = tmp_path / "stopped" / "neighbours.npy"
+    kept = table.read_bytes()
+    if lost:
+        table.unlink()
+    assert equal(want, run(samples, tmp_path / "stopped", replace(cfg, resume=True)))
+    assert table.read_bytes() == kept
+    assert not equal(want, run(samples, tmp_path / "random"))
+
+
+def test_a_checkpoint_of_other_neighbours_is_refused(samples, tmp_path):
+    cfg = replace(CFG, batches="neighbours")
+    run(samples, tmp_path, cfg, stop_at=8)
+    table = np.load(tmp_path / "neighbours.npy")
+    np.save(tmp_path / "neighbours.npy", table[:, ::-1])
+    with pytest.raises(UserError, match="neighbours"):
+        run(samples, tmp_path, replace(cfg, resume=True))
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(samples, tmp_path, capsys):
