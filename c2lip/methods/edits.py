@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['ABBREVIATED', 'AN', 'NEVER_EXCHANGED', 'WORD_KINDS', 'ALL_KINDS', 'WAYS', 'DETERMINERS', 'split_sentences', 'Word',
            'Tagger', 'tagger_of', 'tag_words', 'swap_spans', 'word_bag', 'swap_across', 'swap_within', 'Offer',
-           'offer_of', 'replace_within', 'add_within', 'edit_captions', 'changed_words']
+           'offer_of', 'replace_within', 'add_within', 'check_way', 'edit_captions', 'changed_words']
 
 # %% ../../nbs/2_relatives/01_edits.ipynb #853271a5
 ABBREVIATED = re.compile(
@@ -304,6 +304,14 @@ def add_within(
     return kind, swap_spans(caption, {(phrase.end - len(noun), phrase.end): f"{new} {noun}"})
 
 
+def check_way(
+    way: str,
+):
+    "Raise `UserError` for a way to a hard negative that there is not"
+    if way not in WAYS:
+        raise UserError(f"negatives are one of {', '.join(WAYS)}, not {way!r}{did_you_mean(way, WAYS)}")
+
+
 def edit_captions(
     way: str,  # swap, replace or add
     captions: list[str],
@@ -312,8 +320,7 @@ def edit_captions(
     kinds: tuple = ALL_KINDS,  # which kinds of words may be exchanged, replaced or added
 ) -> list[tuple[str, str] | None]:  # (kind, caption edited) of each; None where there is none
     "A hard negative for each caption of a step, all made in one way; `UserError` for an unknown one"
-    if way not in WAYS:
-        raise UserError(f"negatives are one of {', '.join(WAYS)}, not {way!r}{did_you_mean(way, WAYS)}")
+    check_way(way)
     if way == "swap":
         return [swap_within(c, of, chance, kinds) for c, of in zip(captions, phrases)]
     offer, edit = offer_of(captions, phrases), replace_within if way == "replace" else add_within

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core import UserError, did_you_mean, full_precision
 from ..losses import pair_signs, sigmoid_loss
 from . import Method, Objective, caption_view, further_texts, step_generator
-from .edits import ALL_KINDS, edit_captions
+from .edits import ALL_KINDS, check_way, edit_captions
 from ..towers import Towers, has_bias
 
 # %% ../../nbs/2_relatives/03_negclip.ipynb #a192482a
@@ -25,6 +25,7 @@ def negclip_view(
     way: str = "swap",  # how a hard caption is made: swap, replace or add
 ) -> Callable:  # (samples, step) → Batch
     "Images, captions and hard captions"
+    check_way(way)
     plain = caption_view(towers)
 
     def view(samples, step):
