@@ -187,6 +187,16 @@ def test_two_processes_train_what_one_does(tmp_path):
         assert (w - weights[2][k]).norm() <= 0.05 * (w - start[k]).norm() + 1e-6, k
 
 
+def test_two_processes_find_the_neighbours_that_one_does(tmp_path):
+    settings = dict(method="finetune", images=32, epochs=1, batch_size=8, lr=1e-4, device="cpu", threads=1)
+    for gpus in (1, 2):
+        (tmp_path / f"{gpus}").mkdir()
+        train({**settings, "batches": "neighbours", "gpus": gpus}, tmp_path / f"{gpus}")
+        assert not list((tmp_path / f"{gpus}").glob("embeddings*"))
+    one, two = (np.load(tmp_path / name / "neighbours.npy") for name in "12")
+    assert one.shape == (32, 3) and (one == two).all()
+
+
 def test_a_rank_that_fails_is_named(tmp_path):
     with pytest.raises(UserError, match="no model"):
         train(dict(model="ViT-B-61", gpus=2, images=32, device="cpu"), tmp_path)
