@@ -91,7 +91,8 @@ class Samples(Dataset):
         self.tokenizer = tokenizer if has_token_positions(tokenizer) else None
         self.skips.seen = max(self.skips.seen, len(self.records))
         self.kept = self.spans = None
-        self.whole: Callable | None = None
+        self.whole: Callable | None = None  # what `with_whole` was given
+        self.wholes: list = []  # what it made of each image that is kept
         if cache:
             self.kept = self._keep(workers)
         self.skips.check()

@@ -62,9 +62,9 @@ def sentence_records(
     "Records whose captions are the sentences of their captions, each once"
     found = []
     for r in records:
-        first, *further = dict.fromkeys(s for c in r.captions for s in corpus_sentences(c.text)) or [None]
-        if further:
-            found.append(r._replace(caption=first, phrases=None, further=tuple(map(Caption, further))))
+        said = list(dict.fromkeys(s for c in r.captions for s in corpus_sentences(c.text)))
+        if len(said) > 1:
+            found.append(r._replace(caption=said[0], phrases=None, further=tuple(map(Caption, said[1:]))))
     return found
 
 # %% ../../nbs/3_data/11_parts.ipynb #18fb7bd6

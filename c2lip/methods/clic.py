@@ -201,6 +201,7 @@ def clic_losses(
     if "joined" in terms:
         losses["joined"] = sum(contrastive(image, e) for e in positive) / len(positive)
     if "negative" in terms:
+        assert negative is not None and owner is not None  # the view made them for this term
         x = image[owner]
         gaps = [full_precision(scale * (x * negative).sum(-1) - scale * (x * e[owner]).sum(-1)) for e in positive]
         losses["negative"] = sum(F.softplus(gap).sum() for gap in gaps) / (len(positive) * total)

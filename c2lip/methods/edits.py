@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from spacy.language import Language
 
 # %% auto #0
-__all__ = ['ABBREVIATED', 'AN', 'NEVER_EXCHANGED', 'WORD_KINDS', 'ALL_KINDS', 'WAYS', 'DETERMINERS', 'split_sentences', 'Word',
-           'Tagger', 'tagger_of', 'tag_words', 'swap_spans', 'word_bag', 'swap_across', 'swap_within', 'Offer',
+__all__ = ['ABBREVIATED', 'AN', 'NEVER_EXCHANGED', 'WORD_KINDS', 'ALL_KINDS', 'WAYS', 'ARTICLES_AND_NUMBERS', 'split_sentences',
+           'Word', 'Tagger', 'tagger_of', 'tag_words', 'swap_spans', 'word_bag', 'swap_across', 'swap_within', 'Offer',
            'offer_of', 'replace_within', 'add_within', 'check_way', 'edit_captions', 'changed_words']
 
 # %% ../../nbs/2_relatives/01_edits.ipynb #853271a5
@@ -230,14 +230,15 @@ def swap_within(
 WAYS = ("swap", "replace", "add")
 "Ways to a hard negative, named as SugarCrepe names its subsets"
 
-DETERMINERS = frozenset("a an the some two three four several many".split())
+ARTICLES_AND_NUMBERS = frozenset("a an the some two three four several many".split())
+"Words with which a noun phrase that is put in begins"
 
 
 class Offer(NamedTuple):
     "What the captions of a step offer to each other"
 
     words: dict[str, list[str]]  # kind → lower-case words, in the order of the alphabet
-    phrases: list[str]  # noun phrases with a determiner, in the order of the alphabet
+    phrases: list[str]  # noun phrases with an article or a number, in the order of the alphabet
 
 
 def offer_of(
@@ -249,7 +250,12 @@ def offer_of(
     for tagged in tag_words(captions):
         for kind, tags in WORD_KINDS.items():
             words[kind] |= {w.text.lower() for w in tagged if w.pos in tags and w.text.isalpha()}
-    named = {p.text[0].lower() + p.text[1:] for of in phrases for p in of if p.text.split()[0].lower() in DETERMINERS}
+    named = {
+        p.text[0].lower() + p.text[1:]
+        for of in phrases
+        for p in of
+        if p.text.split()[0].lower() in ARTICLES_AND_NUMBERS
+    }
     return Offer({kind: sorted(found) for kind, found in words.items()}, sorted(named))
 
 
