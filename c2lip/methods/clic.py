@@ -154,17 +154,18 @@ def joined_batch(
     "Every image joined with a partner, with its right captions and, where there is one, the wrong one"
     mean, std = (torch.tensor(towers.preprocess_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
     halves, said = [half_of(s, mean, std) for s in samples], [statements(s) for s in samples]
-    images, captions, negatives = [], [], []
+    images, captions, owner, negatives = [], [], [], []
     for i, j in enumerate(partners(samples, chance)):
         first, second = (i, j) if chance.random() < 0.5 else (j, i)
         images.append(join_halves(halves[first], halves[second], is_wide(samples[i])))
         of_pair, negative = compose_captions(said[i], said[j], chance, wrong)
         captions.append(of_pair)
-        negatives.append(negative)
+        if negative is not None:
+            owner.append(i)
+            negatives.append(negative)
     texts = {name: Texts(towers.token_ids([of[p] for of in captions])) for p, name in enumerate(RIGHT[:right])}
-    owner = [i for i, text in enumerate(negatives) if text is not None]
     if wrong:
-        texts["negative"] = further_texts(towers, [negatives[i] for i in owner], owner)
+        texts["negative"] = further_texts(towers, negatives, owner)
     return Batch({"image": torch.stack(images)}, texts)
 
 

@@ -272,7 +272,8 @@ def replace_within(
     kinds: tuple = ALL_KINDS,  # which kinds may be replaced
 ) -> tuple[str, str] | None:  # (kind, caption edited); None where nothing can be replaced
     "Another word, or noun phrase, of the same kind in place of one of a caption"
-    here, options = word_bag(caption), {}
+    here = word_bag(caption)
+    options: dict[str, list] = {}
     for kind, spans in _spans_by_kind(caption, phrases, kinds).items():
         fit = _foreign(offer.phrases if kind == "phrase" else offer.words[kind], here)
         for a in spans:
