@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HIDDEN_WORDS', 'mask_words', 'world_boxes', 'read_box_file', 'mask_patches', 'patch_embedding', 'patch_convolution',
-           'patch_grid', 'mask_padding', 'macco_view', 'hidden']
+           'patch_grid', 'mask_padding', 'macco_view', 'whole_and_hidden', 'hide_ids', 'hidden_tokens']
 
 # %% ../../nbs/2_relatives/05_macco_masks.ipynb #1bc00fc6
 import math
@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ def mask_words(
     return mask
 
 # %% ../../nbs/2_relatives/05_macco_masks.ipynb #4fc59887
+@lru_cache(maxsize=200_000)
 def world_boxes(
     key: str,  # of a record of the embedded world, e.g. "train-000017"
 ) -> list[tuple] | None:  # (x0, y0, x1, y1) of every object, as shares of the image; None for other keys
@@ -177,22 +179,56 @@ def macco_view(
 
 # %% ../../nbs/2_relatives/05_macco_masks.ipynb #0d83a0b5
 @contextmanager
-def hidden(
-    module: nn.Module,  # a patch or token embedding
-    mask: Tensor,  # (rows, places) bool
+def whole_and_hidden(
+    module: nn.Module,  # a patch embedding
+    mask: Tensor,  # (B,M) bool
     token: Tensor,  # (width,)
 ):
-    """Inside, `module` gives `token` at masked places.
+    """Inside, `module` gives 2B rows for B images: whole ones and, behind them, the same with `token` at masked places.
 
     Its outputs may be (B,M,C), (B,h,w,C), or a convolution's (B,C,h,w)."""
 
     def put(_module, _inputs, out):
         if isinstance(module, nn.Conv2d):
-            return torch.where(mask.reshape(len(out), 1, *out.shape[2:]), token[:, None, None].to(out.dtype), out)
-        return torch.where(mask.reshape(*out.shape[:-1], 1), token.to(out.dtype), out)
+            masked = torch.where(mask.reshape(len(out), 1, *out.shape[2:]), token[:, None, None].to(out.dtype), out)
+        else:
+            masked = torch.where(mask.reshape(*out.shape[:-1], 1), token.to(out.dtype), out)
+        return torch.cat([out, masked])
 
     handle = module.register_forward_hook(put)
     try:
         yield
     finally:
         handle.remove()
+
+
+def hide_ids(
+    ids: Tensor,  # (B,L)
+    mask: Tensor,  # (B,L) bool
+) -> Tensor:  # (B,L)
+    "Token ids with −1 − id at hidden places"
+    return torch.where(mask, -1 - ids, ids)
+
+
+@contextmanager
+def hidden_tokens(
+    module: nn.Embedding,  # a token embedding
+    token: Tensor,  # (width,)
+):
+    "Inside, `module` gives `token` for every id below 0 (`hide_ids`)"
+    below = torch.zeros(0, dtype=torch.bool)
+
+    def read(_module, inputs):
+        nonlocal below
+        below = inputs[0] < 0
+        return (hide_ids(inputs[0], below),)
+
+    def put(_module, _inputs, out):
+        return torch.where(below[..., None], token.to(out.dtype), out)
+
+    handles = module.register_forward_pre_hook(read), module.register_forward_hook(put)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
