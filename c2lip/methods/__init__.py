@@ -60,6 +60,7 @@ class Method:
     objective: Objective
     trainable: str = ".*"  # regular expression over the towers' parameter names
     head_lr: float | None = None  # peak learning rate of the objective's own parameters; None: the run's
+    head_decay: float | None = None  # weight decay of the objective's own matrices; None: the run's
 
 # %% ../../nbs/1_method/15_methods.ipynb #df57867f
 def caption_view(

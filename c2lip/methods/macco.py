@@ -69,21 +69,27 @@ class CrossBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def _attend(self, queries, places, other, padding):
-        "Attention of n queries to their own rows' keys and values, with the weights of `attention`"
+        """Attention of n queries to their own rows' keys and values, with the weights of `attention`.
+
+        The norm's own weights join those of the projection: what is stopped before it needs no gradient of keys."""
         attention, D = self.attention, queries.shape[1]
         heads, (ask, answer) = attention.num_heads, attention.in_proj_weight.split([D, 2 * D])
         ask_bias, answer_bias = attention.in_proj_bias.split([D, 2 * D])
+        answer, answer_bias = answer * self.answer.weight, answer_bias + answer @ self.answer.bias
         q = queries.new_zeros(len(places.row_of), GROUP, D)
         q = q.index_put((places.group, places.slot), F.linear(queries, ask, ask_bias))
+        other = F.layer_norm(other, (D,), eps=self.answer.eps)
         k, v = F.linear(other, answer, answer_bias).index_select(0, places.row_of).chunk(2, -1)
         q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
-        seen = None if padding is None else ~padding[places.row_of, None, None]
-        read = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+        fit = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+        if padding is not None:
+            fit = fit.masked_fill(padding[places.row_of, None, None], -math.inf)
+        read = (fit.softmax(-1) @ v).transpose(1, 2).flatten(2)
         return attention.out_proj(read[places.group, places.slot])
 
     def forward(self, x: Tensor, places: Hidden, other: Tensor, padding: Tensor | None = None) -> Tensor:
         "Queries x (n,D) at hidden places, keys and values other (B,m,D), key padding mask (B,m) or None"
-        x = x + self._attend(self.ask(x), places, self.answer(other), padding)
+        x = x + self._attend(self.ask(x), places, other, padding)
         return x + self.mlp(self.after(x))
 
 
@@ -180,6 +186,9 @@ class Macco(Objective):
         towers: Towers,
         weights: dict,  # of mca, mir, mlm, mim
         depth: tuple = (2, 3),  # blocks of the text's and of the image's predictor
+        inject: bool = True,  # average every token with its sequence's embedding before the predictors
+        stop_image: bool = True,  # no gradient of the predictors reaches the image tower
+        softmax: bool = False,  # MCA as a softmax, as published, on towers with a bias too
     ):
         super().__init__(self._losses, weights, columns=IMAGES + CAPTIONS)
         model = towers.model
@@ -188,7 +197,8 @@ class Macco(Objective):
             raise UserError(
                 f"{towers.name} has a text tower whose token embedding is hidden; method macco needs open_clip's own"
             )
-        self.grid, self.sigmoid = patch_grid(towers), has_bias(towers)
+        self.grid, self.sigmoid = patch_grid(towers), has_bias(towers) and not softmax
+        self.inject, self.stop_image = inject, stop_image
         vocabulary, width = text.token_embedding.weight.shape
         with torch.no_grad():
             empty = towers.tokenizer([""]).to(text.token_embedding.weight.device)
@@ -219,9 +229,14 @@ class Macco(Objective):
             n = len(pooled) // 2
             f.update(zip(names, F.normalize(pooled, dim=-1).split(n)))
             if tokens is not None:
-                mixed = (tokens + pooled[:, None]) / 2
-                f.update(zip((f"{name}_mixed" for name in names), mixed.split(n)))
+                f.update(zip((f"{name}_mixed" for name in names), self._mix(names, pooled, tokens).split(n)))
         return f
+
+    def _mix(self, names, pooled, tokens):
+        "What the predictors read"
+        if names == IMAGES and self.stop_image:
+            pooled, tokens = pooled.detach(), tokens.detach()
+        return (tokens + pooled[:, None]) / 2 if self.inject else tokens
 
     def entry_of(self, batch: Batch) -> dict[str, str]:
         "Feature → the entry whose rows it has, the predictors' tokens among them"
@@ -239,7 +254,7 @@ class Macco(Objective):
         return (captions + softmax_loss(f["masked_image"], f["image"], f["scale"], batch.rows)) / 2
 
     def _mlm(self, f, batch):
-        mask, other = batch.texts["masked_caption"].mask, self._mixed(f, "image").detach()
+        mask, other = batch.texts["masked_caption"].mask, self._mixed(f, "image")
         places, x = hidden_places(mask), self._mixed(f, "masked_caption")[mask]
         for block in self.word_blocks:
             x = block(x, places, other)
@@ -250,7 +265,7 @@ class Macco(Objective):
         longest = int((~padding).sum(1).max())
         other, padding = self._mixed(f, "caption")[:, :longest], padding[:, :longest]
         places = hidden_places(mask)
-        x = self.patch_in(self._mixed(f, "masked_image").detach()[mask]) + self.place[places.column]
+        x = self.patch_in(self._mixed(f, "masked_image")[mask]) + self.place[places.column]
         for block in self.patch_blocks:
             x = block(x, places, other, padding)
         return masked_patches(self.patches(x), patch_targets(batch.images["image"], self.grid, places), places)
@@ -266,14 +281,23 @@ def macco(
     lambda_mir: float = 0.1,  # weight of masked against whole, of one kind
     lambda_mlm: float = 20.0,  # weight of hidden words
     lambda_mim: float = 250.0,  # weight of hidden patches
+    words: str = "tree",  # what is hidden of a caption: tree, phrase or tags
     boxes: str = "",  # a JSON file of boxes for a user's own images
+    rectangles: float = 0.1,  # how often a random rectangle is hidden in place of boxes, from 0 to 1
+    text_depth: int = 2,  # blocks of the predictor of words, at least 1
+    image_depth: int = 3,  # blocks of the predictor of patches, at least 1
+    inject: bool = True,  # average every token with its sequence's embedding before the predictors
+    stop_image: bool = True,  # no gradient of the predictors reaches the image tower
+    softmax: bool = False,  # MCA as a softmax, as published, on towers with a bias too
     predictor_lr: float = 1e-3,  # peak learning rate of mask vectors and predictors
+    predictor_decay: float = 0.01,  # weight decay of the predictors
 ) -> Method:
     "MACCO: masked concepts in text and image, restored across; towers keep their form"
     weights = {"mca": lambda_mca, "mir": lambda_mir, "mlm": lambda_mlm, "mim": lambda_mim}
     return Method(
-        macco_view(towers, boxes),
-        Macco(towers, weights),
-        trainable=".*" if has_bias(towers) else ALL_BUT_BIAS,
+        macco_view(towers, boxes, words, rectangles),
+        Macco(towers, weights, (text_depth, image_depth), inject, stop_image, softmax),
+        trainable=".*" if has_bias(towers) and not softmax else ALL_BUT_BIAS,
         head_lr=predictor_lr,
+        head_decay=predictor_decay,
     )
