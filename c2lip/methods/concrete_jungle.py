@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WORD_COLUMNS', 'SCORE_COLUMNS', 'REGIMES', 'RATED', 'ENDINGS', 'MARGINS', 'LARGEST_BALANCED', 'read_concreteness',
-           'Unit', 'rated_units', 'replace_unit', 'jungle_view', 'add_margin', 'default_margin', 'cement_margin',
-           'cement_loss', 'concrete_jungle']
+           'Unit', 'rated_units', 'replace_unit', 'Negative', 'read_negatives', 'drawn_negative', 'jungle_view',
+           'add_margin', 'default_margin', 'cement_margin', 'Hard', 'Margin', 'cement_loss', 'concrete_jungle']
 
 # %% ../../nbs/2_relatives/04_concrete_jungle.ipynb #5643a4ef
 import math
@@ -15,17 +15,21 @@ from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
-from ..core import UserError, did_you_mean, full_precision, shipped, user_path
+from ..core import UserError, did_you_mean, full_precision, one_line, read_json, shipped, user_path
+from ..distributed import rank_and_world_size
 from . import ALL_BUT_BIAS, Method, Objective, caption_view, further_texts, step_generator
 from .edits import Word, swap_spans, tag_words, word_bag
 from ..towers import Towers
+from ..world import draw_scene
+from ..world_captions import edit_scene, numbered_scene
 
 # %% ../../nbs/2_relatives/04_concrete_jungle.ipynb #0e0e01b4
 WORD_COLUMNS = ("word",)
@@ -158,34 +162,143 @@ def replace_unit(
     chance: random.Random,
     regime: str = "high",  # high, low or unconstrained
     tolerance: float = 0.5,  # how far apart the two concreteness scores may be
+    fits: Callable[[Unit, str], bool] | None = None,  # whether a unit may become a word; None: any may
 ) -> tuple[str, Unit] | None:  # (edited caption, unit that was replaced); None where nothing can be
-    "Another word for one unit of a caption (ConcretePlant, texts only)"
+    "Another word for one unit of a caption (ConcretePlant)"
     here = word_bag(caption)
     for unit in _order(chance.sample(units, len(units)), regime):
         fit = _replacements(unit, others, here, tolerance)
+        if fits is not None:
+            fit = [word for word in fit if fits(unit, word)]
         if fit:
             return swap_spans(caption, {(unit.start, unit.end): chance.choice(fit)}), unit
     return None
 
+# %% ../../nbs/2_relatives/04_concrete_jungle.ipynb #a752c4b7
+class Negative(NamedTuple):
+    "A hard negative of one image"
+
+    caption: str
+    score: float  # concreteness of the word that was replaced, 1 to 5
+    image: Any = None  # of which the caption is true: an RGB image; None where there is none
+
+
+def read_negatives(
+    path: str,  # a JSON file {key: [{"caption": …, "image": path of a file}, …]}; "" for none
+) -> dict[str, list[dict]]:
+    "A user's own negatives; raise `UserError` that names what is wrong in the file"
+    if not path:
+        return {}
+    file = user_path(path)
+    known = read_json(file)
+    if not isinstance(known, dict):
+        raise UserError(f"the negatives {path} hold a {type(known).__name__}; expected an object: key → negatives")
+    for key, rows in known.items():
+        told = isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)
+        if not told or not all(isinstance(row.get(name), str) for row in rows for name in ("caption", "image")):
+            raise UserError(f'the negatives of {key!r} in {path} are not a list of {{"caption": …, "image": path}}')
+        for row in rows:
+            row["image"] = str(file.parent / row["image"])
+    return known
+
+
+def _given_negative(caption, rows, ratings, chance):
+    "One of a user's negatives of an image"
+    row = chance.choice(rows)
+    new = [unit.score for unit in rated_units(row["caption"], ratings) if not word_bag(unit.text) & word_bag(caption)]
+    try:
+        image = Image.open(row["image"]).convert("RGB")
+    except OSError as e:
+        raise UserError(f"the negative image {row['image']} cannot be read: {e.strerror or e}") from None
+    return Negative(row["caption"], max(new, default=1.0), image)
+
+
+@lru_cache(maxsize=100_000)
+def _world_scene(key):
+    "The embedded scene of a record; None for other keys"
+    split, _, number = key.rpartition("-")
+    known = split in ("train", "validation", "test") and number.isdigit()
+    return numbered_scene(split, int(number)) if known else None
+
+
+def drawn_negative(
+    key: str,  # of a record of the embedded world
+    caption: str,
+    units: list[Unit],  # of this caption
+    others: list[Unit],  # of all captions of the step
+    chance: random.Random,
+    regime: str = "high",  # high, low or unconstrained
+) -> Negative | None:  # None where no unit can be replaced by what the world can draw
+    "A negative caption and the edited scene, drawn"
+    scene = _world_scene(key)
+    if scene is None:
+        return None
+    scenes = {}
+
+    def fits(unit, word):
+        scenes[unit, word] = edit_scene(scene, caption, unit.start, unit.text, word)
+        return scenes[unit, word] is not None
+
+    found = replace_unit(caption, units, others, chance, regime, fits=fits)
+    if found is None:
+        return None
+    text, unit = found
+    at = len(caption) - unit.end  # the article before a unit may have changed its length
+    word = text[: len(text) - at].lower().split()[-1]
+    return Negative(text, unit.score, draw_scene(scenes[unit, word]))
+
 # %% ../../nbs/2_relatives/04_concrete_jungle.ipynb #8b219743
+def _say_where_images_lack(samples, negatives):
+    "One line, on the first rank, where negatives of a step have no image; whether there were any"
+    lacking = [s.key for s, negative in zip(samples, negatives) if negative is not None and negative.image is None]
+    if lacking and rank_and_world_size()[0] == 0:
+        print(
+            f"concrete_jungle: {len(lacking)} of {len(samples)} negatives of this step have no image (such as "
+            f"{one_line(lacking[0], 60)}): they are captions alone; negatives names a file of captions and images",
+            flush=True,
+        )
+    return bool(lacking)
+
+
 def jungle_view(
     towers: Towers,
     regime: str = "high",  # high, low or unconstrained
     ratings: str = "",  # a file of ratings; "": the workbook's own list
+    images: bool = True,  # negatives have images where the world can draw them or the user gives them
+    negatives: str = "",  # a file of a user's own negatives
 ) -> Callable:  # (samples, step) → Batch
-    "Images, captions and captions with one word replaced; a negative's `weight` is the replaced word's concreteness"
-    plain, scores = caption_view(towers), read_concreteness(ratings)
+    """Images, captions, and for each image a caption with one word replaced.
+
+    `negative` are those with an image, whose rows `negative_image` has; `alone` those without. Their `weight` is the
+    replaced word's concreteness."""
+    plain, scores, given = caption_view(towers), read_concreteness(ratings), read_negatives(negatives)
+    said = not images
+
+    def negative_of(sample, own, pool, chance):
+        if images and sample.key in given:
+            return _given_negative(sample.caption, given[sample.key], scores, chance)
+        drawn = drawn_negative(sample.key, sample.caption, own, pool, chance, regime) if images else None
+        if drawn is not None:
+            return drawn
+        found = replace_unit(sample.caption, own, pool, chance, regime)
+        return Negative(found[0], found[1].score) if found else None
 
     def view(samples, step):
+        nonlocal said
         batch, chance = plain(samples, step), step_generator(step, samples)
         captions = [s.caption for s in samples]
         units = [rated_units(c, scores, words) for c, words in zip(captions, tag_words(captions))]
         pool = [unit for found in units for unit in found]
-        edited = [replace_unit(c, own, pool, chance, regime) for c, own in zip(captions, units)]
-        owner = [i for i, found in enumerate(edited) if found]
-        texts = [edited[i][0] for i in owner]
-        concreteness = [edited[i][1].score for i in owner]
-        batch.texts["negative"] = further_texts(towers, texts, owner, concreteness)
+        made = [negative_of(s, own, pool, chance) for s, own in zip(samples, units)]
+        said = said or _say_where_images_lack(samples, made)
+        for name, has_image in (("negative", True), ("alone", False)):
+            rows = [(i, n) for i, n in enumerate(made) if n is not None and (n.image is not None) == has_image]
+            texts, owner, weight = [n.caption for _, n in rows], [i for i, _ in rows], [n.score for _, n in rows]
+            batch.texts[name] = further_texts(towers, texts, owner, weight)
+            if has_image:
+                drawn = [towers.preprocess(n.image) for _, n in rows]
+                whole = batch.images["image"]
+                batch.images["negative_image"] = torch.stack(drawn) if drawn else whole[:0]
         return batch
 
     return view
@@ -242,30 +355,67 @@ def cement_margin(
         return _balanced(logits, negative, share * g, size)
 
 # %% ../../nbs/2_relatives/04_concrete_jungle.ipynb #82b9302e
+class Hard(NamedTuple):
+    "The hard negatives of all ranks, own first"
+
+    text: Tensor  # (K,D) those with an image
+    image: Tensor  # (K,D) theirs
+    owner: Tensor  # (K,) image of each; other ranks' are `rows` or more
+    concreteness: Tensor  # (K,) of each replaced word
+    alone: Tensor  # (A,D) those without an image
+    alone_owner: Tensor  # (A,)
+    alone_concreteness: Tensor  # (A,)
+
+
+class Margin(NamedTuple):
+    "Which margin a hard negative has"
+
+    kind: str = "concreteness"  # static, concreteness or balanced
+    size: float = 0.0  # m; 0: `default_margin`
+    share: float = 0.5  # ρ, for balanced
+    symmetric: bool = True  # texts over images have it too
+
+
+def _partners(hard, rows, N, device):
+    "Of own images and their own negatives' images: the columns of their hard negatives among texts and images, and κ"
+    K = len(hard.owner)
+    own = (hard.owner < rows).nonzero()[:, 0]
+    lone = (hard.alone_owner < rows).nonzero()[:, 0]
+    to_image = torch.full((rows,), -1, device=device).scatter(0, hard.owner[own], N + own)
+    to_text = to_image.scatter(0, hard.alone_owner[lone], N + K + lone)
+    kappa = torch.ones(rows, device=device).scatter(0, hard.owner[own], hard.concreteness[own])
+    kappa = kappa.scatter(0, hard.alone_owner[lone], hard.alone_concreteness[lone])
+    back = hard.owner[own]
+    return own, torch.cat([to_text, back]), torch.cat([to_image, back]), torch.cat([kappa, hard.concreteness[own]])
+
+
+def _direction(queries, keys, scale, target, at, kappa, margin):
+    "Cross-entropy of queries over keys, summed, with margins at hard negatives"
+    logits = full_precision(scale * (queries @ keys.T))
+    kind, size, share, _ = margin
+    size = size or default_margin(kind, len(keys))
+    m = cement_margin(logits, at, kappa.to(logits.dtype), kind, size, share)
+    return F.cross_entropy(add_margin(logits, at, m), target, reduction="sum")
+
+
 def cement_loss(
     image: Tensor,  # (N,D) images of all ranks, own first
     caption: Tensor,  # (N,D) captions of all ranks, own first
-    negative: Tensor,  # (K,D) hard negatives of all ranks, own first
-    owner: Tensor,  # (K,) image of each negative; other ranks' are `rows` or more
-    concreteness: Tensor,  # (K,) of each replaced word
+    hard: Hard,  # of all ranks
     scale: Tensor,  # τ
     rows: int,  # own images
-    kind: str = "concreteness",
-    size: float = 0.0,  # m; 0: `default_margin`
-    share: float = 0.5,  # ρ, for balanced
+    margin: Margin = Margin(),
 ) -> Tensor:  # ()
-    "Cross-entropy of images over texts, hard negatives with a margin, plus of captions over images; a rank's share"
-    texts, device = torch.cat([caption, negative]), image.device
-    target = torch.arange(rows, device=device)
-    logits = full_precision(scale * (image[:rows] @ texts.T))
-    back = full_precision(scale * (caption[:rows] @ image.T))
-    mine = (owner < rows).nonzero()[:, 0]
-    at = torch.full((rows,), -1, device=device).scatter(0, owner[mine], len(caption) + mine)
-    kappa = torch.ones(rows, device=device, dtype=logits.dtype)
-    kappa = kappa.scatter(0, owner[mine], concreteness[mine].to(logits.dtype))
-    margin = cement_margin(logits, at, kappa, kind, size or default_margin(kind, len(texts)), share)
-    choices = F.cross_entropy(add_margin(logits, at, margin), target, reduction="sum")
-    return (choices + F.cross_entropy(back, target, reduction="sum")) / len(image)
+    "Cement loss over pairs and hard pairs, images over texts plus texts over images; a rank's share"
+    N, device = len(image), image.device
+    own, to_text, to_image, kappa = _partners(hard, rows, N, device)
+    images, texts = torch.cat([image, hard.image]), torch.cat([caption, hard.text, hard.alone])
+    mine = torch.cat([torch.arange(rows, device=device), N + own])  # rows of both, and the columns that are right
+    there = _direction(images[mine], texts, scale, mine, to_text, kappa, margin)
+    if not margin.symmetric:
+        to_image = torch.full_like(to_image, -1)
+    back = _direction(texts[mine], images, scale, mine, to_image, kappa, margin)
+    return (there + back) / len(images)
 
 
 def concrete_jungle(
@@ -274,18 +424,25 @@ def concrete_jungle(
     margin: str = "concreteness",  # static, concreteness or balanced
     margin_size: float = 0.0,  # m in logits; 0: half the logarithm of the number of texts, 20 for balanced
     margin_share: float = 0.5,  # ρ, for balanced
+    symmetric: bool = True,  # texts over images have the margin too
     ratings: str = "",  # a file of Brysbaert's form; "": the workbook's own small list
+    images: bool = True,  # negatives have images where the world can draw them or the user gives them
+    negatives: str = "",  # a JSON file of a user's own negatives with images
 ) -> Method:
-    "Concrete Jungle, reconstructed: the most concrete word replaced, and the Cement loss"
+    "Concrete Jungle, reconstructed: the most concrete word replaced, in captions and images, and the Cement loss"
     for value, known, what in ((regime, REGIMES, "regime"), (margin, MARGINS, "margin")):
         if value not in known:
             raise UserError(f"{what} is one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}")
 
-    def losses(f, batch, terms):
-        texts = batch.texts["negative"]
-        embeddings = f["image"], f["caption"], f["negative"]
-        settings = batch.rows, margin, margin_size, margin_share
-        return {"cement": cement_loss(*embeddings, texts.owner, texts.weight, f["scale"], *settings)}
+    told = Margin(margin, margin_size, margin_share, symmetric)
 
-    objective = Objective(losses, {"cement": 1.0}, columns=("image", "caption", "negative"))
-    return Method(jungle_view(towers, regime, ratings), objective, trainable=ALL_BUT_BIAS)
+    def losses(f, batch, terms):
+        pair, alone = batch.texts["negative"], batch.texts["alone"]
+        hard = Hard(
+            f["negative"], f["negative_image"], pair.owner, pair.weight, f["alone"], alone.owner, alone.weight
+        )
+        return {"cement": cement_loss(f["image"], f["caption"], hard, f["scale"], batch.rows, told)}
+
+    columns = ("image", "caption", "negative", "negative_image", "alone")
+    objective = Objective(losses, {"cement": 1.0}, columns=columns)
+    return Method(jungle_view(towers, regime, ratings, images, negatives), objective, trainable=ALL_BUT_BIAS)
