@@ -438,9 +438,7 @@ def concrete_jungle(
 
     def losses(f, batch, terms):
         pair, alone = batch.texts["negative"], batch.texts["alone"]
-        hard = Hard(
-            f["negative"], f["negative_image"], pair.owner, pair.weight, f["alone"], alone.owner, alone.weight
-        )
+        hard = Hard(f["negative"], f["negative_image"], pair.owner, pair.weight, f["alone"], alone.owner, alone.weight)
         return {"cement": cement_loss(f["image"], f["caption"], hard, f["scale"], batch.rows, told)}
 
     columns = ("image", "caption", "negative", "negative_image", "alone")

@@ -173,7 +173,6 @@ def masked_patches(
     "MIM: squared error, mean over pixels, an image's hidden patches, and images that have any"
     return _mean_of_hidden((predicted.to(target.dtype) - target).square().mean(-1), places)
 
-
 # %% ../../nbs/2_relatives/06_macco.ipynb #9ff0861e
 IMAGES, CAPTIONS = ("image", "masked_image"), ("caption", "masked_caption")
 

@@ -120,7 +120,9 @@ def concepts_in(
         words, other = _way_up(doc[i], nouns)
         words = [t for t in words if t.lower_ not in BE and t.pos_ != "AUX"]
         if words and other is not None:
-            found.append(Concept(tuple(_phrase(t) for t in sorted(words, key=attrgetter("i"))), (phrase, nouns[other.i])))
+            found.append(
+                Concept(tuple(_phrase(t) for t in sorted(words, key=attrgetter("i"))), (phrase, nouns[other.i]))
+            )
     return found
 
 
