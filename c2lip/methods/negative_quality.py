@@ -64,11 +64,11 @@ def edit_distance(
     b: str,
 ) -> int:  # words
     "Words to insert, delete or replace to make one text of the other; articles do not count"
-    a, b = ([w for w in text.lower().split() if word_bag(w)] for text in (a, b))
-    row = list(range(len(b) + 1))
-    for i, word in enumerate(a, 1):
+    words, others = ([w for w in text.lower().split() if word_bag(w)] for text in (a, b))
+    row = list(range(len(others) + 1))
+    for i, word in enumerate(words, 1):
         last, row[0] = row[0], i
-        for j, other in enumerate(b, 1):
+        for j, other in enumerate(others, 1):
             last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (word != other))
     return row[-1]
 
