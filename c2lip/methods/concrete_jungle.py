@@ -265,7 +265,7 @@ def jungle_view(
     towers: Towers,
     regime: str = "high",  # high, low or unconstrained
     ratings: str = "",  # a file of ratings; "": the workbook's own list
-    images: bool = True,  # negatives have images where the world can draw them or the user gives them
+    negative_images: bool = True,  # negatives have images where the world can draw them or the user gives them
     negatives: str = "",  # a file of a user's own negatives
 ) -> Callable:  # (samples, step) → Batch
     """Images, captions, and for each image a caption with one word replaced.
@@ -273,12 +273,12 @@ def jungle_view(
     `negative` are those with an image, whose rows `negative_image` has; `alone` those without. Their `weight` is the
     replaced word's concreteness."""
     plain, scores, given = caption_view(towers), read_concreteness(ratings), read_negatives(negatives)
-    said = not images
+    said = not negative_images
 
     def negative_of(sample, own, pool, chance):
-        if images and sample.key in given:
+        if negative_images and sample.key in given:
             return _given_negative(sample.caption, given[sample.key], scores, chance)
-        drawn = drawn_negative(sample.key, sample.caption, own, pool, chance, regime) if images else None
+        drawn = drawn_negative(sample.key, sample.caption, own, pool, chance, regime) if negative_images else None
         if drawn is not None:
             return drawn
         found = replace_unit(sample.caption, own, pool, chance, regime)
@@ -431,7 +431,7 @@ def concrete_jungle(
     margin_share: float = 0.5,  # ρ, for balanced
     symmetric: bool = True,  # texts over images have the margin too
     ratings: str = "",  # a file of Brysbaert's form; "": the workbook's own small list
-    images: bool = True,  # negatives have images where the world can draw them or the user gives them
+    negative_images: bool = True,  # negatives have images where the world can draw them or the user gives them
     negatives: str = "",  # a JSON file of a user's own negatives with images
 ) -> Method:
     "Concrete Jungle, reconstructed: the most concrete word replaced, in captions and images, and the Cement loss"
@@ -448,4 +448,4 @@ def concrete_jungle(
 
     columns = ("image", "caption", "negative", "negative_image", "alone")
     objective = Objective(losses, {"cement": 1.0}, columns=columns)
-    return Method(jungle_view(towers, regime, ratings, images, negatives), objective, trainable=ALL_BUT_BIAS)
+    return Method(jungle_view(towers, regime, ratings, negative_images, negatives), objective, trainable=ALL_BUT_BIAS)
