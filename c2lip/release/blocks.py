@@ -165,7 +165,7 @@ def plan_block(
     "Every rung of a block with every seed"
     plan = []
     for rung, seed in itertools.product(block.rungs, seeds):
-        settings = {**shared, **rung.settings, "method": "c2lip", "seed": seed}
+        settings = {**shared, "method": "c2lip", **rung.settings, "seed": seed}
         settings["epochs"] = settings.pop("steps", steps) * settings["batch_size"] / settings["images"]
         plan.append(PlannedTrial(rung.name, settings, _folder(settings, rung.drawn), drawn=rung.drawn))
     return plan

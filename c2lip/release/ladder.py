@@ -10,6 +10,7 @@ __all__ = ['CONCEPT_SETTINGS', 'DEFAULT_RUNG', 'rungs', 'plan_rungs', 'paired_ch
 # %% ../../nbs/7_release/17_ladder.ipynb #6a8e6d5b
 import itertools
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +23,7 @@ from ..evaluation.tables import markdown_table, suite_label, task_label
 from ..evaluation.uncertainty import paired_errors
 from .speed import machine
 from .trials import PlannedTrial
+from ..training.config import Config
 
 # %% ../../nbs/7_release/17_ladder.ipynb #f23ebb7a
 def _named(values, text):
@@ -70,14 +72,16 @@ CONCEPT_SETTINGS = ("lambda_npc", "lambda_xac", "xac_scale", "concepts", "duplic
 
 def _shared_settings(planned):
     "What a trial has in common with the plain one that it is measured against"
-    pairs = [*planned.settings.items(), *planned.drawn]
-    return {name: value for name, value in pairs if name not in CONCEPT_SETTINGS}
+    own = {field.name for field in fields(Config)} - {"method"}  # options of a method are its own
+    told = {name: value for name, value in planned.settings.items() if name in own}
+    return told | {name: value for name, value in planned.drawn if name not in CONCEPT_SETTINGS}
 
 
 def _plain_of(planned, plan):
     "The plain trial with the same seed, images, batches and so on"
     for other in plan:
-        is_plain = other.settings["lambda_npc"] == other.settings["lambda_xac"] == 0
+        unweighted = other.settings["lambda_npc"] == other.settings["lambda_xac"] == 0
+        is_plain = unweighted and other.settings["method"] == "c2lip"
         if is_plain and _shared_settings(other) == _shared_settings(planned):
             return other
     return None
