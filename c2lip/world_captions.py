@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['OPPOSITE', 'WORDINGS', 'PAIR_SENTENCES', 'LIST_SENTENCES', 'FURTHER_SENTENCES', 'ALT_TEXT', 'DETAILED', 'relation',
-           'name_thing', 'tell_pair', 'tell_list', 'tell_more', 'caption_scene', 'alt_text', 'numbered_scene',
-           'train_records']
+           'name_thing', 'tell_pair', 'tell_list', 'tell_more', 'caption_scene', 'alt_text', 'edit_scene',
+           'numbered_scene', 'train_records']
 
 # %% ../nbs/1_method/11_world_captions.ipynb #86a61bce
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from .sprites import COLOURS
+from .sprites import COLOURS, NOUNS, PATTERNS
 from .world import HELD_OUT, Dice, Scene, Thing, draw_scene, make_scene, places
 
 # %% ../nbs/1_method/11_world_captions.ipynb #d64390bb
@@ -189,6 +190,35 @@ def alt_text(
         size, pattern, colour = (dice.chance(shares[what]) for what in ("size", "pattern", "colour"))
         names.append(name_thing(thing, size, pattern, colour and thing.pair not in HELD_OUT))
     return _tell(scene, things, names, dice, shares["relation"])
+
+# %% ../nbs/1_method/11_world_captions.ipynb #c8f68114
+def _changed(thing, old, new):
+    "The object with one of its words changed; None where the world has no such word of that kind"
+    for field, words in (("noun", NOUNS), ("colour", COLOURS), ("pattern", PATTERNS[1:])):
+        if getattr(thing, field) == old and new in words:
+            return replace(thing, **{field: new})
+    return None
+
+
+def edit_scene(
+    scene: Scene,
+    caption: str,  # a detailed one of this scene
+    start: int,  # first character of the word that is replaced
+    old: str,  # the word
+    new: str,  # what stands there instead
+) -> Scene | None:  # None where the edit cannot be drawn, would show a held-out pair, or an object twice
+    "The scene of which a caption is true once one of its words is replaced"
+    told = caption.lower()
+    nouns = [word for word in re.findall(r"\w+", told[start:]) if word in NOUNS]
+    thing = next((t for t in scene.things if nouns and t.noun == nouns[0]), None)
+    if thing is None or not re.search(rf"\b{name_thing(thing, pattern=True)}\b", told):
+        return None  # the caption is not of this scene
+    changed = _changed(thing, old.lower(), new.lower())
+    if changed is None or changed.pair in HELD_OUT:
+        return None
+    if changed.noun != thing.noun and any(other.noun == changed.noun for other in scene.things):
+        return None
+    return replace(scene, things=tuple(changed if other is thing else other for other in scene.things))
 
 # %% ../nbs/1_method/11_world_captions.ipynb #9aff530a
 def numbered_scene(

@@ -5,6 +5,7 @@ Weights that only training has stay out of the release."""
 import math
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ def made(name, double=True, **options):
     if double:
         towers.model.double()
         method.objective.double()
+        method = with_double_images(method)
     parameter_groups(towers, method, Config(lr=1e-3))
     return towers, method
 
@@ -54,6 +56,18 @@ def made(name, double=True, **options):
 def gradients(towers, method):
     named = [*towers.model.named_parameters(), *((f"objective.{n}", p) for n, p in method.objective.named_parameters())]
     return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named if p.requires_grad}
+
+
+def with_double_images(method):
+    "The method with a view whose images are float64 too: some it draws itself"
+    view = method.view
+
+    def doubled_view(samples, step):
+        batch = view(samples, step)
+        return replace(batch, images={name: x.double() for name, x in batch.images.items()})
+
+    method.view = doubled_view
+    return method
 
 
 def doubled(samples):
@@ -122,8 +136,12 @@ def part_of_entry(entry, images):
 def part_of(batch, rank):
     "What one of two ranks would have made: five or seven of the twelve images, and the texts of these"
     mine = (slice(0, 5), slice(5, 12))[rank]
+    images = {name: x[mine] for name, x in batch.images.items() if name != "negative_image"}
+    if "negative_image" in batch.images:  # a row for each negative, not for each image
+        owner = batch.texts["negative"].owner
+        images["negative_image"] = batch.images["negative_image"][(owner >= mine.start) & (owner < mine.stop)]
     return Batch(
-        {name: x[mine] for name, x in batch.images.items()},
+        images,
         {name: part_of_entry(entry, mine) for name, entry in batch.texts.items()},
         {name: x[mine] for name, x in batch.masks.items()},
     )
@@ -212,6 +230,10 @@ def test_heads_have_their_own_rate(samples):
     assert {rate[id(p)] for p in method.objective.parameters()} == {0.02} and rate[
         id(towers.model.visual.trunk.patch_embed.proj.weight)
     ] == 1e-4
+    decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
+    heads = [p for p in method.objective.parameters() if p.ndim > 1]
+    assert {decay[id(p)] for p in heads} == {0.01}  # the public code's, not the run's
+    assert decay[id(towers.model.visual.trunk.patch_embed.proj.weight)] == 0.1
 
 
 def test_the_trainer_names_no_method_and_no_entry():

@@ -70,6 +70,7 @@ class Method:
     whole: Callable | None = (
         None  # PIL image as it was opened, uncropped → array for `WholeSample.whole`; None: no need
     )
+    head_decay: float | None = None  # weight decay of the objective's own matrices; None: the run's
 
 # %% ../../nbs/1_method/18_methods.ipynb #df57867f
 def caption_view(

@@ -84,7 +84,8 @@ def _shared_settings(planned):
 def _plain_of(planned, plan):
     "The plain trial with the same seed, images, batches and so on"
     for other in plan:
-        is_plain = other.settings.get("lambda_npc") == other.settings.get("lambda_xac") == 0
+        unweighted = other.settings.get("lambda_npc") == other.settings.get("lambda_xac") == 0
+        is_plain = unweighted and other.settings["method"] == "c2lip"
         if is_plain and _shared_settings(other) == _shared_settings(planned):
             return other
     return None

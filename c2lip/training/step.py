@@ -51,11 +51,12 @@ def parameter_groups(
     trained = _choose_trained(towers.model, cfg.trainable or method.trainable)
     heads = list(method.objective.parameters())
     head_lr = method.head_lr or cfg.lr
+    head_decay = cfg.weight_decay if method.head_decay is None else method.head_decay
     groups = [
         ([p for name, p in trained if p.ndim > 1], cfg.lr, cfg.weight_decay),
         ([p for name, p in trained if p.ndim <= 1 and name not in SCALARS], cfg.lr, 0.0),
         ([p for name, p in trained if name in SCALARS], cfg.lr * cfg.scalar_lr, 0.0),
-        ([p for p in heads if p.ndim > 1], head_lr, cfg.weight_decay),
+        ([p for p in heads if p.ndim > 1], head_lr, head_decay),
         ([p for p in heads if p.ndim <= 1], head_lr, 0.0),
     ]
     return [dict(params=p, lr=lr, peak=lr, weight_decay=decay) for p, lr, decay in groups if p]
