@@ -114,15 +114,19 @@ class SoftmaxC2LIP(Objective):
         losses: Callable[[Features, Batch, list], dict],  # npc and xac, given features with a bias
         weights: dict[str, float],  # of contrastive, npc and xac
         needs: dict[str, set[str]],  # name → features that this loss reads beyond the embeddings
+        own_scale: bool = False,  # npc and xac have a scale of their own, which starts at the towers'
     ):
         super().__init__(self._with_softmax, weights, needs, columns=("image", "caption", "phrase"))
         self.sigmoid_losses = losses
         self.bias = nn.Parameter(torch.tensor(math.nan))  # NaN: not chosen yet
+        self.log_scale = nn.Parameter(torch.tensor(math.nan)) if own_scale else None
 
     def _with_softmax(self, f, batch, terms):
         if self.bias.isnan() and len(f["phrase"]):
             self.choose_bias(f["image"], f["phrase"], f["scale"])
         own = {**f, "image": f["image"][: batch.rows], "bias": self.bias}
+        if self.log_scale is not None:
+            own["scale"] = self.log_scale.exp()
         concept_terms = [term for term in terms if term != "contrastive"]
         contrastive = softmax_loss(f["image"], f["caption"], f["scale"], batch.rows)
         return {"contrastive": contrastive, **self.sigmoid_losses(own, batch, concept_terms)}
@@ -138,9 +142,11 @@ class SoftmaxC2LIP(Objective):
         mean_cosine = image.float().mean(0) @ phrase.float().mean(0)
         bias = -math.log(max(1, len(image) - 1)) - scale.float().reshape(()) * mean_cosine
         self.bias.copy_(sum_over_ranks(bias) / rank_and_world_size()[1])
+        if self.log_scale is not None:
+            self.log_scale.copy_(scale.float().reshape(()).log())
 
 # %% ../../nbs/1_method/20_c2lip.ipynb #952a5c3b
-CONCEPT_LOSSES = ("sigmoid", "softmax")
+CONCEPT_LOSSES = ("sigmoid", "own_scale", "softmax")
 
 
 def _common_order(owner, rows, merged):
@@ -187,11 +193,11 @@ def c2lip(
     xac_scale: float = 10.0,  # sharpness β of the attention in xac, from 0 to 1000
     concepts: str = "encode",  # how a phrase is read, from its caption's tokens or alone, one of: pool, encode
     duplicates: str = "merge",  # equal phrases of a batch, one of: separate, mask, merge
-    concept_loss: str = "sigmoid",  # npc and xac of a model without a logit bias, one of: sigmoid, softmax
+    concept_loss: str = "sigmoid",  # npc and xac of a model without a logit bias, one of: sigmoid, own_scale, softmax
 ) -> Method:
     """C2LIP: contrastive + λ_npc·npc + λ_xac·xac (Eq. 8), all parameters trained.
     None is added where the towers carry a logit bias; where they do not, `concept_loss` says whether npc and xac
-    have a bias of their own (`SoftmaxC2LIP`) or are softmaxes (`softmax_c2lip_losses`)"""
+    have a bias of their own (`SoftmaxC2LIP`), a scale too, or are softmaxes (`softmax_c2lip_losses`)"""
     for value, known, what in (
         (concepts, CONCEPTS, "concepts"),
         (duplicates, DUPLICATES, "duplicates"),
@@ -199,7 +205,7 @@ def c2lip(
     ):
         if value not in known:
             raise UserError(f"{what} is one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}")
-    if concept_loss == "softmax" and has_bias(towers):
+    if concept_loss != "sigmoid" and has_bias(towers):
         raise UserError(f"{towers.name} has a logit bias: its concept losses are sigmoid; leave concept_loss as it is")
     if lambda_npc == lambda_xac == 0:
         return finetune(towers)
@@ -218,6 +224,8 @@ def c2lip(
     if concept_loss == "softmax":
         softmax = partial(softmax_c2lip_losses, duplicates=duplicates, xac_scale=xac_scale)
         objective = Objective(softmax, weights, needs, columns=("image", "caption", "phrase"))
+    elif has_bias(towers):
+        objective = Objective(losses, weights, needs)
     else:
-        objective = (Objective if has_bias(towers) else SoftmaxC2LIP)(losses, weights, needs)
+        objective = SoftmaxC2LIP(losses, weights, needs, own_scale=concept_loss == "own_scale")
     return Method(concept_view(towers, concepts), objective)
