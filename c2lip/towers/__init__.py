@@ -126,7 +126,7 @@ def _load_parts(name):
 
 
 def load(
-    name: str = "base",  # base, base_clip; a release or run folder; an open_clip name[:tag or :random]; hf-hub:owner/name
+    name: str = "base",  # base, base_clip, a release or run folder, an open_clip name[:tag], hf-hub:owner/name
     device="cpu",  # a torch device or its name
 ) -> Towers:  # in evaluation mode
     "Load towers with their own tokenizer and preprocessing; a wrong name is a `UserError` with the most similar one"
