@@ -991,6 +991,21 @@ def test_shared_batches_of_odd_phrases(phrases):
     assert batches(phrases, 20, mode="shared") and hard_distractors(phrases, list(range(20))) == 0
 
 
+@pytest.mark.parametrize("size", [2, 7, 32, 1003])
+def test_batches_of_neighbours(size):
+    "Every image brings a neighbour once in two epochs; a batch holds nothing twice, and pairs stand together"
+    phrases, n = world_phrases(1003), 1003
+    near = (np.arange(n)[:, None] + np.array([1, -1, 2])) % n
+    epochs = [batches(phrases, size, 5, e, "neighbours", neighbours=near) for e in range(4)]
+    assert all(len(found) == n // size and all(len(set(b)) == len(b) == size for b in found) for found in epochs)
+    assert epochs[2] == batches(phrases, size, 5, 2, "neighbours", neighbours=near) and epochs[0] != epochs[2]
+    pairs = [(b[i], b[i + 1]) for found in epochs[:2] for b in found for i in range(0, size - 1, 2)]
+    firsts = [a for a, _ in pairs]
+    assert len(firsts) == 2 * (n // size) * (size // 2) and (size % 2 or len(set(firsts)) == len(firsts))
+    if size < 100:
+        assert np.mean([b in near[a] for a, b in pairs]) > 0.9
+
+
 def test_batches_keep_the_mixture():
     phrases = world_phrases(2000)
     sizes = [[len(phrases[i]) for i in b] for b in batches(phrases, 64, mode="shared")]

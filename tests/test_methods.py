@@ -15,6 +15,7 @@ from c2lip.concepts import noun_phrases
 from c2lip.core import Batch, Sample, Texts, UserError
 from c2lip.data.loading import Samples
 from c2lip.methods import build, method_names
+from c2lip.methods.clic import squeeze_whole
 from c2lip.release import save
 from c2lip.towers import load
 from c2lip.training.config import Config
@@ -175,6 +176,33 @@ def test_clic_leaves_the_images_tower_alone(samples):
         and not any(n.startswith("visual.") for n in moved)
         and all(p.grad is None for n, p in towers.model.named_parameters() if n.startswith("visual."))
     )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_trainer_gives_a_method_whole_images(workers, tmp_path):
+    "CLIC's halves are resized from what was opened, in workers too; other methods get plain samples"
+    wide = [(key, image().resize((192, 96)), caption) for key, image, caption in train_records(8)]
+    high = [(f"high {key}", image.rotate(90, expand=True), caption) for key, image, caption in wide]
+    seen = {}
+    for name in ("clic", "finetune"):
+        towers = load("base")
+        method = build(name, towers, {})
+        view = method.view
+
+        def watched(samples, step, view=view, name=name):
+            seen.setdefault(name, []).extend(samples)
+            return view(samples, step)
+
+        method.view = watched
+        cfg = Config.of({"epochs": 1.0, "batch_size": 8, "lr": 1e-4, "warmup": 1, "workers": workers})
+        (tmp_path / name).mkdir()
+        fit(towers, method, Samples([*wide, *high], towers.preprocess), cfg, tmp_path / name)
+    opened = {key: image for key, image, _ in [*wide, *high]}
+    assert len(seen["clic"]) == 16
+    for s in seen["clic"]:
+        assert (s.whole == squeeze_whole(opened[s.key], (96, 96))).all()
+        assert s.whole.shape[:2] == ((96, 48) if s.key.startswith("high") else (48, 96))
+    assert not any(hasattr(s, "whole") for s in seen["finetune"])
 
 
 def test_heads_have_their_own_rate(samples):

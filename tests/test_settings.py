@@ -179,7 +179,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
         ({"warmup": "auto 5"}, "warmup must be auto or a whole number of at least 0, not auto 5"),
         ({"scalar_lr": "auto"}, "scalar_lr must be a number from 0 to 1000, not auto"),
         ({"epochs": "many"}, "epochs must be a number above 0, not 'many'|epochs must be a number above 0, not many"),
-        ({"batches": "sharde"}, "batches must be one of: random, shared, not .*did you mean shared"),
+        ({"batches": "sharde"}, "batches must be one of: random, shared, neighbours, not .*did you mean shared"),
         ({"lamda_xac": 1}, "there is no setting 'lamda_xac'; did you mean lambda_xac"),
         ({"seed": 1.5}, "seed must be a whole number"),
         ({"recompute": 1}, "recompute must be True or False"),

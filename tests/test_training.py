@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -69,6 +70,29 @@ def test_a_stopped_run_goes_on_bit_equal(samples, tmp_path, stop_at):
     assert equal(want, got)
     rows = [[(r["step"], r["total"]) for r in read_log(tmp_path / name)] for name in ("straight", "stopped")]
     assert rows[0] == rows[1], "the log has every step once"
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["table kept", "table lost"])
+def test_a_stopped_run_on_neighbours_goes_on_bit_equal(samples, tmp_path, lost):
+    cfg = replace(CFG, batches="neighbours")
+    want = run(samples, tmp_path / "straight", cfg)
+    run(samples, tmp_path / "stopped", cfg, stop_at=8)
+    table = tmp_path / "stopped" / "neighbours.npy"
+    kept = table.read_bytes()
+    if lost:
+        table.unlink()
+    assert equal(want, run(samples, tmp_path / "stopped", replace(cfg, resume=True)))
+    assert table.read_bytes() == kept
+    assert not equal(want, run(samples, tmp_path / "random"))
+
+
+def test_a_checkpoint_of_other_neighbours_is_refused(samples, tmp_path):
+    cfg = replace(CFG, batches="neighbours")
+    run(samples, tmp_path, cfg, stop_at=8)
+    table = np.load(tmp_path / "neighbours.npy")
+    np.save(tmp_path / "neighbours.npy", table[:, ::-1])
+    with pytest.raises(UserError, match="neighbours"):
+        run(samples, tmp_path, replace(cfg, resume=True))
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(samples, tmp_path, capsys):
@@ -163,6 +187,16 @@ def test_two_processes_train_what_one_does(tmp_path):
     start = load().model.state_dict()
     for k, w in weights[1].items():
         assert (w - weights[2][k]).norm() <= 0.05 * (w - start[k]).norm() + 1e-6, k
+
+
+def test_two_processes_find_the_neighbours_that_one_does(tmp_path):
+    settings = dict(method="finetune", images=32, epochs=1, batch_size=8, lr=1e-4, device="cpu", threads=1)
+    for gpus in (1, 2):
+        (tmp_path / f"{gpus}").mkdir()
+        train({**settings, "batches": "neighbours", "gpus": gpus}, tmp_path / f"{gpus}")
+        assert not list((tmp_path / f"{gpus}").glob("embeddings*"))
+    one, two = (np.load(tmp_path / name / "neighbours.npy") for name in "12")
+    assert one.shape == (32, 3) and (one == two).all()
 
 
 def test_a_rank_that_fails_is_named(tmp_path):

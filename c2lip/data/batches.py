@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['FUNCTION_WORDS', 'POOL', 'epoch_order', 'content_words', 'hard_distractors', 'WordTable', 'draw_anchors',
-           'shared_batches', 'batches']
+           'shared_batches', 'neighbour_batches', 'batches']
 
 # %% ../../nbs/3_data/10_batches.ipynb #85241069
 import itertools
+import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -175,22 +176,52 @@ def shared_batches(
             yield left[best]
         left = left[free]
 
+# %% ../../nbs/3_data/10_batches.ipynb #9a4e62a8
+def neighbour_batches(
+    neighbours: np.ndarray,  # (n,k) nearest others of every sample
+    batch_size: int,
+    seed: int = 0,
+    epoch: int = 0,
+) -> Iterator[list[int]]:  # n // batch_size batches of different samples: one, its neighbour, another, its neighbour …
+    "Batches of samples and a neighbour of each, drawn among its k; two epochs go through all samples"
+    n, count = len(neighbours), len(neighbours) // batch_size
+    share = batch_size - batch_size // 2
+    chance = random.Random(derive_seed(seed, epoch, 2))
+    order = epoch_order(n, epoch // 2, seed)
+    begin = epoch % 2 * count * share
+    for first in range(begin, begin + count * share, share):
+        own = [order[i % n] for i in range(first, first + share)]
+        taken, batch = set(own), []
+        for sample in own[: batch_size // 2]:
+            near = chance.sample(neighbours[sample].tolist(), neighbours.shape[1])
+            other = next((j for j in near if j not in taken), None)
+            while other is None or other in taken:
+                other = chance.randrange(n)
+            taken.add(other)
+            batch += [sample, other]
+        yield batch + own[batch_size // 2 :]
 
+# %% ../../nbs/3_data/10_batches.ipynb #622e1150
 def batches(
     phrases_per_sample: Sequence[list],  # phrases of every sample: `Samples.phrases`
     batch_size: int,
     seed: int = 0,
     epoch: int = 0,
-    mode: str = "random",  # "random": a plain shuffle; "shared": batches whose samples share words
+    mode: str = "random",  # "random": a plain shuffle; "shared": of samples that share words; "neighbours": alike
     heads: int = 4,  # anchor words of a shared batch that end phrases (things)
     modifiers: int = 4,  # anchor words that stand before (attributes)
-) -> list[list[int]]:  # every sample at most once; an incomplete last batch is dropped
+    neighbours: np.ndarray | None = None,  # (n,k) nearest others of every sample, for that mode
+) -> list[list[int]]:  # a sample at most once (neighbours: once in a batch); an incomplete last batch is dropped
     "The batches of an epoch, a function of these arguments alone"
     n = len(phrases_per_sample)
     if n < batch_size:
         raise UserError(f"a batch of {batch_size} needs as many samples; there are {n}")
-    if mode not in ("random", "shared"):
-        raise UserError(f"batches can be random or shared, not {mode!r}")
+    if mode not in ("random", "shared", "neighbours"):
+        raise UserError(f"batches can be random, shared or neighbours, not {mode!r}")
+    if mode == "neighbours":
+        if neighbours is None or len(neighbours) != n:
+            raise UserError(f"batches of neighbours need the neighbours of all {n} images")
+        return list(neighbour_batches(neighbours, batch_size, seed, epoch))
     order = epoch_order(n, epoch, seed)
     if mode == "random":
         return [order[i : i + batch_size] for i in range(0, n - batch_size + 1, batch_size)]

@@ -8,7 +8,8 @@ __all__ = ['has_token_positions', 'spans_of_phrases', 'Samples', 'pack', 'unpack
 # %% ../../nbs/3_data/11_loading.ipynb #8b96729c
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from .images import BadImage, from_bytes, identity, open_image, split_transform,
 from .records import RecordList, Records
 from .remote import prefetch
 from .skips import Skips
+from ..methods import WholeSample
 from ..spans import token_spans_many
 
 # %% ../../nbs/3_data/11_loading.ipynb #7fd58b41
@@ -90,6 +92,8 @@ class Samples(Dataset):
         self.tokenizer = tokenizer if has_token_positions(tokenizer) else None
         self.skips.seen = max(self.skips.seen, len(self.records))
         self.kept = self.spans = None
+        self.whole: Callable | None = None  # what `with_whole` was given
+        self.wholes: list = []  # what it made of each image that is kept
         if cache:
             self.kept = self._keep(workers)
         self.skips.check()
@@ -100,6 +104,7 @@ class Samples(Dataset):
     def _keep(self, workers):
         "Open all images, and keep the records whose images open"
         kept, good, opened = [], [], _Opened([r.image for r in self.records], self.fixed)
+        self.sources = []  # of the images that open, for whoever asks for them whole
         parts = DataLoader(opened, batch_size=64, num_workers=workers, collate_fn=identity, generator=torch.Generator())
         for r, (pixels, cause, detail) in zip(self.records, itertools.chain.from_iterable(parts)):
             if pixels is None:
@@ -107,8 +112,20 @@ class Samples(Dataset):
             else:
                 kept.append(torch.from_numpy(pixels))
                 good.append(r._replace(image=None))
+                self.sources.append(r.image)
         self.records = RecordList(good, self.records.drawn)
         return kept
+
+    def with_whole(
+        self,
+        make: Callable,  # PIL image as it was opened → array
+    ) -> "Samples":
+        "The same samples, each a `WholeSample` with what `make` makes of its image before any crop or resizing"
+        other = copy(self)
+        other.whole = make
+        if self.kept is not None:
+            other.wholes = [make(open_image(source)) for source in self.sources]
+        return other
 
     @property
     def phrases(self) -> Sequence:  # (len,)
@@ -125,17 +142,20 @@ class Samples(Dataset):
 
     def _open(self, i, r, image, seed):
         "Sample `i`, of record `r`, whose image is `image`, with the caption that `seed` draws; raises `BadImage`"
-        size = None
+        size = whole = None
         if self.kept is not None:
             pixels = from_bytes(self.kept[i], self.rest)
+            whole = self.wholes[i] if self.whole else None
         else:
             image = open_image(image)
             size, pixels = image.size, image if self.transform is None else self.transform(image)
+            whole = self.whole(image) if self.whole else None
         several = bool(r.further)
         n = derive_seed(seed, r.key, "caption") % len(r.captions) if several and seed is not None else 0
         text, phrases = r.captions[n] if n else (r.caption, r.phrases)
         texts = tuple(caption.text for caption in r.captions) if several else ()
-        return Sample(r.key, pixels, text, phrases, size, self._token_spans(i, n, text, phrases), texts)
+        found = Sample(r.key, pixels, text, phrases, size, self._token_spans(i, n, text, phrases), texts)
+        return WholeSample(**vars(found), whole=whole) if self.whole else found
 
     def _token_spans(self, i, n, caption, phrases):
         if self.spans is not None and n == 0:  # those of first captions are kept

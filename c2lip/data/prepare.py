@@ -287,6 +287,7 @@ def prepare(
     write: str = "parquet",  # "parquet" or "jsonl": one table; "shards": the shards again, with phrases
     ray: str | None = None,  # None: processes of this machine; "local" or an address: Ray Data
     max_skipped: float = 0.1,  # largest share of a part that may be lost
+    sentences: bool = False,  # the sentences of captions become the captions of an image, as CLIC's corpora are made
 ) -> dict:  # the manifest: counts of all parts, pipeline, rules
     "Write captions.parquet with the phrases of every caption, and manifest.json; finished parts are not done again"
     folder, nlp, chosen = output_place(folder), nlp or None, asdict(make_rules(rules or {}))
@@ -297,6 +298,8 @@ def prepare(
     with sole_writer(folder, busy, PATIENCE, "prepare.lock"):
         made_by, joined = _made_by(nlp), None
         options = dict(nlp=nlp, rules=chosen, caption_column=caption_column, max_skipped=max_skipped)
+        if sentences:
+            options["sentences"] = True
         if captions:
             options |= dict(join=str(folder / "join.sqlite"), caption_column=None)
             joined = index_captions(project_root() / captions, options["join"], match, caption_column)
@@ -323,6 +326,8 @@ def prepare(
         unmatched = total.pop("unmatched", 0)
         manifest = dict(total, skipped=dict(skipped + Counter(skips.counts)), parts=len(jobs))
         manifest |= dict(made_by=made_by, rules=chosen)
+        if sentences:
+            manifest["sentences"] = True
         if joined:
             manifest["joined"] = _join_facts(captions, joined, unmatched, met, example)
         _check_losses(source, jobs, total, skipped, max_skipped)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..core import Batch, Features, Sample, Texts, UserError, did_you_mean, full_precision
 from ..distributed import gather_rows, rank_and_world_size, sum_over_ranks
 from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, softmax_loss
-from . import Method, Objective, caption_view
+from . import Method, Objective, caption_view, contrast
 from .finetune import finetune
 from ..pooling import concept_similarity
 from ..spans import token_spans
@@ -163,14 +163,18 @@ def softmax_c2lip_losses(
     terms=("contrastive", "npc", "xac"),  # those to compute
     duplicates: str = "separate",  # equal phrases, one of `DUPLICATES`
     xac_scale: float = 1.0,  # β of the attention in xac
+    own_loss: Callable | None = None,  # of images and captions, from `contrast`; None: CLIP's softmax
 ) -> dict[str, Tensor]:  # a rank's share of each
-    "C2LIP's terms as softmaxes, npc and xac with several positives: for towers without a logit bias"
+    "C2LIP's npc and xac as softmaxes with several positives, beside the towers' own loss"
     phrase, scale, ranks = batch.texts["phrase"], f["scale"], rank_and_world_size()[1]
     assert phrase.owner is not None and phrase.column is not None and phrase.number is not None  # a view's phrases
     losses = {}
     with torch.autocast(f["image"].device.type, enabled=False):
         if "contrastive" in terms:
-            losses["contrastive"] = softmax_loss(f["image"], f["caption"], scale, batch.rows)
+            if own_loss is None:
+                losses["contrastive"] = softmax_loss(f["image"], f["caption"], scale, batch.rows)
+            else:
+                losses["contrastive"] = own_loss(f["image"], f["caption"], f, batch.rows)
         images = len(f["image"])
         signs, rows = phrase_signs(phrase.owner, phrase.column, phrase.number, images, duplicates)
         read = f["phrase"][rows]
@@ -193,11 +197,12 @@ def c2lip(
     xac_scale: float = 10.0,  # sharpness β of the attention in xac, from 0 to 1000
     concepts: str = "encode",  # how a phrase is read, from its caption's tokens or alone, one of: pool, encode
     duplicates: str = "merge",  # equal phrases of a batch, one of: separate, mask, merge
-    concept_loss: str = "sigmoid",  # npc and xac of a model without a logit bias, one of: sigmoid, own_scale, softmax
+    concept_loss: str = "sigmoid",  # what npc and xac are, one of: sigmoid, own_scale, softmax
 ) -> Method:
     """C2LIP: contrastive + λ_npc·npc + λ_xac·xac (Eq. 8), all parameters trained.
-    None is added where the towers carry a logit bias; where they do not, `concept_loss` says whether npc and xac
-    have a bias of their own (`SoftmaxC2LIP`), a scale too, or are softmaxes (`softmax_c2lip_losses`)"""
+    npc and xac are sigmoid losses as images and captions have; where the towers carry no logit bias, they have one of
+    their own (`SoftmaxC2LIP`), and with `own_scale` a scale too. With `softmax` they are softmaxes with several
+    positives (`softmax_c2lip_losses`), whatever the towers' own loss is"""
     for value, known, what in (
         (concepts, CONCEPTS, "concepts"),
         (duplicates, DUPLICATES, "duplicates"),
@@ -205,8 +210,8 @@ def c2lip(
     ):
         if value not in known:
             raise UserError(f"{what} is one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}")
-    if concept_loss != "sigmoid" and has_bias(towers):
-        raise UserError(f"{towers.name} has a logit bias: its concept losses are sigmoid; leave concept_loss as it is")
+    if concept_loss == "own_scale" and has_bias(towers):
+        raise UserError(f"{towers.name} has a logit bias, which npc and xac share: concept_loss is sigmoid or softmax")
     if lambda_npc == lambda_xac == 0:
         return finetune(towers)
 
@@ -222,7 +227,7 @@ def c2lip(
     weights = {"contrastive": 1.0, "npc": lambda_npc, "xac": lambda_xac}
     needs = {"xac": {"image_tokens"}}
     if concept_loss == "softmax":
-        softmax = partial(softmax_c2lip_losses, duplicates=duplicates, xac_scale=xac_scale)
+        softmax = partial(softmax_c2lip_losses, duplicates=duplicates, xac_scale=xac_scale, own_loss=contrast(towers))
         objective = Objective(softmax, weights, needs, columns=("image", "caption", "phrase"))
     elif has_bias(towers):
         objective = Objective(losses, weights, needs)

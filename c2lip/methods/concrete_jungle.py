@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WORD_COLUMNS', 'SCORE_COLUMNS', 'REGIMES', 'RATED', 'ENDINGS', 'MARGINS', 'LARGEST_BALANCED', 'read_concreteness',
-           'Unit', 'rated_units', 'replace_unit', 'jungle_view', 'add_margin', 'default_margin', 'cement_margin',
-           'cement_loss', 'concrete_jungle']
+           'Unit', 'rated_units', 'replace_unit', 'jungle_view', 'edited_view', 'add_margin', 'default_margin',
+           'cement_margin', 'cement_loss', 'concrete_jungle']
 
 # %% ../../nbs/2_relatives/04_concrete_jungle.ipynb #5643a4ef
 import math
@@ -25,7 +25,7 @@ from torch import Tensor
 from ..core import UserError, did_you_mean, full_precision
 from ..core.files import shipped, user_path
 from . import ALL_BUT_BIAS, Method, Objective, caption_view, further_texts, step_generator
-from .edits import Word, swap_spans, tag_words, word_bag
+from .edits import Word, changed_words, check_way, edit_captions, swap_spans, tag_words, word_bag
 from ..towers import Towers
 
 # %% ../../nbs/2_relatives/04_concrete_jungle.ipynb #0e0e01b4
@@ -191,6 +191,31 @@ def jungle_view(
 
     return view
 
+# %% ../../nbs/2_relatives/04_concrete_jungle.ipynb #ad922de4
+def edited_view(
+    towers: Towers,
+    way: str,  # swap, replace or add
+    ratings: str = "",  # a file of ratings; "": the workbook's own list
+) -> Callable:  # (samples, step) → Batch
+    "Images, captions and captions edited in one way; a negative's `weight` is its most concrete changed word's"
+    check_way(way)
+    plain, scores = caption_view(towers), read_concreteness(ratings)
+
+    def concreteness(before, after):
+        rated = [_rating(word, scores) for word in changed_words(before, after)]
+        return max((score for score in rated if score is not None), default=3.0)
+
+    def view(samples, step):
+        batch, captions = plain(samples, step), [s.caption for s in samples]
+        edited = edit_captions(way, captions, [s.phrases for s in samples], step_generator(step, samples))
+        owner = [i for i, found in enumerate(edited) if found]
+        texts = [edited[i][1] for i in owner]
+        weights = [concreteness(captions[i], text) for i, text in zip(owner, texts)]
+        batch.texts["negative"] = further_texts(towers, texts, owner, weights)
+        return batch
+
+    return view
+
 # %% ../../nbs/2_relatives/04_concrete_jungle.ipynb #aa619665
 def add_margin(
     logits: Tensor,  # (R,C) s
@@ -276,6 +301,7 @@ def concrete_jungle(
     margin_size: float = 0.0,  # m in logits; 0: half the logarithm of the number of texts, 20 for balanced
     margin_share: float = 0.5,  # ρ, for balanced
     ratings: str = "",  # a file of Brysbaert's form; "": the workbook's own small list
+    negatives: str = "replace",  # by ConcretePlant, or words swapped or added; one of: swap, replace, add
 ) -> Method:
     "Concrete Jungle, reconstructed: the most concrete word replaced, and the Cement loss"
     for value, known, what in ((regime, REGIMES, "regime"), (margin, MARGINS, "margin")):
@@ -289,4 +315,6 @@ def concrete_jungle(
         return {"cement": cement_loss(*embeddings, texts.owner, texts.weight, f["scale"], *settings)}
 
     objective = Objective(losses, {"cement": 1.0}, columns=("image", "caption", "negative"))
-    return Method(jungle_view(towers, regime, ratings), objective, trainable=ALL_BUT_BIAS)
+    own = negatives == "replace"
+    view = jungle_view(towers, regime, ratings) if own else edited_view(towers, negatives, ratings)
+    return Method(view, objective, trainable=ALL_BUT_BIAS)

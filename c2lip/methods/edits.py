@@ -12,14 +12,15 @@ from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..concepts import load_pipeline
-from ..core import Phrase
+from ..core import Phrase, UserError, did_you_mean
 
 if TYPE_CHECKING:
     from spacy.language import Language
 
 # %% auto #0
-__all__ = ['ABBREVIATED', 'AN', 'NEVER_EXCHANGED', 'WORD_KINDS', 'ALL_KINDS', 'split_sentences', 'Word', 'Tagger', 'tagger_of',
-           'tag_words', 'swap_spans', 'word_bag', 'swap_across', 'swap_within']
+__all__ = ['ABBREVIATED', 'AN', 'NEVER_EXCHANGED', 'WORD_KINDS', 'ALL_KINDS', 'WAYS', 'ARTICLES_AND_NUMBERS', 'split_sentences',
+           'Word', 'Tagger', 'tagger_of', 'tag_words', 'swap_spans', 'word_bag', 'swap_across', 'swap_within', 'Offer',
+           'offer_of', 'replace_within', 'add_within', 'check_way', 'edit_captions', 'changed_words']
 
 # %% ../../nbs/2_relatives/01_edits.ipynb #853271a5
 ABBREVIATED = re.compile(
@@ -224,3 +225,121 @@ def swap_within(
     _, a, b = chance.choice([option for option in options if option[0] == kind])
     new = swap_spans(caption, {a: caption[slice(*b)], b: caption[slice(*a)]})
     return (kind, new) if new.lower() != caption.lower() else None
+
+# %% ../../nbs/2_relatives/01_edits.ipynb #c2e72d96
+WAYS = ("swap", "replace", "add")
+"Ways to a hard negative, named as SugarCrepe names its subsets"
+
+ARTICLES_AND_NUMBERS = frozenset("a an the some two three four several many".split())
+"Words with which a noun phrase that is put in begins"
+
+
+class Offer(NamedTuple):
+    "What the captions of a step offer to each other"
+
+    words: dict[str, list[str]]  # kind → lower-case words, in the order of the alphabet
+    phrases: list[str]  # noun phrases with an article or a number, in the order of the alphabet
+
+
+def offer_of(
+    captions: list[str],
+    phrases: list[list[Phrase]],  # the noun phrases of each
+) -> Offer:
+    "The words and phrases of a step"
+    words: dict[str, set] = {kind: set() for kind in WORD_KINDS}
+    for tagged in tag_words(captions):
+        for kind, tags in WORD_KINDS.items():
+            words[kind] |= {w.text.lower() for w in tagged if w.pos in tags and w.text.isalpha()}
+    named = {
+        p.text[0].lower() + p.text[1:]
+        for of in phrases
+        for p in of
+        if p.text.split()[0].lower() in ARTICLES_AND_NUMBERS
+    }
+    return Offer({kind: sorted(found) for kind, found in words.items()}, sorted(named))
+
+
+def _foreign(candidates, here):
+    "Those of which no word stands in the caption"
+    return [text for text in candidates if not word_bag(text).keys() & here.keys()]
+
+
+def replace_within(
+    caption: str,
+    phrases: list[Phrase],  # its noun phrases
+    offer: Offer,  # of the step
+    chance: random.Random,
+    kinds: tuple = ALL_KINDS,  # which kinds may be replaced
+) -> tuple[str, str] | None:  # (kind, caption edited); None where nothing can be replaced
+    "Another word, or noun phrase, of the same kind in place of one of a caption"
+    here = word_bag(caption)
+    options: dict[str, list] = {}
+    for kind, spans in _spans_by_kind(caption, phrases, kinds).items():
+        fit = _foreign(offer.phrases if kind == "phrase" else offer.words[kind], here)
+        for a in spans:
+            plural = caption[slice(*a)].lower().endswith("s")
+            if alike := [text for text in fit if text.endswith("s") == plural]:
+                options.setdefault(kind, []).append((a, alike))
+    if not options:
+        return None
+    kind = chance.choice(sorted(options))
+    a, alike = chance.choice(options[kind])
+    return kind, swap_spans(caption, {a: chance.choice(alike)})
+
+
+def add_within(
+    caption: str,
+    phrases: list[Phrase],  # its noun phrases
+    offer: Offer,  # of the step
+    chance: random.Random,
+    kinds: tuple = ALL_KINDS,  # adjective: an attribute is added; noun or phrase: a thing
+) -> tuple[str, str] | None:  # (kind, caption edited); None where nothing can be added
+    "An attribute more before the noun of a phrase, or a thing more after the last phrase"
+    here, placed = word_bag(caption), [p for p in phrases if p.start >= 0]
+    things = _foreign(offer.phrases, here) if {"noun", "phrase"} & set(kinds) else []
+    attributes = _foreign(offer.words["adjective"], here) if "adjective" in kinds else []
+    options = {kind: fit for kind, fit in (("adjective", attributes), ("phrase", things)) if fit and placed}
+    if not options:
+        return None
+    kind = chance.choice(sorted(options))
+    new = chance.choice(options[kind])
+    if kind == "phrase":
+        last = max(placed, key=lambda p: p.end)
+        return kind, swap_spans(caption, {(last.start, last.end): f"{last.text} and {new}"})
+    phrase = chance.choice(placed)
+    noun = phrase.text.split()[-1]
+    return kind, swap_spans(caption, {(phrase.end - len(noun), phrase.end): f"{new} {noun}"})
+
+
+def check_way(
+    way: str,
+):
+    "Raise `UserError` for a way to a hard negative that there is not"
+    if way not in WAYS:
+        raise UserError(f"negatives are one of {', '.join(WAYS)}, not {way!r}{did_you_mean(way, WAYS)}")
+
+
+def edit_captions(
+    way: str,  # swap, replace or add
+    captions: list[str],
+    phrases: list[list[Phrase]],  # the noun phrases of each
+    chance: random.Random,
+    kinds: tuple = ALL_KINDS,  # which kinds of words may be exchanged, replaced or added
+) -> list[tuple[str, str] | None]:  # (kind, caption edited) of each; None where there is none
+    "A hard negative for each caption of a step, all made in one way; `UserError` for an unknown one"
+    check_way(way)
+    if way == "swap":
+        return [swap_within(c, of, chance, kinds) for c, of in zip(captions, phrases)]
+    offer, edit = offer_of(captions, phrases), replace_within if way == "replace" else add_within
+    return [edit(c, of, offer, chance, kinds) for c, of in zip(captions, phrases)]
+
+
+def changed_words(
+    before: str,
+    after: str,  # edited
+) -> list[str]:  # lower case, in the order of the alphabet, without articles
+    "The words that an edit has brought in, or, where it brought none, those that it has moved"
+    if new := word_bag(after) - word_bag(before):
+        return sorted(new)
+    pairs = zip(re.findall(r"\w+", before.lower()), re.findall(r"\w+", after.lower()))
+    return sorted(word_bag(" ".join(b for a, b in pairs if a != b)))

@@ -15,20 +15,22 @@ from torch import Tensor
 from ..core import UserError, did_you_mean, full_precision
 from ..losses import pair_signs, sigmoid_loss
 from . import Method, Objective, caption_view, further_texts, step_generator
-from .edits import ALL_KINDS, swap_within
+from .edits import ALL_KINDS, check_way, edit_captions
 from ..towers import Towers, has_bias
 
 # %% ../../nbs/2_relatives/03_negclip.ipynb #a192482a
 def negclip_view(
     towers: Towers,
     kinds: tuple = ALL_KINDS,  # which kinds of words may be exchanged
+    way: str = "swap",  # how a hard caption is made: swap, replace or add
 ) -> Callable:  # (samples, step) → Batch
     "Images, captions and hard captions"
+    check_way(way)
     plain = caption_view(towers)
 
     def view(samples, step):
         batch, chance = plain(samples, step), step_generator(step, samples)
-        hard = [swap_within(s.caption, s.phrases, chance, kinds) for s in samples]
+        hard = edit_captions(way, [s.caption for s in samples], [s.phrases for s in samples], chance, kinds)
         owner = [i for i, found in enumerate(hard) if found]
         batch.texts["hard"] = further_texts(towers, [hard[i][1] for i in owner], owner)
         return batch
@@ -81,9 +83,10 @@ def choose_kinds(
 def negclip(
     towers: Towers,
     kinds: list | str = "all",  # which kinds are exchanged: noun, adjective, verb, adverb, phrase; "all" of them
+    negatives: str = "swap",  # how a hard caption is made; one of: swap, replace, add
 ) -> Method:
     "NegCLIP: hard captions by exchanging words; softmax for CLIP towers, the sigmoid form for those with a bias"
-    view = negclip_view(towers, choose_kinds(kinds))
+    view = negclip_view(towers, choose_kinds(kinds), negatives)
 
     def sigmoid(f, batch, terms):
         image = f["image"][: batch.rows]

@@ -50,11 +50,11 @@ DRAWN: dict[str, float] = {"thing": 1.0, "colour": 1.0, "single": 0.35, "placed"
 
 def _take(loss, values):
     "The settings of a loss with those of the values that it reads"
-    plain = loss["lambda_npc"] == loss["lambda_xac"] == 0
+    plain = "method" in loss or loss["lambda_npc"] == loss["lambda_xac"] == 0
     taken = {}
     for name, value in values.items():
         absent = loss.get(name) == 0 or value == ""  # a weight of 0 stays 0
-        unread = plain and name in CONCEPT_SETTINGS or name == "xac_scale" and loss["lambda_xac"] == 0
+        unread = plain and name in CONCEPT_SETTINGS or name == "xac_scale" and not loss.get("lambda_xac")
         if not absent and not unread:
             taken[name] = value
     return taken
@@ -166,7 +166,7 @@ def plan_block(
     "Every rung of a block with every seed"
     plan = []
     for rung, seed in itertools.product(block.rungs, seeds):
-        settings = {**shared, **rung.settings, "method": "c2lip", "seed": seed}
+        settings = {**shared, "method": "c2lip", **rung.settings, "seed": seed}
         settings["epochs"] = settings.pop("steps", steps) * settings["batch_size"] / settings["images"]
         plan.append(PlannedTrial(rung.name, settings, _folder(settings, rung.drawn), drawn=rung.drawn))
     return plan

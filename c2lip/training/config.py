@@ -40,7 +40,7 @@ class Config:
     method_options: str = setting("", "further settings of the method as YAML, such as {regime: low}")
     images: int = setting(8600, "training images of the embedded world", "at least 8")
     batches: str = setting(
-        "random", "batches by chance, or of images whose phrases share words", "one of: random, shared"
+        "random", "by chance, images that share words, or that look alike", "one of: random, shared, neighbours"
     )
     epochs: float = setting(6.0, "passes over the data", "above 0")
     batch_size: int = setting(64, "images of a step over all processes", "at least 2")

@@ -25,6 +25,7 @@ from ..core import UserError, derive_seed, seeded
 from ..core.files import check_free, sole_writer
 from ..data.batches import batches
 from ..data.loading import Samples, loader
+from ..data.neighbours import neighbours_digest, neighbours_of
 from ..data.records import Records, split_holdout
 from ..data.remote import TarPart, remote_scheme
 from ..data.skips import Skips
@@ -140,7 +141,8 @@ class Run:
         device,
         validator: Callable | None,  # towers → {name: percent}
     ):
-        self.towers, self.method, self.samples = towers, method, samples
+        self.towers, self.method = towers, method
+        self.samples = samples.with_whole(method.whole) if method.whole else samples
         self.folder, self.device = folder, device
         self.rank, self.ranks = rank_and_world_size()
         check_parts(cfg, self.ranks)
@@ -159,6 +161,7 @@ class Run:
         self.autocast = torch.autocast(kind, torch.bfloat16) if bf16 else nullcontext()
         self.data = data_state(samples.records)
         self.settings = {**binding(cfg), "per_epoch": self.per_epoch, **self.data}  # that the checkpoint belongs to
+        self.neighbours: np.ndarray | None = None  # (n,k) of the samples, where batches are made of them
         self.done = 0  # steps
         self.rows: list[dict] = []  # of the steps since the last line of the log
 
@@ -169,6 +172,8 @@ class Run:
         self.before = baseline(self.towers, self.cfg, self.folder, self.validator)
         if self.ranks > 1:
             dist.barrier()  # all read the checkpoint when the first rank holds the folder, not before
+        if self.cfg.batches == "neighbours":
+            self._find_neighbours()
         if self.cfg.resume:
             state = (self.towers, self.method, self.optimizer, self.ema, self.settings)
             self.done = load_checkpoint(self.folder, *state)
@@ -188,7 +193,8 @@ class Run:
         cfg, share = self.cfg, self.cfg.batch_size // self.ranks
         while self.done < self.total:
             epoch, first = divmod(self.done, self.per_epoch)
-            whole = batches(self.samples.phrases, cfg.batch_size, cfg.seed, epoch, cfg.batches)
+            told = self.samples.phrases
+            whole = batches(told, cfg.batch_size, cfg.seed, epoch, cfg.batches, neighbours=self.neighbours)
             left = whole[first : first + self.total - self.done]
             own = [batch[self.rank * share : (self.rank + 1) * share] for batch in left]
             parts = iter(loader(self.samples, own, cfg.workers, derive_seed(cfg.seed, epoch, self.rank), first))
@@ -289,6 +295,13 @@ class Run:
             self.towers.model.load_state_dict(self.evaluated().model.state_dict())
         self.towers.model.eval()
         return self.done
+
+    def _find_neighbours(self):
+        "The neighbours that the run's batches are made of, by the towers that it starts from"
+        place = self.folder, self.device, self.cfg.workers, self.rank, self.ranks
+        with self.autocast:
+            self.neighbours = neighbours_of(self.towers, self.samples, *place)
+        self.settings["neighbours"] = neighbours_digest(self.neighbours)
 
     def _sum(self, number):
         "The sum of a number over the ranks"

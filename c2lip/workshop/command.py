@@ -70,6 +70,8 @@ def _add_work(p):
     p.add_argument("--recipe", metavar="FILE", help=followed)
     rule = "a rule other than its default; may be repeated"
     p.add_argument("--rule", action="append", default=[], metavar="NAME=VALUE", help=rule)
+    split = "make the sentences of long captions the captions of an image (CLIC's corpora)"
+    p.add_argument("--sentences", action="store_true", help=split)
     kinds = "one table, or the shards again with phrases in their JSON (default: parquet)"
     p.add_argument("--write", choices=("parquet", "jsonl", "shards"), default="parquet", help=kinds)
     lost = "largest share of a part that may be lost before the run stops (default: 0.1)"
@@ -186,6 +188,7 @@ def _prepare(options):
         write=options.write,
         ray=options.ray,
         max_skipped=options.max_skipped,
+        sentences=options.sentences,
     )
     if not options.quiet:
         print_summary(manifest, options.target)
@@ -218,6 +221,7 @@ COUNTS = {
     "not_english": "not English",
     "truncated": "truncated",
     "given": "given by the source",
+    "few_sentences": "with fewer than two sentences left out",
 }
 
 
@@ -228,7 +232,7 @@ def print_summary(
     "What was done, in a few lines"
     captions, phrases = manifest["captions"], manifest["phrases"]
     print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {target}")
-    counts = {name: manifest[name] for name in COUNTS if manifest[name] or name == "none"}
+    counts = {name: manifest[name] for name in COUNTS if manifest.get(name) or name == "none"}
     print("  " + ", ".join(f"{n:,} {COUNTS[name]}" for name, n in counts.items()))
     if joined := manifest.get("joined"):
         without = f"{joined['rows_without_image']:,} of {joined['rows']:,} rows without an image"
