@@ -12,13 +12,18 @@ import yaml
 from PIL import Image
 
 from c2lip.core import UserError
+from c2lip.data.loading import Samples
 from c2lip.encoding import encode_images, encode_texts
+from c2lip.methods import build
 from c2lip.release import digest, push, save
 from c2lip.release.interpolation import interpolate
 from c2lip.release.transformers import to_hugging_face
 from c2lip.release.translation import expressible
 from c2lip.towers import Towers, has_bias, load
 from c2lip.towers.folders import base_folder
+from c2lip.training.config import Config
+from c2lip.training.fit import fit
+from c2lip.world_captions import train_records
 
 TEXTS = ["A red mug, left of the two_dogs!", "a photo of a dog", "naïve café"]
 STOCK = """
@@ -290,3 +295,21 @@ def test_a_push_without_a_network(tmp_path, monkeypatch):
     )
     with pytest.raises(UserError, match="could not be written: offline"):
         push(folder, "me/mugs", token="t")
+
+
+@pytest.mark.parametrize("concept_loss", ["sigmoid", "own_scale", "softmax"])
+def test_the_embedded_clip_is_trained_and_released(concept_loss, tmp_path):
+    "A CLIP stays a stock CLIP: what npc and xac learn beside it is in no file of the release"
+    towers = load("base_clip")
+    before = {name: weight.clone() for name, weight in towers.model.state_dict().items()}
+    method = build("c2lip", towers, {"concept_loss": concept_loss})
+    samples = Samples(train_records(32), towers.preprocess, towers.tokenizer)
+    cfg = Config(model="base_clip", images=32, epochs=1, batch_size=16, lr=1e-3, warmup=1, alpha=1.0)
+    assert fit(towers, method, samples, cfg, tmp_path / "run") == 2
+    save(towers, tmp_path / "model")
+    stock = open_clip.create_model(f"local-dir:{tmp_path / 'model'}", require_pretrained=True)
+    after = stock.state_dict()
+    assert after.keys() == before.keys() and getattr(stock, "logit_bias", None) is None
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert len(moved) > 0.9 * len(before) and all(weight.isfinite().all() for weight in after.values())
+    assert expressible(load(tmp_path / "model")) == ("CLIPModel", "")

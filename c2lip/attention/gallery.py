@@ -20,6 +20,7 @@ from .probes import binding_scenes, scenes_of_three
 from ..concepts import canonical_caption, noun_phrases
 from ..core import UserError
 from ..core.files import project_root, shipped, user_path
+from ..towers.folders import EMBEDDED
 from ..training.runs import list_runs, release_folders
 from ..world import draw_scene, make_scene
 from ..world_captions import caption_scene
@@ -102,10 +103,14 @@ def _about_run(row):
 
 
 def _shipped_models():
-    "The models that come with the library: base, then others by name"
+    "The models that come with the library: the bases, then others by name"
+    bases = [
+        ModelEntry("base", "base", "the embedded SigLIP"),
+        ModelEntry("base_clip", "base_clip", "the embedded CLIP"),
+    ]
     folders = sorted(config.parent for config in shipped("base").parent.glob("*/open_clip_config.json"))
-    others = [ModelEntry(folder.name, str(folder), "shipped") for folder in folders if folder.name != "base"]
-    return [ModelEntry("base", "base", "the embedded base model"), *others]
+    others = [ModelEntry(folder.name, str(folder), "shipped") for folder in folders if folder.name not in EMBEDDED]
+    return [*bases, *others]
 
 
 def _run_models(root):
@@ -131,7 +136,7 @@ def usual_models(
     models: dict[str, ModelEntry],  # of `find_models`
 ) -> tuple[str, ...]:  # names: before and, where there is one, after
     "What to compare first: base with the newest run of train, else with a tuned model that ships, else base alone"
-    tuned = [entry.name for entry in models.values() if entry.name != "base" and not entry.trial]
+    tuned = [entry.name for entry in models.values() if entry.name not in EMBEDDED and not entry.trial]
     return ("base", *tuned[:1])
 
 

@@ -68,4 +68,4 @@ def settled(
     last = steps[-1]
     before = next(line for line in steps if line["step"] >= 0.9 * last["step"])
     share = base_rule()["settled"]
-    return all(abs(last[name] - before[name]) <= share * abs(last[name]) for name in ("scale", "bias"))
+    return all(abs(last[name] - before[name]) <= share * abs(last[name]) for name in ("scale", "bias") if name in last)

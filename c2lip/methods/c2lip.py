@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..core import Batch, Features, Sample, Texts, UserError, did_you_mean, full_precision
 from ..distributed import gather_rows, rank_and_world_size, sum_over_ranks
 from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, softmax_loss
-from . import Method, Objective, caption_view
+from . import Method, Objective, caption_view, contrast
 from .finetune import finetune
 from ..pooling import concept_similarity
 from ..spans import token_spans
@@ -114,15 +114,19 @@ class SoftmaxC2LIP(Objective):
         losses: Callable[[Features, Batch, list], dict],  # npc and xac, given features with a bias
         weights: dict[str, float],  # of contrastive, npc and xac
         needs: dict[str, set[str]],  # name → features that this loss reads beyond the embeddings
+        own_scale: bool = False,  # npc and xac have a scale of their own, which starts at the towers'
     ):
         super().__init__(self._with_softmax, weights, needs, columns=("image", "caption", "phrase"))
         self.sigmoid_losses = losses
         self.bias = nn.Parameter(torch.tensor(math.nan))  # NaN: not chosen yet
+        self.log_scale = nn.Parameter(torch.tensor(math.nan)) if own_scale else None
 
     def _with_softmax(self, f, batch, terms):
         if self.bias.isnan() and len(f["phrase"]):
             self.choose_bias(f["image"], f["phrase"], f["scale"])
         own = {**f, "image": f["image"][: batch.rows], "bias": self.bias}
+        if self.log_scale is not None:
+            own["scale"] = self.log_scale.exp()
         concept_terms = [term for term in terms if term != "contrastive"]
         contrastive = softmax_loss(f["image"], f["caption"], f["scale"], batch.rows)
         return {"contrastive": contrastive, **self.sigmoid_losses(own, batch, concept_terms)}
@@ -138,9 +142,11 @@ class SoftmaxC2LIP(Objective):
         mean_cosine = image.float().mean(0) @ phrase.float().mean(0)
         bias = -math.log(max(1, len(image) - 1)) - scale.float().reshape(()) * mean_cosine
         self.bias.copy_(sum_over_ranks(bias) / rank_and_world_size()[1])
+        if self.log_scale is not None:
+            self.log_scale.copy_(scale.float().reshape(()).log())
 
 # %% ../../nbs/1_method/20_c2lip.ipynb #952a5c3b
-CONCEPT_LOSSES = ("sigmoid", "softmax")
+CONCEPT_LOSSES = ("sigmoid", "own_scale", "softmax")
 
 
 def _common_order(owner, rows, merged):
@@ -157,14 +163,18 @@ def softmax_c2lip_losses(
     terms=("contrastive", "npc", "xac"),  # those to compute
     duplicates: str = "separate",  # equal phrases, one of `DUPLICATES`
     xac_scale: float = 1.0,  # β of the attention in xac
+    own_loss: Callable | None = None,  # of images and captions, from `contrast`; None: CLIP's softmax
 ) -> dict[str, Tensor]:  # a rank's share of each
-    "C2LIP's terms as softmaxes, npc and xac with several positives: for towers without a logit bias"
+    "C2LIP's npc and xac as softmaxes with several positives, beside the towers' own loss"
     phrase, scale, ranks = batch.texts["phrase"], f["scale"], rank_and_world_size()[1]
     assert phrase.owner is not None and phrase.column is not None and phrase.number is not None  # a view's phrases
     losses = {}
     with torch.autocast(f["image"].device.type, enabled=False):
         if "contrastive" in terms:
-            losses["contrastive"] = softmax_loss(f["image"], f["caption"], scale, batch.rows)
+            if own_loss is None:
+                losses["contrastive"] = softmax_loss(f["image"], f["caption"], scale, batch.rows)
+            else:
+                losses["contrastive"] = own_loss(f["image"], f["caption"], f, batch.rows)
         images = len(f["image"])
         signs, rows = phrase_signs(phrase.owner, phrase.column, phrase.number, images, duplicates)
         read = f["phrase"][rows]
@@ -187,11 +197,12 @@ def c2lip(
     xac_scale: float = 10.0,  # sharpness β of the attention in xac, from 0 to 1000
     concepts: str = "encode",  # how a phrase is read, from its caption's tokens or alone, one of: pool, encode
     duplicates: str = "merge",  # equal phrases of a batch, one of: separate, mask, merge
-    concept_loss: str = "sigmoid",  # npc and xac of a model without a logit bias, one of: sigmoid, softmax
+    concept_loss: str = "sigmoid",  # what npc and xac are, one of: sigmoid, own_scale, softmax
 ) -> Method:
     """C2LIP: contrastive + λ_npc·npc + λ_xac·xac (Eq. 8), all parameters trained.
-    None is added where the towers carry a logit bias; where they do not, `concept_loss` says whether npc and xac
-    have a bias of their own (`SoftmaxC2LIP`) or are softmaxes (`softmax_c2lip_losses`)"""
+    npc and xac are sigmoid losses as images and captions have; where the towers carry no logit bias, they have one of
+    their own (`SoftmaxC2LIP`), and with `own_scale` a scale too. With `softmax` they are softmaxes with several
+    positives (`softmax_c2lip_losses`), whatever the towers' own loss is"""
     for value, known, what in (
         (concepts, CONCEPTS, "concepts"),
         (duplicates, DUPLICATES, "duplicates"),
@@ -199,8 +210,8 @@ def c2lip(
     ):
         if value not in known:
             raise UserError(f"{what} is one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}")
-    if concept_loss == "softmax" and has_bias(towers):
-        raise UserError(f"{towers.name} has a logit bias: its concept losses are sigmoid; leave concept_loss as it is")
+    if concept_loss == "own_scale" and has_bias(towers):
+        raise UserError(f"{towers.name} has a logit bias, which npc and xac share: concept_loss is sigmoid or softmax")
     if lambda_npc == lambda_xac == 0:
         return finetune(towers)
 
@@ -216,8 +227,10 @@ def c2lip(
     weights = {"contrastive": 1.0, "npc": lambda_npc, "xac": lambda_xac}
     needs = {"xac": {"image_tokens"}}
     if concept_loss == "softmax":
-        softmax = partial(softmax_c2lip_losses, duplicates=duplicates, xac_scale=xac_scale)
+        softmax = partial(softmax_c2lip_losses, duplicates=duplicates, xac_scale=xac_scale, own_loss=contrast(towers))
         objective = Objective(softmax, weights, needs, columns=("image", "caption", "phrase"))
+    elif has_bias(towers):
+        objective = Objective(losses, weights, needs)
     else:
-        objective = (Objective if has_bias(towers) else SoftmaxC2LIP)(losses, weights, needs)
+        objective = SoftmaxC2LIP(losses, weights, needs, own_scale=concept_loss == "own_scale")
     return Method(concept_view(towers, concepts), objective)

@@ -18,7 +18,7 @@ from .card import write_card
 from .processors import save_tokenizer
 from .translation import expressible
 from ..towers import Towers
-from ..towers.folders import base_folder
+from ..towers.folders import EMBEDDED, base_folder
 
 # %% ../../nbs/7_release/05_folder.ipynb #c3503553
 WEIGHTS_FILE = "open_clip_model.safetensors"
@@ -33,10 +33,10 @@ def digest(
 
 
 def _release_of(
-    name: str,  # of towers: "base", a folder, a run's folder, or a file of weights
+    name: str,  # of towers: base, base_clip, a folder, a run's folder, or a file of weights
 ) -> Path | None:
     "The release folder that towers of this name were loaded from; None where it was no folder"
-    path = base_folder() if name == "base" else project_root() / user_path(name)
+    path = base_folder(name) if name in EMBEDDED else project_root() / user_path(name)
     for folder in (path, path / "model", path.parent):
         if (folder / WEIGHTS_FILE).is_file():
             return folder
@@ -56,8 +56,8 @@ def origin(
     folder = _release_of(name)
     if folder is None:
         return {"name": name}
-    if name == "base":
-        shown = "base"
+    if name in EMBEDDED:
+        shown = name
     elif project_root() in folder.parents:
         shown = str(folder.relative_to(project_root()))
     else:

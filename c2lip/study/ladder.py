@@ -67,7 +67,16 @@ def plan_rungs(
     return plan
 
 # %% ../../nbs/8_study/01_ladder.ipynb #56b57822
-CONCEPT_SETTINGS = ("lambda_npc", "lambda_xac", "xac_scale", "concepts", "duplicates", "phrases", "heads")
+CONCEPT_SETTINGS = (
+    "lambda_npc",
+    "lambda_xac",
+    "xac_scale",
+    "concepts",
+    "duplicates",
+    "concept_loss",
+    "phrases",
+    "heads",
+)
 "Settings that plain fine-tuning does not have"
 
 

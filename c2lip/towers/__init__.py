@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..core import UserError
 from ..core.files import project_root, user_path, write_json
-from .folders import PICKLES, base_folder, load_folder, release_folder
+from .folders import EMBEDDED, PICKLES, base_folder, load_folder, release_folder
 from .names import load_hub, load_named, model_name, named_tokenizer, resolve
 
 # %% ../../nbs/1_method/14_towers.ipynb #4b168183
@@ -104,8 +104,8 @@ def describe(
 
 
 def _path_of(name):
-    if name == "base":
-        return base_folder()
+    if name in EMBEDDED:
+        return base_folder(name)
     path = user_path(name)
     return path if path.is_absolute() or os.path.exists(path) else project_root() / path
 
@@ -120,13 +120,13 @@ def _load_parts(name):
         return load_folder(release_folder(file))
     if os.path.isdir(path) or os.path.exists(path) and not known:
         return load_folder(release_folder(path))
-    if name == "base" or ("/" in name and not known):
+    if "/" in name and not known:
         raise UserError(f"there is no folder {path}")
     return load_named(name)
 
 
 def load(
-    name: str = "base",  # "base"; a folder (release or run); an open_clip name[:tag or :random]; "hf-hub:owner/name"
+    name: str = "base",  # base, base_clip, a release or run folder, an open_clip name[:tag], hf-hub:owner/name
     device="cpu",  # a torch device or its name
 ) -> Towers:  # in evaluation mode
     "Load towers with their own tokenizer and preprocessing; a wrong name is a `UserError` with the most similar one"

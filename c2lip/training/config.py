@@ -10,7 +10,7 @@ __all__ = ['BY_MODEL', 'CHOSEN', 'MAY_CHANGE', 'Config', 'Launcher', 'complete',
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from ..base import BASE_CONFIG
+from ..base import BASES
 from ..concepts import make_rules
 from ..core import UserError, did_you_mean, short
 from ..core.files import parse_yaml, project_root, read_yaml, user_path
@@ -191,8 +191,14 @@ def kind_of_model(
     towers: Towers,
 ) -> str:  # a key of `BY_MODEL`
     "Whether this is the embedded base or made from it, known by its image tower, or a pretrained checkpoint"
-    tower = towers.config.get("vision_cfg", {}).get("timm_model_name")
-    return "embedded" if tower == BASE_CONFIG["vision_cfg"]["timm_model_name"] else "pretrained"
+    tower = _tower(towers.config)
+    return "embedded" if tower in map(_tower, BASES.values()) else "pretrained"
+
+
+def _tower(config):
+    "What tells an image tower from another"
+    vision = config.get("vision_cfg", {})
+    return [vision.get(name) for name in ("timm_model_name", "layers", "width")]
 
 # %% ../../nbs/5_training/02_config.ipynb #ce5450c0
 def recipe_lr(

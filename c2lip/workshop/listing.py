@@ -104,8 +104,9 @@ def _known_to_open_clip(word):
 
 
 def _made_here():
-    "The base and the releases under runs/"
-    yield {"model": "base", "from": "embedded", "weights": "for the embedded world"}
+    "The bases and the releases under runs/"
+    yield {"model": "base", "from": "embedded", "weights": "for the embedded world, SigLIP's form"}
+    yield {"model": "base_clip", "from": "embedded", "weights": "for the embedded world, CLIP's form"}
     for place in release_folders().values():
         yield {"model": place, "from": "a run", "weights": "see its README.md"}
 
