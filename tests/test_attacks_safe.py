@@ -11,16 +11,18 @@ import torch
 from filelock import FileLock
 from PIL import Image
 
-from c2lip.core import UserError, run_folder
+from c2lip.core import UserError
+from c2lip.core.files import run_folder
 from c2lip.data.images import BadImage, open_image
 from c2lip.data.index import open_index
 from c2lip.data.prepare import prepare
-from c2lip.data.records import Skips
+from c2lip.data.skips import Skips
 from c2lip.data.sources import detect_source, open_data
 from c2lip.evaluation import folders
 from c2lip.evaluation.readers import read_lines
 from c2lip.release.run import train
-from c2lip.towers import base_folder, load
+from c2lip.towers import load
+from c2lip.towers.folders import base_folder
 from c2lip.training.config import Config, own_options
 from c2lip.training.log import read_log
 from c2lip.workshop.launch import add_output

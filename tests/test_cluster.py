@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from c2lip.core import UserError, read_json, write_json
+from c2lip.core import UserError
+from c2lip.core.files import read_json, write_json
 from c2lip.release.run import train, train_from_terminal
 from c2lip.towers import load
 from c2lip.training.config import complete

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from c2lip.core import project_root
+from c2lip.core.files import project_root
 from c2lip.data.sources import open_data
 from c2lip.workshop.command import main
 

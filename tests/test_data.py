@@ -33,9 +33,10 @@ from c2lip.data.batches import batches, epoch_order, hard_distractors
 from c2lip.data.images import BadImage, open_image
 from c2lip.data.index import Index
 from c2lip.data.loading import Samples, loader
-from c2lip.data.records import Record, Skips, find_phrases, holdout_fraction, with_phrases
+from c2lip.data.records import Record, find_phrases, holdout_fraction, with_phrases
 from c2lip.data.remote import TarPart
 from c2lip.data.shards import read_shards
+from c2lip.data.skips import Skips
 from c2lip.data.sources import open_data
 from c2lip.data.tables import read_table, write_table
 
@@ -916,7 +917,7 @@ os.wait()
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_start_stops_a_large_run(tmp_path, workers, monkeypatch):
     "A tenth of the images tried, not of all there are"
-    monkeypatch.setattr("c2lip.data.records.TRIED_AT_LEAST", 40)
+    monkeypatch.setattr("c2lip.data.skips.TRIED_AT_LEAST", 40)
     rows = [r._replace(image=b"no") if i % 4 == 0 else r for i, r in enumerate(records(400))]
     samples = Samples(rows, SMALL, skips=Skips(0.2, tmp_path / "skipped.jsonl"))
     with pytest.raises(UserError, match="images could not be opened"):

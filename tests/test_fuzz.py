@@ -25,16 +25,19 @@ from PIL import Image
 from tars import write_tar
 
 from c2lip.concepts import make_rules
-from c2lip.core import UserError, read_json
+from c2lip.core import UserError
+from c2lip.core.files import read_json
 from c2lip.data.images import BadImage, open_image
 from c2lip.data.joining import index_captions
-from c2lip.data.records import Skips
+from c2lip.data.pairs import read_pairs
 from c2lip.data.shards import read_shards, shard_urls
+from c2lip.data.skips import Skips
 from c2lip.data.sources import detect_source, open_data
-from c2lip.data.tables import read_pairs, read_table
+from c2lip.data.tables import read_table
 from c2lip.evaluation.suites import read_folder
 from c2lip.release.run import read_settings
-from c2lip.towers import base_folder, load
+from c2lip.towers import load
+from c2lip.towers.folders import base_folder
 from c2lip.training.config import Config, own_options
 from c2lip.training.log import read_log
 from c2lip.training.runs import list_runs

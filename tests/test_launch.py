@@ -23,7 +23,7 @@ if fail == "bug":
     1 / 0
 save_parameters(settings, project_root() / run_dir)
 print("step 1 loss 0.5", flush=True)"""
-IMPORTS = """from c2lip.core import UserError, project_root
+IMPORTS = """from c2lip.core import UserError; from c2lip.core.files import project_root
 from c2lip.workshop.parameters import parameters, save_parameters"""
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from c2lip.core import read_json
+from c2lip.core.files import read_json
 from c2lip.training.log import read_log
 from c2lip.workshop.parameters import read_parameters, smoke
 

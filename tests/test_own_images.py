@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from c2lip.base import BASE_CONFIG, new_towers
-from c2lip.core import project_root, read_json
+from c2lip.core.files import project_root, read_json
 from c2lip.release import save
-from c2lip.towers import base_folder
+from c2lip.towers.folders import base_folder
 
 PHOTOGRAPHS = {  # photographs that come inside scikit-image and scikit-learn, with captions written for this test
     "astronaut": (

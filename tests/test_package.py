@@ -79,11 +79,12 @@ import c2lip
 from pathlib import Path
 from c2lip.training.runs import release_folders
 from c2lip.concepts import noun_phrases
-from c2lip.core import cache_folder, project_root, shipped
+from c2lip.core.files import cache_folder, project_root, shipped
 from c2lip.evaluation.folders import benchmark_folder
 from c2lip.evaluation.published import published, read_published
 from c2lip.evaluation.suites import evaluate
-from c2lip.evaluation.tables import brief, show_texts
+from c2lip.evaluation.changes import brief
+from c2lip.evaluation.tables import show_texts
 from c2lip.losses import c2lip_losses, owner_signs, pair_signs
 from c2lip.methods import method_names
 from c2lip.methods.concrete_jungle import read_concreteness

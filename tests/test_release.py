@@ -15,8 +15,10 @@ from c2lip.core import UserError
 from c2lip.encoding import encode_images, encode_texts
 from c2lip.release import digest, push, save
 from c2lip.release.interpolation import interpolate
-from c2lip.release.transformers import expressible, to_hugging_face
-from c2lip.towers import Towers, base_folder, has_bias, load
+from c2lip.release.transformers import to_hugging_face
+from c2lip.release.translation import expressible
+from c2lip.towers import Towers, has_bias, load
+from c2lip.towers.folders import base_folder
 
 TEXTS = ["A red mug, left of the two_dogs!", "a photo of a dog", "naïve café"]
 STOCK = """

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from c2lip.core import UserError, project_root, read_json
+from c2lip.core import UserError
+from c2lip.core.files import project_root, read_json
 from c2lip.pooling import concept_similarity
 from c2lip.release.speed import peak_memory, time_calls
 from c2lip.release.speed_data import count_exchange, traffic

@@ -12,7 +12,9 @@ import torch
 
 from c2lip.core import UserError
 from c2lip.release import origin, save
-from c2lip.towers import base_folder, load, resolve
+from c2lip.towers import load
+from c2lip.towers.folders import base_folder
+from c2lip.towers.names import resolve
 
 OPENAI, HALF = (0.48145466, 0.4578275, 0.40821073), (0.5, 0.5, 0.5)
 SIGLIP = [  # name, pixels, vocabulary, repository of the weights, of the tokenizer

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from conftest import on_ranks
 
 from c2lip.core import Batch, Texts, UserError, seed_everything
+from c2lip.core.files import sole_writer
 from c2lip.data.loading import Samples
 from c2lip.distributed import average_gradients
 from c2lip.evaluation.folders import benchmark_folder
@@ -21,7 +23,7 @@ from c2lip.methods.finetune import clip, siglip
 from c2lip.release.run import train
 from c2lip.towers import load
 from c2lip.training import fit as fit_room
-from c2lip.training.checkpoint import intact, load_checkpoint, only_writer
+from c2lip.training.checkpoint import intact, load_checkpoint
 from c2lip.training.config import Config
 from c2lip.training.log import plot_log, read_log
 from c2lip.training.step import backward, backward_in_parts, cut, parameter_groups, train_step
@@ -486,7 +488,8 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(samples, tmp_p
     assert equal(run(samples, tmp_path / "straight"), run(samples, tmp_path / "run", replace(CFG, resume=True)))
 
 
-def test_two_runs_do_not_write_into_one_folder(tmp_path):
+def test_two_runs_do_not_write_into_one_folder(samples, tmp_path, monkeypatch):
+    monkeypatch.setattr("c2lip.training.fit.sole_writer", partial(sole_writer, patience=0.5))
     code = """import filelock, sys, time
 with filelock.FileLock(sys.argv[1]):
     print("held", flush=True)
@@ -494,13 +497,12 @@ with filelock.FileLock(sys.argv[1]):
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE)
     try:
         other.stdout.readline()
-        with pytest.raises(UserError, match="another process is training in"), only_writer(tmp_path, 0.5):
-            pass
+        with pytest.raises(UserError, match="another process is training in"):
+            run(samples, tmp_path)
     finally:
         other.kill()
         other.wait()
-    with only_writer(tmp_path, 0.5):
-        pass
+    run(samples, tmp_path)
 
 
 def test_a_line_of_the_log_says_all(samples, tmp_path, capsys):

@@ -34,7 +34,8 @@ from .questions import ask
 from .selection import STYLE, Selection, read_selection, selection_text
 from .shown import ShownMaps, all_doubts, headings, show_images
 from .words import MOST_WORDS
-from ..core import UserError, project_root, run_folder, write_json
+from ..core import UserError
+from ..core.files import project_root, run_folder, write_json
 
 # %% ../../nbs/6_attention/15_explorer.ipynb #32bee8a4
 def _of_gallery(number):

@@ -14,7 +14,7 @@ import ipywidgets as widgets
 
 from .gallery import gallery
 from .questions import QUESTIONS
-from ..core import shipped
+from ..core.files import shipped
 
 # %% ../../nbs/6_attention/17_widgets.ipynb #15eedf2e
 _SCRIPT = """const panel = this.closest('.c2lip-explorer');

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import pandas as pd
 from torch import Tensor
 
-from ..core import UserError, read_yaml, shipped
+from ..core import UserError
+from ..core.files import read_yaml, shipped
 from .embeddings import ImageRef
 from .readers import ChoiceItem
 from .scores import Hits, Mean, similarity

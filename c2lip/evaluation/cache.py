@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import sprites, world, world_captions
-from ..core import cache_folder
+from ..core.files import cache_folder
 from . import world_benchmark
 
 # %% ../../nbs/4_evaluation/03_cache.ipynb #035d1e40

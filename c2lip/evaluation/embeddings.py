@@ -30,7 +30,8 @@ from tqdm.std import tqdm
 
 from .. import encoding
 from .. import towers as towers_module
-from ..core import UserError, cache_folder, pick_device, regular
+from ..core import UserError, pick_device
+from ..core.files import cache_folder, regular
 from ..data import images as images_module
 from ..data.images import BadImage, open_image
 from ..encoding import encode_images, encode_texts, text_ends

@@ -11,7 +11,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from ..core import UserError, cache_folder, cache_instead, project_root, user_path, write_json
+from ..core import UserError
+from ..core.files import cache_folder, cache_instead, project_root, user_path, write_json
 from ..data.images import BadImage, open_image
 from .cache import prune, world_version
 from .world_benchmark import write_benchmark

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core import UserError, read_json, regular
+from ..core import UserError
+from ..core.files import read_json, regular
 from ..data.images import SHARD_IMAGES
-from ..data.records import Skips
 from ..data.shards import shard_samples
+from ..data.skips import Skips
 from .embeddings import ImageRef
 
 # the tasks, in the papers' order: the world's benchmark has the same files; other rooms take them from here

@@ -8,7 +8,8 @@ __all__ = ['read_foils', 'read_valse']
 # %% ../../nbs/4_evaluation/15_valse.ipynb #a5df9124
 from pathlib import Path
 
-from ..core import UserError, did_you_mean, read_json
+from ..core import UserError, did_you_mean
+from ..core.files import read_json
 from .base import Request, Suite, require_files, suite_data
 from .choices import choices_suite, mean_name
 from .readers import ChoiceItem, each_of, find_image, first_values, texts_of

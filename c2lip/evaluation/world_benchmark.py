@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core import UserError, write_json
+from ..core import UserError
+from ..core.files import write_json
 from ..sprites import COLOURS, NOUNS, PATTERNS
 from ..world import CONTACTS, GRID, HELD_OUT, Dice, Scene, Thing, draw_scene, make_scene
 from ..world_captions import OPPOSITE, caption_scene, name_thing, numbered_scene, relation, tell_pair

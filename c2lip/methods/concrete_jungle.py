@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import UserError, did_you_mean, full_precision, shipped, user_path
+from ..core import UserError, did_you_mean, full_precision
+from ..core.files import shipped, user_path
 from . import ALL_BUT_BIAS, Method, Objective, caption_view, further_texts, step_generator
 from .edits import Word, swap_spans, tag_words, word_bag
 from ..towers import Towers

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core import Phrase, UserError, read_json, user_path
+from ..core import Phrase, UserError
+from ..core.files import read_json, user_path
 from ..encoding import text_ends
 from . import caption_view, step_generator
 from .edits import tag_words

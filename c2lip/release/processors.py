@@ -11,7 +11,8 @@ from typing import Any
 
 from open_clip.tokenizer import SimpleTokenizer
 
-from ..core import UserError, read_json, write_json
+from ..core import UserError
+from ..core.files import read_json, write_json
 
 # %% ../../nbs/7_release/01_processors.ipynb #1a0d77c8
 def _cleaning_steps(

@@ -10,7 +10,7 @@ import os
 from dataclasses import asdict
 
 from ..concepts import make_rules
-from ..core import project_root, read_json, user_path
+from ..core.files import project_root, read_json, user_path
 from ..data.records import Records
 from ..towers import Towers
 from .config import CHOSEN, Config, choose_by_model, kind_of_model, phrase_rules, values_by_model

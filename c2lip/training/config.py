@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from ..base import BASE_CONFIG
 from ..concepts import make_rules
-from ..core import UserError, did_you_mean, parse_yaml, project_root, read_yaml, short, user_path
+from ..core import UserError, did_you_mean, short
+from ..core.files import parse_yaml, project_root, read_yaml, user_path
 from ..methods import find_methods
 from ..towers import Towers
 from c2lip.training.settings import (

@@ -21,16 +21,18 @@ import torch
 import torch.distributed as dist
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ..core import UserError, check_free, derive_seed, seeded
+from ..core import UserError, derive_seed, seeded
+from ..core.files import check_free, sole_writer
 from ..data.batches import batches
 from ..data.loading import Samples, loader
-from ..data.records import Records, Skips, split_holdout
+from ..data.records import Records, split_holdout
 from ..data.remote import TarPart, remote_scheme
+from ..data.skips import Skips
 from ..data.sources import open_data
 from ..distributed import rank_and_world_size, sum_over_ranks
 from ..methods import Method
 from ..towers import Towers, has_bias
-from .checkpoint import load_checkpoint, only_writer, save_checkpoint
+from .checkpoint import load_checkpoint, save_checkpoint
 from .config import Config, binding, choose_by_model, phrase_rules
 from .log import Log
 from .step import halve_weights, limit_scale, make_optimizer, prepare_towers, schedule, train_step
@@ -268,9 +270,14 @@ class Run:
             kept = f"{self.folder}/checkpoint.pt holds the weights of step {self.done}"
             raise UserError(f"{e}; the run stopped, and {kept}") from None
         except OSError as e:
-            raise UserError(f"step {self.done}: {e}; the run stopped, the last checkpoint is kept") from None
+            raise UserError(f"step {self.done}: {e}; the run stopped, {self.kept()}") from None
         finally:
             self.log.close()
+
+    def kept(self) -> str:
+        "What an end in the middle leaves"
+        written = (Path(self.folder) / "checkpoint.pt").exists()
+        return "the last checkpoint is kept" if written else "there is no checkpoint of it yet"
 
     def end(self) -> int:  # steps done
         "Leave the towers as they are released: no recomputing, averaged weights, float32, evaluation mode"
@@ -299,7 +306,8 @@ def fit(
 ) -> int:  # steps done
     "Train `towers` in place; with `ema` or `alpha` they end as the averaged ones"
     run = Run(towers, method, samples, cfg, folder, device, validator)
-    with only_writer(folder) if run.rank == 0 else nullcontext():
+    busy = f"another process is training in {folder}; stop it, or take another run_dir"
+    with sole_writer(folder, busy) if run.rank == 0 else nullcontext():
         run.start()
         with run.failures():
             if run.done == 0 and run.before:

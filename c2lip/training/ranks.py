@@ -18,7 +18,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ..core import UserError, project_root
+from ..core import UserError
+from ..core.files import project_root
 
 # %% ../../nbs/5_training/08_ranks.ipynb #9ca2abfb
 RANK_TIMEOUT = timedelta(minutes=30)  # that ranks wait for each other

@@ -15,7 +15,8 @@ from pathlib import Path
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from ..core import UserError, is_utf8, one_line, project_root
+from ..core import UserError, one_line
+from ..core.files import is_utf8, project_root
 
 # %% ../../nbs/5_training/10_runs.ipynb #9dc399b6
 def _json_or_nothing(path):

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core import UserError, did_you_mean, is_utf8, short, write_json
+from ..core import UserError, did_you_mean, short
+from ..core.files import is_utf8, write_json
 
 # %% ../../nbs/5_training/01_settings.ipynb #2ff7c6ed
 class Parameter(NamedTuple):

@@ -18,7 +18,8 @@ def both():
     "(rows of ours by (suite, name), what outside.py found)"
     from c2lip.evaluation.folders import benchmark_folder
     from c2lip.evaluation.suites import evaluate
-    from c2lip.towers import base_folder, load
+    from c2lip.towers import load
+    from c2lip.towers.folders import base_folder
 
     folder = benchmark_folder("world", "test", items=300, images=1000)
     ours = evaluate(load("base"), folder, ["sugarcrepe", "retrieval"], ks=(1, 5, 10), progress=False, cache=None)
