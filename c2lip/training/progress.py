@@ -27,7 +27,8 @@ def wrap_line(
     width: int,  # columns
 ) -> str:  # one line or several; a word that is wider, such as a path, stays whole
     "Wrap a line that stays, between parts where it has them, else between words"
-    if len(line) <= width or "  " in line.strip():  # the columns of a table are not words
+    table = "  " in line.strip() and PART not in line  # whose columns are not words
+    if len(line) <= width or table:
         return line
     glue = "\N{NO-BREAK SPACE}"
     joined = PART.join(part.replace(" ", glue) for part in line.split(PART)) if PART in line else line
