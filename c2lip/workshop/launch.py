@@ -221,7 +221,7 @@ def is_papermill(
     return Path(argv[0]).stem == "papermill" or (argv[0] == "-m" and "papermill" in original)
 
 # %% ../../nbs/9_workshop/03_launch.ipynb #b0ddba5b
-ABOUT_ITSELF = r"(Executing|Ending) Cell |(Input|Output) Notebook: |Executing notebook with kernel"
+ABOUT_ITSELF = r"(Executing|Ending) Cell |(Input|Output) Notebook: |Executing notebook with kernel|Kernel died while"
 CELLS = "{desc}: cell {n_fmt} of {total_fmt}, {elapsed}"  # of papermill's bar: its guess of the time left misleads
 SECONDS = 10.0  # between two lines of progress where nobody watches
 
