@@ -6,6 +6,7 @@
 __all__ = ['UNHEARD', 'SIGNALS', 'standing', 'failure', 'show_failures', 'exit_on_signals', 'check_loopback']
 
 # %% ../../nbs/9_workshop/00_endings.ipynb #7e012765
+import re
 import signal
 import socket
 import sys
@@ -49,8 +50,10 @@ def failure(
     "An error in one line, and where to read more or how to go on"
     if not hasattr(error, "ename"):
         return f"c2lip: {_cause(error, output)}\n       {standing(Path(output).parent)}"
-    name = "" if error.ename == "UserError" else f"{error.ename}: "
     message = one_line(error.evalue) or "stopped"
+    disk = re.fullmatch(r"\[Errno \d+\] (.*)", message)  # the system's words suffice
+    name = "" if disk or error.ename == "UserError" else f"{error.ename}: "
+    message = disk.group(1) if disk else message
     return f"c2lip: {name}{message}\n       the executed notebook: {output}"
 
 

@@ -277,7 +277,7 @@ def make_folder(
     except OSError as e:
         if new and isinstance(e, FileExistsError):
             return False
-        raise UserError(f"the run folder {folder} cannot be made: {e.strerror}") from None
+        raise UserError(f"the run folder {folder} cannot be made: {e.strerror}; take another run_dir") from None
     if not os.access(folder, os.W_OK):
         raise UserError(f"the run folder {folder} cannot be written")
     return True
@@ -307,8 +307,8 @@ def enter():
     try:
         check_loopback()
         line, output = _complete(sys.argv)
-    except UserError as e:
-        print(f"c2lip: {e}", file=sys.stderr)
+    except (UserError, OSError) as e:  # OSError: the notebook itself cannot be read
+        print(f"c2lip: {e if isinstance(e, UserError) else f'{e.strerror}: {e.filename}'}", file=sys.stderr)
         raise SystemExit(2) from None
     sys.argv[:] = line
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # their defaults warn in every run
