@@ -18,7 +18,7 @@ import torch
 from tqdm.std import tqdm
 
 from ..distributed import rank_and_world_size
-from .progress import PART, fit_line
+from .progress import BETWEEN, fit_line
 
 if TYPE_CHECKING:
     from c2lip.evaluation.plots import Page
@@ -63,7 +63,7 @@ def format_row(
     losses = [text for k, text in numbers.items() if k not in _AFTER]
     others = [text for k, text in numbers.items() if k in _AFTER]
     speed = [f"{row['images_per_s']:.0f} img/s", f"data {row['data_wait']:.0%}", f"{row['memory_gb']:.1f} GB"]
-    return PART.join(filter(None, ["  ".join(losses), *speed, "  ".join(others)]))
+    return BETWEEN.join(filter(None, ["  ".join(losses), *speed, "  ".join(others)]))
 
 # %% ../../nbs/5_training/04_log.ipynb #280af8ce
 class Log:
@@ -169,7 +169,7 @@ class Log:
         rate = row["images_per_s"] / self.images
         done = {"initial": self.first, "rate": rate, "bar_format": BAR, "ascii": False}
         meter = tqdm.format_meter(step, self.total, row["seconds"], **done)
-        return PART.join([meter, format_row(row), f"{rate:.2f} steps/s"])
+        return BETWEEN.join([meter, format_row(row), f"{rate:.2f} steps/s"])
 
     @contextmanager
     def aside(self):

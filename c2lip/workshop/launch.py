@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FLAGS', 'OPTION_WORDS', 'ABOUT_ITSELF', 'CELLS', 'SECONDS', 'KERNEL_DIED', 'read_line', 'is_complete', 'passed',
-           'new_name', 'is_ours', 'add_output', 'is_papermill', 'Shown', 'make_folder', 'enter', 'make_engine']
+           'new_name', 'is_ours', 'add_output', 'is_papermill', 'RunOutput', 'make_folder', 'enter', 'make_engine']
 
 # %% ../../nbs/9_workshop/03_launch.ipynb #472d61c5
 import logging
@@ -226,7 +226,7 @@ CELLS = "{desc}: cell {n_fmt} of {total_fmt}, {elapsed}"  # of papermill's bar: 
 SECONDS = 10.0  # between two lines of progress where nobody watches
 
 
-class Shown:
+class RunOutput:
     "What papermill's log says of a run, as the terminal or the pipe gets it: a filter of the log"
 
     def __init__(self):
@@ -264,7 +264,7 @@ class Shown:
         return [line]
 
 
-_shown = Shown()
+_output = RunOutput()
 
 
 def make_folder(
@@ -319,7 +319,7 @@ def enter():
     if len(places) == 1:
         print(f"c2lip: the executed notebook and the results go to {output.parent}", file=sys.stderr)
     if "DEBUG" not in line:
-        logging.getLogger("papermill").addFilter(_shown)
+        logging.getLogger("papermill").addFilter(_output)
         show_failures(output)
 
 # %% ../../nbs/9_workshop/03_launch.ipynb #5059e6ba
@@ -328,8 +328,7 @@ KERNEL_DIED = 138  # exit code, as papermill has it
 
 def make_engine():
     "papermill's engine with a quieter terminal"
-    from nbclient.exceptions import DeadKernelError  # here: this module starts without papermill
-    from papermill.engines import NBClientEngine
+    from papermill.engines import NBClientEngine  # here: this module starts without papermill
     from papermill.log import logger
 
     class Engine(NBClientEngine):
@@ -339,11 +338,13 @@ def make_engine():
 
             quiet = ["--IPKernelApp.log_level=50"]
             if nb_man.pbar is not None:
-                _shown.bar, nb_man.pbar.leave, nb_man.pbar.bar_format = nb_man.pbar, False, CELLS
+                _output.bar, nb_man.pbar.leave, nb_man.pbar.bar_format = nb_man.pbar, False, CELLS
             try:
                 with logging_redirect_tqdm():
                     super().execute_managed_notebook(nb_man, kernel_name, extra_arguments=quiet, **kwargs)
-            except DeadKernelError as e:  # papermill would print its traceback
+            except RuntimeError as e:
+                if type(e).__name__ != "DeadKernelError":  # of nbclient, whose traceback papermill would print
+                    raise
                 nb_man.cleanup_pbar()
                 print(failure(e, nb_man.output_path), file=sys.stderr)
                 raise SystemExit(KERNEL_DIED) from None
