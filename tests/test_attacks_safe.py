@@ -1,8 +1,12 @@
 """What an attack on an older version found: each ends in one clear line, and nothing is lost."""
 
+import itertools
 import json
 import os
+import resource
 import shutil
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,7 @@ from c2lip.data.skips import Skips
 from c2lip.data.sources import detect_source, open_data
 from c2lip.evaluation import folders
 from c2lip.evaluation.readers import read_lines
+from c2lip.release import save
 from c2lip.release.run import train
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
@@ -84,6 +89,50 @@ def read(source, folder, limit=0.9):
 
 
 # What a run can lose
+
+
+@contextmanager
+def largest_file(size):
+    "No file of this process grows beyond so many bytes, as on a disk that is full"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# TensorBoard writes in a thread of its own, whose error reaches the run with the next record
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_full_disk(tmp_path):
+    "In the settings, the log, the first checkpoint or a later one: one line each, which says what stands"
+    for size, said in ((20, "there is no checkpoint yet"), (300, "there is no checkpoint yet")):
+        folder = tmp_path / str(size)
+        with largest_file(size):
+            refused(lambda: train(SMALL, folder), str(folder), "File too large", said)  # noqa: B023
+    with largest_file(1_000_000):
+        refused(lambda: train(SMALL, tmp_path / "run"), "step 2: the checkpoint", "there is none before it")
+        assert not list((tmp_path / "run").glob("checkpoint*"))
+    with largest_file(1_000_000):
+        refused(lambda: save(load("base"), tmp_path / "model"), "the release folder", "cannot be written")
+        assert not list((tmp_path / "model").glob("*.tmp"))
+    shutil.rmtree(tmp_path / "run")
+    train({**SMALL, "keep_checkpoint": True}, tmp_path / "run")
+    with largest_file(1_000_000):
+        again = {**SMALL, "resume": True, "epochs": 1}
+        (tmp_path / "run" / "checkpoint.pt").unlink()  # a kill between two: the one before is whole
+        refused(lambda: train(again, tmp_path / "run"), "step 4: the checkpoint", "the last good one is kept")
+    assert train({**SMALL, "resume": True}, tmp_path / "run")
+
+
+def test_a_clock_that_jumps(tmp_path, monkeypatch):
+    "A clock that is set back and forth changes neither the weights nor the times that are logged"
+    straight = train(SMALL, tmp_path / "a").model.state_dict()
+    jumps = itertools.cycle([0.0, 4e9, -7e8, 1.7e9])
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    jumped = train(SMALL, tmp_path / "b").model.state_dict()
+    assert all(torch.equal(weight, jumped[name]) for name, weight in straight.items())
+    assert [0 < row["seconds"] < 60 for row in read_log(tmp_path / "b")] == [True] * 4
 
 
 def test_a_run_is_not_written_over(tmp_path):

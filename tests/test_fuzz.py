@@ -19,14 +19,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 from benchmark_examples import write_examples
 from PIL import Image
 from tars import write_tar
 
+from c2lip.attention.selection import read_selection
 from c2lip.concepts import make_rules
 from c2lip.core import UserError
-from c2lip.core.files import read_json
+from c2lip.core.files import is_utf8, read_json
 from c2lip.data.images import BadImage, open_image
 from c2lip.data.joining import index_captions
 from c2lip.data.pairs import read_pairs
@@ -35,16 +37,22 @@ from c2lip.data.skips import Skips
 from c2lip.data.sources import detect_source, open_data
 from c2lip.data.tables import read_table
 from c2lip.evaluation.suites import read_folder
+from c2lip.methods.c2lip import c2lip
 from c2lip.release.run import read_settings
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
+from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
 from c2lip.training.config import Config, own_options
 from c2lip.training.log import read_log
+from c2lip.training.progress import Screen, fit_line, wrap_line
 from c2lip.training.runs import list_runs
 from c2lip.training.settings import check, parse_parameters
+from c2lip.training.step import parameter_groups
 from c2lip.workshop.command import main
+from c2lip.workshop.endings import failure
 from c2lip.workshop.launch import add_output
 from c2lip.workshop.parameters import check_own, read_parameters
+from c2lip.workshop.text_table import text_table
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHERS = sorted(path for path in (ROOT / "nbs").glob("*.ipynb") if path.stem != "index")
@@ -395,6 +403,103 @@ def command_line(dice, folder):
     assert "Traceback" not in said.getvalue() and (code == 0 or last.isprintable() and "error: " in last), last
 
 
+def damaged_checkpoint(dice, folder):
+    "A checkpoint that is damaged is not used; the one before it is, and where there is none the run does not go on"
+    towers, method, optimizer = trained_by_hand()
+    for step in (1, 2)[: dice.choice((1, 2, 2))]:
+        save_checkpoint(folder, towers, method, optimizer, step, settings={"lr": 1e-3})
+    kept = len(list(folder.glob("checkpoint*.pt")))
+    path = folder / "checkpoint.pt"
+    was = path.read_bytes()
+    path.write_bytes(hurt(was, dice))
+    step = load_checkpoint(folder, towers, method, optimizer)
+    assert step == (kept if path.read_bytes() == was else 1)
+
+
+@cache
+def trained_by_hand():
+    towers = load("base")
+    method = c2lip(towers)
+    return towers, method, torch.optim.SGD(parameter_groups(towers, method, Config(lr=1e-3)))
+
+
+def damaged_cache(dice, folder):
+    "An index whose files were damaged is made anew, and gives the same records"
+    write_rows(folder / "t.csv", ROWS)
+    put_small_images(folder)
+    first = [record.caption for record in open_data(str(folder / "t.csv"), index_folder=folder / "kept")]
+    files = [path for path in sorted((folder / "kept").rglob("*")) if path.is_file() and path.stat().st_size]
+    for path in dice.sample(files, dice.randrange(1, len(files) + 1)):
+        path.write_bytes(hurt(path.read_bytes(), dice)) if dice.random() < 0.8 else path.unlink()
+    assert [record.caption for record in open_data(str(folder / "t.csv"), index_folder=folder / "kept")] == first
+
+
+def odd_moments(dice, folder):
+    "Folders of runs from the year 1901 to 2200, as a clock that was wrong leaves them, are listed and not removed"
+    for name in ("train-20260101-101010", f"train-{odd_text(dice)[:9]}", dice.choice(["x", "\udcff", "a b", "ü"])):
+        run = folder / "runs" / (re.sub(r"[\0/\ud800]", "", name) or "y")
+        run.mkdir(parents=True, exist_ok=True)
+        (run / "params.json").write_text('{"method": "c2lip"}')
+        (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "total": dice.choice([1.0, 1e308]), "seconds": -5}))
+        moment = dice.choice([-2_000_000_000, 0, 1, 2**31, 7_258_118_400])
+        os.utime(run, (moment, moment))
+        os.utime(run / "params.json", (moment, moment))
+    table = list_runs(folder / "runs")
+    named = [run for run in (folder / "runs").iterdir() if is_utf8(run.name)]
+    assert len(table) == len(named) and text_table(table, dice.choice([20, 80, 140]))
+
+
+def pieces_of_output(dice, folder):
+    "However a kernel cuts its output into pieces, the same lines stay, and each is shown within the width"
+    lines = [dice.choice(["done", "", "a  b  1.0", odd_text(dice).replace("\r", "").split("\n")[0]]) for _ in range(5)]
+    text = "".join(f"{line}\n" for line in lines)
+    bar = "".join(f"\r{i}/9 · npc {i / 3:.3f}" for i in range(9)) + "\n"
+    screen, stay = Screen(), []
+    ends = [i for i, letter in enumerate(bar) if letter in "\r\n"]  # a kernel cuts between what it writes
+    cuts = sorted(dice.sample(ends, dice.randrange(4)))
+    for piece in [text, *(bar[a:b] for a, b in zip([0, *cuts], [*cuts, len(bar)]))]:
+        stay += screen.feed(piece)
+        assert "\r" not in screen.drawn
+    assert screen.drawn == "" and stay[-1].endswith("npc 2.667") and not any("\r" in line for line in stay)
+    width = dice.randrange(1, 200)
+    assert all(len(fit_line(line, width)) <= width for line in stay)
+    for line in stay:
+        words = wrap_line(line, width).replace("\n", " ").split()
+        assert words == line.split() or "  " in line
+
+
+def odd_tables(dice, folder):
+    "A table of anything is plain lines, no wider than its numbers need"
+    cells = [[dice.choice([*ODD, odd_text(dice)]) for _ in range(3)] for _ in range(4)]
+    frame = pd.DataFrame(
+        [[str(cell) for cell in row] for row in cells], columns=["a", "b", "longer name"], dtype=object
+    )
+    shown = text_table(frame.assign(number=1.5), dice.choice([40, 80, 140]))
+    assert all(line.isprintable() for line in shown.splitlines())
+    assert max(map(len, shown.splitlines())) <= 140
+
+
+def selections(dice, folder):
+    "The text or link that restores what the explorer shows"
+    read_selection(
+        hurt(b"image=world/3&phrases=a%20red%20mug|a%20fish&models=base,tuned&kind=centred&layer=2", dice).decode(
+            "utf8", "replace"
+        )
+    )
+
+
+def ends_of_papermill(dice, folder):
+    "Whatever error ends papermill, two printable lines say so"
+    kind = dice.choice(
+        [OSError, ValueError, RuntimeError, KeyError, UnicodeError, type("DeadKernelError", (Exception,), {})]
+    )
+    error = kind(dice.choice([28, odd_text(dice), None]), odd_text(dice)) if kind is OSError else kind(odd_text(dice))
+    if dice.random() < 0.4:
+        error.ename, error.evalue = dice.choice(["UserError", "OSError", "ValueError"]), odd_text(dice)
+    said = failure(error, folder / "train.ipynb").splitlines()
+    assert len(said) == 2 and all(line.isprintable() for line in said) and len(said[0]) < 2500, said
+
+
 KINDS = {  # kind → cases
     parameters_text: 80,
     parameters_given: 150,
@@ -415,6 +520,13 @@ KINDS = {  # kind → cases
     own_benchmark: 100,
     run_folders: 50,
     command_line: 60,
+    damaged_checkpoint: 40,
+    damaged_cache: 40,
+    odd_moments: 60,
+    pieces_of_output: 300,
+    odd_tables: 100,
+    selections: 100,
+    ends_of_papermill: 150,
 }
 
 

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,14 +19,25 @@ from c2lip.workshop.upkeep import KERNEL
 CELL = """lambda_xac: float = 0.01  # weight, from 0 to 100
 lr: float = 1e-5  # peak learning rate, above 0
 run_dir: str = ""  # folder of the results
-fail: str = "no"  # how to fail, one of: no, user, bug"""
+fail: str = "no"  # how to fail, one of: no, user, bug, kill, full"""
 RUN = """if fail == "user":
     raise UserError("there is no model ViT-B-61; did you mean ViT-B-16?")
 if fail == "bug":
     1 / 0
 save_parameters(settings, project_root() / run_dir)
+if fail == "kill":
+    os.kill(os.getpid(), 9)
+if fail == "full":
+    print("x" * 200_000)
+line = "/9 \N{FULL BLOCK} 00:01 left · contrastive 0.983  npc 3.319  xac 7.971 · 492 img/s · data 3% · 1.5 GB · total 4"
+for i in range(1, 10):
+    print(f"\\r{i}{line}", end="", flush=True)
+    time.sleep(0.01)
+print(flush=True)
+print("step 9, validation: " + " · ".join(f"suite {i} 98.5 (-0.4)" for i in range(6)))
 print("step 1 loss 0.5", flush=True)"""
-IMPORTS = """from c2lip.core import UserError; from c2lip.core.files import project_root
+IMPORTS = """import os, time
+from c2lip.core import UserError; from c2lip.core.files import project_root
 from c2lip.workshop.parameters import parameters, save_parameters"""
 
 
@@ -77,41 +91,56 @@ def test_installed_entry_point():
     ], "pip install -e . is due"
 
 
-def test_in_a_terminal(toy):
-    "Exactly the card's line, on a pseudo-terminal, from the root"
+def on_terminal(words, folder, columns):
+    "A command on a pseudo-terminal: exit code, and the lines that then stand there"
     import fcntl
     import pty
     import struct
     import termios
 
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.chdir(toy)
-        os.execvp("papermill", "papermill nbs/train.ipynb -p lambda_xac 0.01".split())
-    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    shown = b""
-    while True:
-        try:
-            shown += os.read(fd, 65536)
-        except OSError:
-            break  # how Linux says that the other end has closed
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown.decode()
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    sides = dict(stdin=theirs, stdout=theirs, stderr=theirs)
+    with subprocess.Popen(words, cwd=folder, env=env, start_new_session=True, **sides) as job:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(ours, 65536)
+            except OSError:
+                break  # how Linux says that the other end has closed
+    os.close(ours)
+    text = shown.decode().replace("\r\n", "\n")
+    return job.returncode, text, [line.rstrip() for line in re.sub(r"[^\n]*\r", "", text).split("\n")]
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_in_a_terminal(toy, columns):
+    "Exactly the card's line, on a pseudo-terminal, from the root"
+    code, text, lines = on_terminal("papermill nbs/train.ipynb -p lambda_xac 0.01".split(), toy, columns)
+    assert code == 0, text
     folder, executed, params = results(toy)
-    assert (
-        f"runs/{folder.name}" in shown.decode()
-        and "step 1 loss 0.5" in shown.decode()
-        and "Executing" in shown.decode()
-    )
-    assert "encryption" not in shown.decode() and "object at 0x" not in shown.decode()
-    assert "Executing Cell" not in shown.decode()
+    assert f"runs/{folder.name}" in text and "step 1 loss 0.5" in lines and "Executing" in text
+    for word in ("encryption", "object at 0x", "Executing Cell", "Executing: 100%"):
+        assert word not in text
     assert params == {"lambda_xac": 0.01, "lr": 1e-5, "fail": "no"}
     assert any("injected-parameters" in c["metadata"].get("tags", []) for c in executed["cells"])
+    drawn = re.findall(r"\r(\d)/9 [^\r\n]*", text)
+    assert len(set(drawn)) > 3, "the line is drawn again and again"
+    assert [line[:3] for line in lines if "/9 " in line] == ["9/9"], "and stays once"
+    assert all(len(row) <= columns for row in re.split(r"[\r\n]", text) if str(toy) not in row)
+    (first, *rest) = [line for line in lines if "suite" in line]
+    assert first.startswith("step 9") and len(rest) == (2 if columns == 80 else 1)
+    assert all(line.startswith("  suite") for line in rest)
 
 
 def test_with_pipes_from_the_notebooks_folder_and_again_from_its_record(toy, run):
     source = (toy / "nbs" / "train.ipynb").read_bytes()
     done = run("papermill", "train.ipynb", "-plr", "1e-5", cwd=toy / "nbs", stdin=None, input="not a notebook")
     assert done.returncode == 0 and "step 1 loss 0.5\n" in done.out and "Executing" not in done.out, done.out
+    assert done.out.count("9/9 ") == 1 and done.out.count("/9 ") <= 3, "progress now and then, the last line once"
+    assert all(letter.isprintable() or letter == "\n" for letter in done.out) and "\n\n" not in done.out
     assert (toy / "nbs" / "train.ipynb").read_bytes() == source
     folder, _, params = results(toy)
     assert params["lr"] == 1e-5
@@ -213,6 +242,51 @@ def test_a_failing_notebook(toy, run, how, said):
         assert (
             "Traceback" in run("papermill", "nbs/train.ipynb", "-p", "fail", how, "--log-level", "DEBUG", cwd=toy).out
         )
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [("kill", "the kernel died: it was killed from outside"), ("full", "File too large: ")],
+)
+def test_what_no_cell_can_catch(toy, run, how, said):
+    "A kernel that is killed, and a disk with no room for the executed notebook: one line, and what stands"
+    import resource
+
+    def little_room():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    done = run("papermill", "nbs/train.ipynb", "-p", "fail", how, "-p", "run_dir", "x", cwd=toy, preexec_fn=little_room)
+    assert done.returncode != 0 and "Traceback" not in done.out, done.out
+    (line,) = [line for line in done.out.splitlines() if line.startswith("c2lip: ") and "go to" not in line]
+    assert said in line and "x holds no checkpoint yet, so start again" in done.out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal(toy, number):
+    "The run says what stands, its kernel ends, and the exit code is the usual one"
+    cell = json.loads((toy / "nbs" / "train.ipynb").read_text())
+    cell["cells"][-1]["source"] = 'print("kernel", os.getpid(), flush=True)\ntime.sleep(60)'
+    (toy / "nbs" / "train.ipynb").write_text(json.dumps(cell))
+    words = ["papermill", "nbs/train.ipynb", "-p", "run_dir", "x"]
+    with subprocess.Popen(words, cwd=toy, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL) as job:
+        kernel = next(int(line.split()[1]) for line in job.stderr if line.startswith("kernel "))
+        job.send_signal(number)
+        said = job.stderr.read()
+    assert job.returncode == 128 + number and "Traceback" not in said and "Aborted" not in said, said
+    assert "c2lip: stopped by " in said and "start again" in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(kernel, 0)
+
+
+def test_no_way_to_the_kernel(toy, monkeypatch, capsys):
+    "A loopback that is down is found out before a folder is made"
+    monkeypatch.chdir(toy)
+    monkeypatch.setattr(sys, "argv", ["papermill", "nbs/train.ipynb"])
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: (_ for _ in ()).throw(OSError(101, "is down")))
+    with pytest.raises(SystemExit) as ended:
+        enter()
+    assert ended.value.code == 2 and "does not reach itself over 127.0.0.1 (is down)" in capsys.readouterr().err
+    assert not (toy / "runs").exists()
 
 
 def test_checked_inside_when_nobody_stood_at_the_door(toy, monkeypatch):

@@ -19,22 +19,17 @@ from c2lip.evaluation.plots import plot_pareto, plot_radar
 from c2lip.evaluation.published import lay_out, layouts, paper_rows, published, read_published, with_means
 from c2lip.evaluation.readers import SUGARCREPE, SUGARCREPE_PP
 from c2lip.evaluation.scores import Hits, mean_of, score
-from c2lip.evaluation.seeds import pick_rows, row_list, side_by_side, summarise, texts_as_markdown
+from c2lip.evaluation.seeds import pick_rows, row_list, side_by_side, summarise
 from c2lip.evaluation.suites import evaluate, tabulate
 from c2lip.evaluation.tables import show_rows, show_table, show_texts
 from c2lip.evaluation.uncertainty import bootstrap, interval, sign_test, standard_error, with_errors
 from c2lip.evaluation.writing import ShownLayout, printed_rows, to_great_table, write_tables
 from c2lip.study.ladder import (
     DEFAULT_RUNG,
-    compare_with_expected,
-    default_ladder,
-    expected_table,
-    ladder_texts,
     read_record,
 )
 from c2lip.towers import load
 from c2lip.training.config import BY_MODEL
-from c2lip.workshop.parameters import read_parameters
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
 PAPER = Path(os.environ.get("C2LIP_PAPER", Path(__file__).parents[2] / "shared" / "papers" / "c2lip_paper.txt"))
@@ -131,27 +126,6 @@ def test_tables_fit_a_terminal(three):
     assert "swap attribute" in str(shown[2]) and "(too wide for a terminal: ties before, ties after)" in str(shown[2])
 
 
-METHODS_OF_README = {"C2LIP": "c2lip", "Concrete Jungle": "concrete_jungle", "plain fine-tuning": "finetune"}
-METHODS_OF_README |= {"CLIC": "clic", "NegCLIP": "negclip", "MACCO": "macco"}
-
-
-@pytest.fixture(scope="module")
-def quoted():
-    "README.md, and of data/results/compare.csv the values of (model, suite, name) over the seeds, for equal steps"
-    root = Path(__file__).parents[1]
-    trials = pd.read_csv(root / "data" / "results" / "compare.csv")
-    values = trials[trials.budget == "steps"].groupby(["model", "suite", "name"]).value
-    return (root / "README.md").read_text(encoding="utf8"), values.mean()
-
-
-def test_readme_holds_the_stored_ladder(quoted):
-    "Both tables of README are made from data/results, by the index notebook"
-    ladder, changes = default_ladder()
-    compared = compare_with_expected(changes, DEFAULT_RUNG)
-    assert texts_as_markdown(ladder_texts(ladder)) in quoted[0]
-    assert expected_table(compared) in quoted[0]
-
-
 def test_the_ladder_says_where_it_comes_from():
     "Five seeds of every rung on the test split, with command, commit and machine"
     root = Path(__file__).parents[1] / "data" / "results"
@@ -163,29 +137,13 @@ def test_the_ladder_says_where_it_comes_from():
     assert "split test" in made["command"] and made["commit"] and made["machine"]["cpu"]
 
 
-def test_the_default_is_the_chosen_share(quoted):
-    "The share that README names is train.ipynb's, the record's, and the best of data/results/interpolation.csv"
+def test_the_default_is_the_chosen_share():
+    "train.ipynb's share is the default rung's, and the best of data/results/interpolation.csv"
     sweep = read_record("interpolation")
     assert sweep.alpha[sweep.composition.idxmax()] == BY_MODEL["embedded"]["alpha"] == 0.4
-    assert "ends at α = 0.4 of the way" in quoted[0] and DEFAULT_RUNG.endswith("α 0.4")
+    assert DEFAULT_RUNG.endswith("α 0.4")
     again = read_record("repeat")
     assert sorted(again[again.model == "+ npc + xac, α 0.4"].seed.unique()) == [0, 1, 2, 3, 4]
-
-
-def test_readme_quotes_the_readouts(quoted):
-    "By v·t and by the chosen mixture, for the base and the trained model, as data/results/readouts.csv has them"
-    found = read_record("readouts").query("split == 'test' and score == 'both'").set_index(["model", "suite", "name"])
-    (said,) = re.findall(r"\*\*What the score hides\.\*\*(.*?)one seed", quoted[0])
-    rows = [
-        found.loc[model, suite, name]
-        for suite, name in (("sugarcrepe", "average"), ("winoground", "group"))
-        for model in ("base", "tuned")
-    ]
-    average, groups = rows[:2], rows[2:]
-    assert f"{average[0].before:.1f}" == f"{average[1].before:.1f}" == "78.0"
-    wanted = [f"{row.after:.1f}" for row in average] + ["78.0"]
-    wanted += [f"{row.after:.1f}" for row in groups] + [f"{row.before:.1f}" for row in groups]
-    assert re.findall(r"\d+\.\d", said) == wanted
 
 
 def test_two_machines_agree():
@@ -194,94 +152,6 @@ def test_two_machines_agree():
     for suite, name in row_list("ladder table"):
         for rung in ("base", "plain", "+ npc"):
             assert abs(first[rung, suite, name] - again[rung, suite, name]) < (0.01 if rung == "base" else 1.0)
-
-
-NUMBERS = dict(one=1, two=2, four=4, five=5, seven=7, eight=8, ten=10, eleven=11, twelve=12, fifteen=15)
-TRAINED = "+ npc + xac, β 10"
-PROSE = [  # words of README around a number of points · the rung that has more · the one that has less · suite · row
-    (r"phrase binding\*, (\w+) points above the base", TRAINED, "base", "binding", "phrases"),
-    (r"above the base, (\w+) above plain fine-tuning\)", TRAINED, "plain", "binding", "phrases"),
-    (r"xac at β 10 adds (\w+) points of AUROC", TRAINED, "+ npc", "localisation", "AUROC"),
-    (r"pointing ends (\w+) points below the base", "base", "+ npc + xac, β 1", "localisation", "pointing"),
-    (r"zero-shot loses (\w+) points, half of them", "base", TRAINED, "heldout/zeroshot", "object_colour"),
-    (r"without a colour loses (\w+) points", "base", TRAINED, "zeroshot", "object"),
-    (r"then keeps (\w+) points of AUROC", DEFAULT_RUNG, "base", "localisation", "AUROC"),
-    (r"then keeps (\w+) points of AUROC and of pointing", DEFAULT_RUNG, "base", "localisation", "pointing"),
-    (r"average ends (\w+) points above the base", DEFAULT_RUNG, "base", "sugarcrepe", "average"),
-    (r"above the base, SugarCrepe\+\+ (\w+), phrase", DEFAULT_RUNG, "base", "sugarcrepe_pp", "average"),
-    (r", phrase binding (\w+), R@1", DEFAULT_RUNG, "base", "binding", "phrases"),
-    (r"and (\w+) of them on the way", "base", DEFAULT_RUNG, "heldout/zeroshot", "object_colour"),
-    (r"Plain fine-tuning gains (\w+) points of R@1 from image", "plain", "base", "retrieval", "i2t R@1"),
-]
-
-
-@pytest.fixture(scope="module")
-def rung_means():
-    "A function from rung, suite and row to the mean of the stored ladder over its seeds"
-    means = default_ladder()[0].groupby(["model", "suite", "name"]).value.mean()
-    return lambda *row: means[row]
-
-
-@pytest.mark.parametrize("words, more, less, suite, row", PROSE, ids=[row[0][:25] for row in PROSE])
-def test_readme_numbers_in_words(quoted, rung_means, words, more, less, suite, row):
-    "A difference that README's text names is that of the stored ladder, rounded to whole points"
-    (said,) = re.findall(words, quoted[0])
-    assert abs(rung_means(more, suite, row) - rung_means(less, suite, row) - NUMBERS[said]) <= 0.5
-
-
-def test_readme_claims_without_a_number(quoted, rung_means):
-    "What README says in words of the stored ladder holds there"
-    text, rungs = quoted[0], ["+ npc", "+ npc + xac, β 1", TRAINED]
-    changes = summarise(read_record("ladder_changes").query("against == 'base'"))
-    averages = changes[(changes.suite == "sugarcrepe") & (changes.name == "average")].set_index("model")
-    assert "no rung is clearly above the base in SugarCrepe's average" in text
-    assert set(averages.index) == {"plain", *rungs} and (averages["mean"] <= averages.half).all()
-    assert "SugarCrepe++, where the paper gains most, ends below base and plain" in text
-    assert "Plain fine-tuning gains" in text and "the concept losses none" in text
-    assert "at β 1 it takes from them nearly all that npc gave" in text
-    for row in (("retrieval", "i2t R@1"), ("zeroshot", "object")):  # where they were
-        assert abs(rung_means(DEFAULT_RUNG, *row) - rung_means("base", *row)) <= 0.5
-    for rung in rungs:
-        for other in ("base", "plain"):
-            assert rung_means(rung, "sugarcrepe_pp", "average") < rung_means(other, "sugarcrepe_pp", "average")
-        assert rung_means(rung, "retrieval", "i2t R@1") <= rung_means("base", "retrieval", "i2t R@1")
-    base, npc, npc_xac = (rung_means(rung, "localisation", "AUROC") for rung in ("base", *rungs[:2]))
-    assert (npc_xac - base) / (npc - base) < 0.1
-    lost = [rung_means(rung, "heldout/zeroshot", "object_colour") for rung in ("base", "plain", TRAINED)]
-    assert 0.4 < (lost[0] - lost[1]) / (lost[0] - lost[2]) < 0.6 and "half of them with plain" in text
-
-
-def test_readme_names_the_default_run(quoted):
-    "Images and steps of the default run, and the steps of the stored comparison"
-    root = Path(__file__).parents[1]
-    default = {name: p.default for name, p in read_parameters(root / "nbs" / "train.ipynb").items()}
-    compared = json.loads((root / "data" / "results" / "compare.json").read_text())["settings"]
-    ((images, steps),) = re.findall(r"reads ([\d,]+) other images with detailed captions, for (\d+) steps", quoted[0])
-    assert int(images.replace(",", "")) == default["images"]
-    (earlier,) = re.findall(r"none learned to bind in (\d+) steps", quoted[0])
-    for said, run in ((steps, default), (earlier, compared)):
-        assert int(said) == run["images"] // run["batch_size"] * run["epochs"]
-    assert f"in xac: 1 in the public code, {default['xac_scale']:g} by default" in quoted[0]
-    (command,) = re.findall(r"five seeds \(`papermill (.*?)`\)", quoted[0])
-    record = json.loads((root / "data" / "results" / "ladder.json").read_text())
-    said, made = (dict(re.findall(r"-p (\w+) (\S+)", words)) for words in (command, record["command"]))
-    assert said == made | {"threads": str(record["machine"]["threads"]), "record": "ladder"}
-
-
-def test_readme_quotes_the_stored_methods(quoted):
-    text, means = quoted
-    (said,) = re.findall(r"on SugarCrepe's average (.*?), all with the learning rate", text)
-    said = said.replace(" (with `duplicates separate`) reaches", "").replace(" and ", ", ")
-    found = dict(part.rsplit(" ", 1) for part in said.split(", "))
-    assert found == {n: f"{means[model, 'sugarcrepe', 'average']:.1f}" for n, model in METHODS_OF_README.items()}
-
-
-def test_readme_quotes_the_published_ladder(quoted):
-    "The paper's four figures are those of data/published.csv"
-    (said,) = re.findall(r"with SigLIP on photographs: ([\d., ]+)\)", quoted[0])
-    rows = paper_rows("C2LIP Table 5")
-    averages = [f"{cells['sugarcrepe', 'average'][0]:.1f}" for cells in rows.values()]
-    assert said.split(", ") == averages
 
 
 # --- the papers' layouts

@@ -72,9 +72,13 @@ def _write_weights(
     "Write a model's weights as float32 in one step: the old file stays whole until the new one is"
     weights = {name: w.detach().float().contiguous().cpu() for name, w in model.state_dict().items()}
     temporary = folder / f"{WEIGHTS_FILE}.tmp"
-    safetensors.torch.save_file(weights, temporary)
-    temporary.chmod(0o644)
-    temporary.replace(folder / WEIGHTS_FILE)
+    try:
+        safetensors.torch.save_file(weights, temporary)
+        temporary.chmod(0o644)
+        temporary.replace(folder / WEIGHTS_FILE)
+    except safetensors.SafetensorError as e:  # its error for a full disk
+        temporary.unlink(missing_ok=True)
+        raise OSError(str(e)) from None
 
 
 def _full_record(

@@ -105,8 +105,8 @@ def save_checkpoint(
     except (OSError, RuntimeError) as e:
         with suppress(OSError):
             temp.unlink(missing_ok=True)
-        message = f"step {step}: the checkpoint cannot be written to {folder} ({e}); the last good one is kept"
-        raise UserError(message) from None
+        kept = "the last good one is kept" if list(path.parent.glob("checkpoint*.pt")) else "there is none before it"
+        raise UserError(f"step {step}: the checkpoint cannot be written to {folder} ({e}); {kept}") from None
 
 
 def _read_whole(path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ import torch
 from tqdm.std import tqdm
 
 from ..distributed import rank_and_world_size
+from .progress import BETWEEN, fit_line
 
 if TYPE_CHECKING:
     from c2lip.evaluation.plots import Page
@@ -36,8 +38,9 @@ def read_log(
     return [row for row in rows if isinstance(row, dict) and type(row.get("step")) is int]
 
 # %% ../../nbs/5_training/04_log.ipynb #0b51f2a7
-BAR = "{n_fmt}/{total_fmt} {bar:12} {rate_noinv_fmt}, {remaining} left{postfix}"  # tqdm's form of a line
+BAR = "{n_fmt}/{total_fmt} {bar:6} {remaining} left"  # tqdm's form of what matters first
 SPEED = ("images_per_s", "data_wait", "memory_gb", "seconds")  # of a record, beside the numbers of training
+_AFTER = ("total", "skipped", "grad_norm", "scale", "bias")  # what stands last, and goes where there is no room
 _SYMBOLS = {"scale": "τ", "bias": "b", "grad_norm": "∇"}
 
 
@@ -56,9 +59,11 @@ def format_row(
     hidden = {"step", "lr", *SPEED}
     if not row.get("skipped"):
         hidden.add("skipped")
-    numbers = "  ".join(f"{_SYMBOLS.get(k, k)} {v:.3f}" for k, v in row.items() if k not in hidden)
-    speed = f"{row['images_per_s']:.0f} img/s, data {row['data_wait']:.0%}, {row['memory_gb']:.1f} GB"
-    return f"{numbers} · {speed}"
+    numbers = {k: f"{_SYMBOLS.get(k, k)} {v:.3f}" for k, v in row.items() if k not in hidden}
+    losses = [text for k, text in numbers.items() if k not in _AFTER]
+    others = [text for k, text in numbers.items() if k in _AFTER]
+    speed = [f"{row['images_per_s']:.0f} img/s", f"data {row['data_wait']:.0%}", f"{row['memory_gb']:.1f} GB"]
+    return BETWEEN.join(filter(None, ["  ".join(losses), *speed, "  ".join(others)]))
 
 # %% ../../nbs/5_training/04_log.ipynb #280af8ce
 class Log:
@@ -75,14 +80,16 @@ class Log:
         self.waited = 0.0  # seconds
         self.warned = False
         self.active = rank_and_world_size()[0] == 0
-        self.bar = None
+        self.terminal = sys.stdout.isatty()
+        self.watched = self.terminal or "ipykernel" in type(sys.stdout).__module__  # by somebody, who sees one line
+        self.line = ""  # that is drawn
+        self.next = 0.0  # moment of the next drawing
         if self.active:
             from torch.utils.tensorboard import SummaryWriter  # here: other ranks write no log
 
             self.path = Path(folder) / "metrics.jsonl"
             self._keep_records()
             self.board = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first or None)
-            self._open_bar()
         self.start = time.perf_counter()
 
     def _keep_records(self):
@@ -91,21 +98,6 @@ class Log:
         temp = self.path.with_suffix(".tmp")
         temp.write_text("".join(json.dumps(r) + "\n" for r in kept if r["step"] <= self.first), encoding="utf8")
         temp.replace(self.path)
-
-    def _open_bar(self):
-        "A progress bar where somebody watches: a terminal or a notebook"
-        terminal = sys.stdout.isatty()
-        if terminal or "ipykernel" in type(sys.stdout).__module__:
-            self.bar = tqdm(
-                total=self.total,
-                initial=self.first,
-                unit=" steps",
-                bar_format=BAR,
-                file=sys.stdout,
-                mininterval=0.5 if terminal else 3,
-                dynamic_ncols=terminal,
-                delay=0.2,
-            )
 
     def record(
         self,
@@ -122,10 +114,21 @@ class Log:
 
     def say(self, text: str):
         "A line that stays"
-        if self.bar is not None:
-            tqdm.write(text, file=sys.stdout)
-        elif self.active:
-            print(text, flush=True)
+        if not self.active:
+            return
+        if self.line:
+            sys.stdout.write("\r" + " " * len(self.line) + "\r")
+        print(text, flush=True)
+        if self.line:
+            self._draw(self.line)
+
+    def _draw(self, line):
+        "Draw a line in place of the one before"
+        if self.terminal:
+            line = fit_line(line, shutil.get_terminal_size().columns - 1)
+        sys.stdout.write("\r" + line.ljust(len(self.line)))
+        sys.stdout.flush()
+        self.line = line
 
     def _with_speed(self, step, row):
         seconds = time.perf_counter() - self.start
@@ -139,41 +142,34 @@ class Log:
         step: int,  # steps done
         row: dict,  # name → number
     ):
-        "Move the bar, where there is one"
-        if self.bar is not None:
-            self.bar.set_postfix_str(format_row(self._with_speed(step, row)), refresh=False)
-            self.bar.update()
+        "Draw the line anew, where somebody watches"
+        now = time.monotonic()
+        if self.active and self.watched and (now >= self.next or step == self.total):
+            self.next = now + (0.5 if self.terminal else 2.0)  # a notebook keeps what is drawn
+            self._draw(self._format(step, self._with_speed(step, row)))
 
     def write(
         self,
         step: int,  # steps done
         row: dict,  # name → number
     ):
-        "One record of training; printed where no bar shows it"
+        "One record of training; printed where nobody watches"
         if not self.active:
             return
         row = self.record(step, self._with_speed(step, row))
-        if self.bar is None:
-            self._print(step, row)
+        if not self.watched:
+            print(self._format(step, row), flush=True)
         if row["data_wait"] > 0.5 and not self.warned and step - self.first > 2:
             self.warned = True
             waited = f"step {step}: the run has waited for data {row['data_wait']:.0%} of its time"
             self.say(f"{waited}; more workers, or a faster disk, would speed it up")
 
-    def _print(self, step, row):
-        "What the bar would show, as a line"
-        line = tqdm.format_meter(
-            step,
-            self.total,
-            row["seconds"],
-            initial=self.first,
-            unit=" steps",
-            rate=row["images_per_s"] / self.images,
-            bar_format=BAR,
-            postfix=format_row(row),
-            ascii=False,
-        )
-        print(line, flush=True)
+    def _format(self, step, row):
+        "How far the run is, then its numbers"
+        rate = row["images_per_s"] / self.images
+        done = {"initial": self.first, "rate": rate, "bar_format": BAR, "ascii": False}
+        meter = tqdm.format_meter(step, self.total, row["seconds"], **done)
+        return BETWEEN.join([meter, format_row(row), f"{rate:.2f} steps/s"])
 
     @contextmanager
     def aside(self):
@@ -185,8 +181,9 @@ class Log:
             self.start += time.perf_counter() - start
 
     def close(self):
-        if self.bar is not None:
-            self.bar.close()
+        if self.line:
+            print(flush=True)
+            self.line = ""
         if self.active:
             self.board.close()
 
