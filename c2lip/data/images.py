@@ -11,6 +11,7 @@ import io
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,23 @@ def to_bytes(image: Image.Image) -> torch.Tensor:  # (3,H,W) uint8
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
+@lru_cache
+def _of_channels(values):
+    "Numbers of the channels, (3,1,1), made once"
+    return torch.tensor(values).view(-1, 1, 1)
+
+
 def from_bytes(
     pixels: torch.Tensor,  # (3,H,W) uint8
     steps: list[Callable],  # what is left of the transform
 ):  # what the whole transform makes of the image
-    "Finish a transform; a first step `ToTensor` needs no way through PIL, and gives the same numbers"
+    "Finish a transform; `ToTensor` and `Normalize` first need no way through PIL and no copy: the same numbers"
     image: Any  # a tensor or a PIL image, as the next step wants it
     if steps and type(steps[0]).__name__ in ("ToTensor", "MaybeToTensor"):
         image, steps = pixels.to(torch.get_default_dtype()).div_(255), steps[1:]
+        if steps and type(steps[0]).__name__ == "Normalize":
+            mean, std = (_of_channels(tuple(values)) for values in (steps[0].mean, steps[0].std))
+            image, steps = image.sub_(mean).div_(std), steps[1:]
     else:
         image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     for step in steps:
