@@ -61,7 +61,7 @@ def _gather_all(tensors: dict, counts: dict) -> dict:
     kinds: dict = {}
     for key, x in tensors.items():
         kinds.setdefault((x.dtype, x.shape[1:]), []).append(key)
-    gathered = {}
+    gathered: dict = {}
     for keys in kinds.values():
         gathered.update(zip(keys, _gather_joined([tensors[key] for key in keys], [counts[key] for key in keys])))
     return gathered

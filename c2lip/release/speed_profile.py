@@ -9,6 +9,7 @@ __all__ = ['profile_step', 'profile_phrases', 'profile_evaluation', 'profile_sta
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -66,7 +67,7 @@ def profile_phrases(
         for _ in nlp.pipe(texts, batch_size=256):
             pass
 
-    calls = {"phrases": partial(noun_phrases_many, texts, nlp), "parser": parse}
+    calls: dict[str, Callable] = {"phrases": partial(noun_phrases_many, texts, nlp), "parser": parse}
     times = time_calls(calls, repeats, budget=60)
     return pd.DataFrame([_row("prepare", f"{captions} captions", min(times["phrases"]), min(times["parser"]))])
 

@@ -134,7 +134,8 @@ def _work(record: dict) -> dict[tuple, float]:  # (section, what was measured) â
         for row in part["rows"]:
             seconds = _seconds_of(row)
             if rate and seconds:
-                what = ", ".join(f"{name} {value}" for name, value in row.items() if name not in MEASURED)
+                row = {"decode": "exact", **row} if section == "data" else row  # all that older records have
+                what = ", ".join(f"{name} {row[name]}" for name in sorted(row) if name not in MEASURED)
                 found[section, what] = seconds * rate
     return found
 

@@ -176,7 +176,7 @@ class PartTimes:
         counter: FlopCounterMode | None = None,  # active; its operations are noted in the place of seconds
     ):
         self.device, self.counter = device, counter
-        self.seconds = {}  # (part, "forward" or "backward") → seconds, or operations
+        self.seconds: dict[tuple[str, str], float] = {}  # (part, "forward" or "backward") → seconds, or operations
         self.start = self.now()
 
     def now(self) -> float:  # seconds, or operations
