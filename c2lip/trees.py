@@ -81,8 +81,8 @@ class _Tree:
     def _is_misread(self, i: int) -> bool:
         """A noun that was taken for a verb or an adverb, which shows in its place
 
-        "a fire extinguisher": an adverb is no object; "2 smoke stacks": joined to something without a conjunction or a comma; "next to roadway": after a preposition;
-        neither has a subject or an auxiliary."""
+        "a fire extinguisher": an adverb is no object; "2 smoke stacks": joined to something without a conjunction or a
+        comma; "next to roadway": after a preposition; neither of the two has a subject or an auxiliary."""
         arc, end = self.arc[i], self.words[i].endswith(("ing", "ed"))
         if arc not in ("conj", "obl", "obj", "nmod") or end or not i or self.pos[i] == "ADV" and arc != "obj":
             return False
