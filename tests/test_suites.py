@@ -618,7 +618,7 @@ def test_sources_and_readers_agree():
     assert set(ON_REQUEST) == {f"probe/{name}" for name in CLASS_SETS} | set(MORE_CLASS_SETS)
     assert len(CLASS_SETS) == 11
     assert set(suite_data("torchvision")) == set(CLASS_SETS) - {"imagenet1k", "cifar10", "cifar100"}
-    assert set(protocol_sets()) == {*CLASS_SETS, *MORE_CLASS_SETS} and len(suite_data("valse_tasks")) == 11
+    assert set(protocol_sets()) > {*CLASS_SETS, *MORE_CLASS_SETS} and len(suite_data("valse_tasks")) == 11
     plain = suite_data("winoground_without_flaws")
     assert len(set(plain)) == len(plain) == 171 and max(plain) < 400
     assert set(where_to_get().columns) == {"suite", "files", "size", "home", "licence"}
