@@ -38,7 +38,7 @@ CLASSIFIERS = _with_plurals(
         tray pitcher pint platter spoonful bucket bit handful cluster bundle batch gang pride school army band ton
         dozen hundred thousand million plenty assortment series range mix mixture body sheet strip stick
         ball lump chunk block bar loaf stream cloud patch drop part portion half majority mass string crate case heap
-        mound load flight gathering carton tub scoop serving glassful selection formation litter family heard"""
+        mound load flight gathering carton tub scoop serving glassful selection formation litter family herd"""
 ) | {"loaves", "halves"}
 "Heads whose *of* joins two phrases into one: measures and containers; *lots* and *kinds* of birds are birds"
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .core import Batch, Features, Texts, UserError
 from .pooling import project_tokens, span_pool
@@ -169,7 +170,7 @@ _CALL_OF_ATTENTION, _CALL_OF_TOWER = 2e6, 2e7  # multiplications that take as lo
 
 def _separable(transformer):
     "Whether the parts of its blocks may be called one by one"
-    return not transformer.grad_checkpointing and all(
+    return all(
         type(block) is open_clip.transformer.ResidualAttentionBlock
         and type(block.attn) is nn.MultiheadAttention
         and block.attn.in_proj_bias is not None
@@ -190,14 +191,22 @@ def _attend(attn, x, shapes, mask):
     return attn.out_proj(torch.cat(read))
 
 
+def _block(block, x, shapes, mask):
+    "One of open_clip's blocks for packed tokens"
+    x = x + block.ls_1(_attend(block.attn, block.ln_1(x), shapes, mask))
+    return x + block.ls_2(block.mlp(block.ln_2(x)))
+
+
 def _hidden_packed(text, ids, groups):
     "Output of the last norm for the tokens of all groups, one after the other: (N,W)"
     shapes = [(len(rows), width) for rows, width in groups]
     parts = [text.token_embedding(ids[rows, :w]) + text.positional_embedding[:w] for rows, w in groups]
     x = torch.cat([part.flatten(0, 1) for part in parts])
     for block in text.transformer.resblocks:
-        x = x + block.ls_1(_attend(block.attn, block.ln_1(x), shapes, text.attn_mask))
-        x = x + block.ls_2(block.mlp(block.ln_2(x)))
+        if text.transformer.grad_checkpointing:
+            x = checkpoint(_block, block, x, shapes, text.attn_mask, use_reentrant=False)
+        else:
+            x = _block(block, x, shapes, text.attn_mask)
     return text.ln_final(x)
 
 
