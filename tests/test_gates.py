@@ -152,7 +152,6 @@ SILENT = {
     "pipeline": "its treebanks do not ship",
     "walkthrough": "prose around small examples, executed by hand",
     "benchmark": "a quarter of an hour; shows the stored record",
-    "compare": "a quarter of an hour; shows the stored record",
 }
 
 
