@@ -35,12 +35,12 @@ def _with_plurals(words: str) -> set[str]:
 CLASSIFIERS = _with_plurals(
     """group pair couple bunch herd flock team crowd row pile stack set collection line bouquet number variety pack
         trio duo fleet array host swarm pride cup mug glass bottle bowl plate slice piece basket box bag can jar pot
-        tray pitcher pint platter spoonful bucket bit handful cluster bundle batch gang pride school army band lot ton
-        dozen hundred thousand million plenty assortment type kind sort series range mix mixture body sheet strip stick
+        tray pitcher pint platter spoonful bucket bit handful cluster bundle batch gang pride school army band ton
+        dozen hundred thousand million plenty assortment series range mix mixture body sheet strip stick
         ball lump chunk block bar loaf stream cloud patch drop part portion half majority mass string crate case heap
-        mound load flight gathering carton tub scoop serving glassful selection formation litter family heard"""
+        mound load flight gathering carton tub scoop serving glassful selection formation litter family herd"""
 ) | {"loaves", "halves"}
-"Heads whose *of* joins two phrases into one: measures, containers, kinds"
+"Heads whose *of* joins two phrases into one: measures and containers; *lots* and *kinds* of birds are birds"
 
 FRAMES = _with_plurals(
     """image photo photograph picture pic shot view scene closeup snapshot depiction illustration portrait atmosphere
@@ -168,7 +168,9 @@ def _is_generic(span, words, rules):
     before = [w for w in words[first:head] if w not in DETERMINERS]
     if noun in PRONOUNS:
         return not before or noun not in ("one", "ones")
-    if rules.drop_generic and (noun in FRAMES or noun in PLACES_IN and all(w in RELATIVE for w in before)):
+    if rules.drop_generic and (
+        noun in FRAMES or noun in PLACES_IN and all(w in RELATIVE or w.isdigit() for w in before)
+    ):
         return True
     return rules.drop_places and not before and noun in GENERIC_PLACES
 

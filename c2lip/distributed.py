@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from .core import Batch, Features, Texts
+from .core import Batch, Features
 
 # %% ../nbs/1_method/16_distributed.ipynb #7ed725e0
 def rank_and_world_size() -> tuple[int, int]:  # rank, number of ranks
@@ -35,9 +35,9 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        grad = grad.contiguous()
-        dist.all_reduce(grad)
-        return grad[dist.get_rank()]
+        sent_here = torch.empty_like(grad, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(sent_here, grad.contiguous())
+        return sent_here.sum(0)
 
 
 def _ring():
@@ -46,34 +46,32 @@ def _ring():
     return [r % ranks for r in range(rank, rank + ranks)]
 
 
-def _gather_rows(x, counts):
-    "Rows of all ranks in ring order; `counts` holds the number of each rank"
-    padded = F.pad(x, (0, 0) * (x.ndim - 1) + (0, max(counts) - len(x)))
-    parts = _AllGather.apply(padded) if x.is_floating_point() else _AllGather.forward(None, padded)
-    return torch.cat([parts[r][: counts[r]] for r in _ring()])
+def _gather_joined(tensors, counts):
+    "Rows of all ranks in ring order, of tensors of one kind in one message; `counts` are each one's rows by rank"
+    of_rank = list(zip(*counts))
+    rows = torch.cat(tensors)
+    padded = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, max(map(sum, of_rank)) - len(rows)))
+    parts = _AllGather.apply(padded) if rows.is_floating_point() else _AllGather.forward(None, padded)
+    split = [parts[r][: sum(of_rank[r])].split(of_rank[r]) for r in _ring()]
+    return [torch.cat(pieces) for pieces in zip(*split)]
 
 
-def _shifted(x, mentions, rows):
-    "Row numbers of all ranks, gathered, plus the rows of the ranks before each; counts by rank"
-    gathered = _gather_rows(x[:, None], mentions)[:, 0]
-    before = [0, *accumulate(rows[r] for r in _ring())]
-    for part, shift in zip(gathered.split([mentions[r] for r in _ring()]), before):
-        part += shift
+def _gather_all(tensors: dict, counts: dict) -> dict:
+    "Every tensor with the rows of all ranks, one message for all of a type and width"
+    kinds: dict = {}
+    for key, x in tensors.items():
+        kinds.setdefault((x.dtype, x.shape[1:]), []).append(key)
+    gathered: dict = {}
+    for keys in kinds.values():
+        gathered.update(zip(keys, _gather_joined([tensors[key] for key in keys], [counts[key] for key in keys])))
     return gathered
 
 
-def _gather_entry(entry: Texts, images, rows, mentions):
-    "A text entry with the owner, column, number and weight of all ranks; token ids and spans stay this rank's own"
-    moved = {}
-    if entry.owner is not None:
-        moved["owner"] = _shifted(entry.owner, mentions, images)
-    if entry.column is not None:
-        moved["column"] = _shifted(entry.column, mentions, rows)
-    if entry.number is not None:
-        moved["number"] = _gather_rows(entry.number[:, None], rows)[:, 0]
-    if entry.weight is not None:
-        moved["weight"] = _gather_rows(entry.weight[:, None], mentions)[:, 0]
-    return replace(entry, **moved)
+def _add_before(numbers, mentions, rows):
+    "Row numbers of all ranks plus the rows of the ranks before each, in place"
+    before = [0, *accumulate(rows[r] for r in _ring())]
+    for part, shift in zip(numbers.split([mentions[r] for r in _ring()]), before):
+        part += shift
 
 
 def gather_rows(
@@ -81,7 +79,10 @@ def gather_rows(
 ) -> Tensor:  # (W·n,·)
     "Rows of all ranks, own first and then round the ring, as `gather` orders images; `x` itself on one rank"
     ranks = rank_and_world_size()[1]
-    return x if ranks == 1 else _gather_rows(x, [len(x)] * ranks)
+    return x if ranks == 1 else _gather_joined([x], [[len(x)] * ranks])[0]
+
+
+_OF_MENTIONS = ("owner", "column", "number", "weight")  # of a text entry, by mention; number by row
 
 
 def gather(
@@ -100,9 +101,22 @@ def gather(
     counts = _AllGather.forward(None, torch.tensor(own, device=device)).T.tolist()
     images, rows = counts[0], dict(zip(names, counts[1:]))
     mentions = dict(zip(owned, counts[1 + len(names) :]))
-    gathered = {name: _gather_rows(features[name], rows[name]) for name in names}
-    entries = {name: _gather_entry(batch.texts[name], images, rows[name], mentions[name]) for name in owned}
-    return {**features, **gathered}, replace(batch, texts={**batch.texts, **entries})
+    tensors, lengths = {name: features[name] for name in names}, dict(rows)
+    for name in owned:  # owner, column, number and weight of all ranks; token ids and spans stay this rank's own
+        for field in _OF_MENTIONS:
+            if (x := getattr(batch.texts[name], field)) is not None:
+                tensors[name, field] = x
+                lengths[name, field] = rows[name] if field == "number" else mentions[name]
+    gathered = _gather_all(tensors, lengths)
+    entries = {}
+    for name in owned:
+        moved = {field: gathered[name, field] for field in _OF_MENTIONS if (name, field) in gathered}
+        for field, of in (("owner", images), ("column", rows[name])):
+            if field in moved:
+                _add_before(moved[field], mentions[name], of)
+        entries[name] = replace(batch.texts[name], **moved)
+    joined = {name: gathered[name] for name in names}
+    return {**features, **joined}, replace(batch, texts={**batch.texts, **entries})
 
 # %% ../nbs/1_method/16_distributed.ipynb #1764c8c3
 def average_gradients(

@@ -7,6 +7,7 @@ __all__ = ['encode_images', 'text_ends', 'encode_texts', 'encode_image_entries',
            'encode', 'entry_of']
 
 # %% ../nbs/1_method/15_encoding.ipynb #3c2e4dad
+from itertools import accumulate
 from typing import Any
 
 import open_clip
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .core import Batch, Features, Texts, UserError
 from .pooling import project_tokens, span_pool
@@ -139,28 +141,111 @@ def _encode_rows(model, ids, tokens):
     pooled = _project(text, open_clip.transformer.text_global_pool(x, ids, pool, eos_token_id=eos))
     return pooled, _project(text, x) if tokens else None
 
+# %% ../nbs/1_method/15_encoding.ipynb #05d49cd8
+def _group_widths(
+    ends: Tensor,  # (T,) tokens that matter in each row
+    call: float,  # what a group costs beside its tokens, in tokens
+    bucket: int,  # widths are multiples of this
+) -> Tensor:  # (G,) ascending
+    "The widths at which rows are cut: those with the smallest sum of tokens and calls"
+    length, count = ((ends + bucket - 1) // bucket * bucket).unique(return_counts=True)
+    lengths, rows_before = length.tolist(), [0, *accumulate(count.tolist())]
+    best: list[tuple[float, list[int]]] = [(0.0, [])]  # of the first n lengths: cost, widths
+    for n, width in enumerate(lengths, 1):
+        ways = [(best[i][0] + call + width * (rows_before[n] - rows_before[i]), i) for i in range(n)]
+        cost, i = min(ways)
+        best.append((cost, [*best[i][1], width]))
+    return torch.tensor(best[-1][1], device=ends.device)
 
-def _encode_buckets(model, ids, ends, tokens, bucket):
-    "The same for rows of unlike lengths: each cut at the next multiple of `bucket` after its end"
-    L = ids.shape[1]
-    width = ((ends + bucket - 1) // bucket * bucket).clamp(max=L)
-    order, pooled, parts = [], [], []
-    for w in width.unique().tolist():
-        rows = (width == w).nonzero()[:, 0]
-        p, t = _encode_rows(model, ids[rows, :w], tokens)
-        order.append(rows)
-        pooled.append(p)
-        if tokens:
-            parts.append(F.pad(t, (0, 0, 0, L - w)))
-    back = torch.cat(order).argsort()
-    return torch.cat(pooled)[back], torch.cat(parts)[back] if tokens else None
+
+def _groups(ends, call, bucket, most):
+    "Rows of each group and its width, `most` at the most"
+    widths = _group_widths(ends, call, bucket)
+    group = torch.bucketize(ends, widths)
+    return [((group == g).nonzero()[:, 0], min(w, most)) for g, w in enumerate(widths.tolist())]
+
+# %% ../nbs/1_method/15_encoding.ipynb #14675cb3
+_CALL_OF_ATTENTION, _CALL_OF_TOWER = 2e6, 2e7  # multiplications that take as long as a group's calls, on a CPU
 
 
+def _separable(transformer):
+    "Whether the parts of its blocks may be called one by one"
+    return all(
+        type(block) is open_clip.transformer.ResidualAttentionBlock
+        and type(block.attn) is nn.MultiheadAttention
+        and block.attn.in_proj_bias is not None
+        and not (block.attn.dropout and block.training)
+        and not (block._compiled_call_impl or block._forward_hooks or block._forward_pre_hooks)
+        for block in transformer.resblocks
+    )
+
+
+def _attend(attn, x, shapes, mask):
+    "Attention of packed tokens (N,W), group by group; `shapes` are rows and width of each"
+    qkv = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
+    read = []
+    for (rows, width), part in zip(shapes, qkv.split([rows * width for rows, width in shapes])):
+        q, k, v = part.view(rows, width, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:width, :width].to(q.dtype))
+        read.append(out.transpose(1, 2).reshape(rows * width, -1))
+    return attn.out_proj(torch.cat(read))
+
+
+def _block(block, x, shapes, mask):
+    "One of open_clip's blocks for packed tokens"
+    x = x + block.ls_1(_attend(block.attn, block.ln_1(x), shapes, mask))
+    return x + block.ls_2(block.mlp(block.ln_2(x)))
+
+
+def _hidden_packed(text, ids, groups):
+    "Output of the last norm for the tokens of all groups, one after the other: (N,W)"
+    shapes = [(len(rows), width) for rows, width in groups]
+    parts = [text.token_embedding(ids[rows, :w]) + text.positional_embedding[:w] for rows, w in groups]
+    x = torch.cat([part.flatten(0, 1) for part in parts])
+    for block in text.transformer.resblocks:
+        if text.transformer.grad_checkpointing:
+            x = checkpoint(_block, block, x, shapes, text.attn_mask, use_reentrant=False)
+        else:
+            x = _block(block, x, shapes, text.attn_mask)
+    return text.ln_final(x)
+
+
+def _hidden_by_group(text, ids, groups):
+    "The same, with every group alone through the whole tower"
+    parts = []
+    for rows, w in groups:
+        x = text.token_embedding(ids[rows, :w]) + text.positional_embedding[:w]
+        x = text.ln_final(text.transformer(x, attn_mask=text.attn_mask[:w, :w]))
+        parts.append(x.flatten(0, 1))
+    return torch.cat(parts)
+
+
+def _encode_groups(model, ids, ends, tokens, bucket):
+    "The same as `_encode_rows` for rows of unlike lengths, grouped by them"
+    text, L = _text_tower(model)[0], ids.shape[1]
+    separable, transformer = _separable(text.transformer), text.transformer
+    call = _CALL_OF_ATTENTION if separable else _CALL_OF_TOWER
+    groups = _groups(ends, call / (12 * transformer.width**2 * transformer.layers), bucket, L)
+    if len(groups) == 1:
+        return _encode_rows(model, ids[:, : groups[0][1]], tokens)
+    x = (_hidden_packed if separable else _hidden_by_group)(text, ids, groups)
+    place, start = torch.empty_like(ends), 0
+    for rows, w in groups:
+        place[rows] = start + torch.arange(len(rows), device=rows.device) * w + ends[rows] - 1
+        start += len(rows) * w
+    pooled = _project(text, x[place])
+    if not tokens:
+        return pooled, None
+    parts = _project(text, x).split([len(rows) * w for rows, w in groups])
+    padded = [F.pad(part.unflatten(0, (-1, w)), (0, 0, 0, L - w)) for part, (_, w) in zip(parts, groups)]
+    return pooled, torch.cat(padded)[torch.cat([rows for rows, _ in groups]).argsort()]
+
+# %% ../nbs/1_method/15_encoding.ipynb #7f428c01
 def encode_texts(
     model: Any,  # an open_clip model
     ids: Tensor,  # (T,L) token ids
     tokens: bool = False,  # also the projected text tokens
-    bucket: int = 8,  # rows whose needed lengths fall into the same multiple of this are encoded together
+    bucket: int | None = None,  # rows are cut at multiples of this; None: 1 on a CPU, 8 elsewhere
     unit: bool = True,  # embeddings at length 1; False leaves them as the tower gives them
 ) -> tuple[Tensor, Tensor | None]:  # (T,D), (T,L,D) or None; tokens past a row's end are zero
     "Text embeddings and, if asked, their projected tokens; padding that cannot matter is not computed"
@@ -172,7 +257,8 @@ def encode_texts(
     elif ends is None or len(ids) == 0:
         pooled, parts = _encode_rows(model, ids, tokens)
     else:
-        pooled, parts = _encode_buckets(model, ids, ends, tokens, bucket)
+        bucket = bucket or (1 if ids.device.type == "cpu" else 8)
+        pooled, parts = _encode_groups(model, ids, ends, tokens, bucket)
     return F.normalize(pooled, dim=-1) if unit else pooled, parts
 
 # %% ../nbs/1_method/15_encoding.ipynb #efd8fe23
@@ -184,7 +270,8 @@ def encode_image_entries(
     "All image entries in one forward of the image tower"
     wanted = [name for name in images if f"{name}_tokens" in needs]
     sizes = [len(x) for x in images.values()]
-    pixels = torch.cat(list(images.values()))
+    entries = list(images.values())
+    pixels = entries[0] if len(entries) == 1 else torch.cat(entries)
     if isinstance(model.visual, nn.Module):
         pixels = pixels.to(next(model.visual.parameters(), pixels).dtype)  # weights may be in bf16
     pooled, tokens = encode_images(model, pixels, bool(wanted))

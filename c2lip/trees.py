@@ -30,7 +30,7 @@ UNIFIED = {
 }
 "Arc names that mean the same; ClearNLP's or a subtype on the left, ours on the right"
 
-MODIFIES = set("det amod nummod compound poss nmod quantmod advmod obl cc conj punct case goeswith flat".split())
+MODIFIES = set("det amod nummod compound poss nmod quantmod advmod obl cc conj punct case goeswith flat prt".split())
 "Arcs by which a word to the left belongs to a noun"
 
 NAMES_ON = {"flat", "goeswith", "nummod"}
@@ -71,9 +71,27 @@ class _Tree:
         self.pos = [names[pos] for pos, _, _ in columns]
         self.arc = [_unified(names[arc]) for _, arc, _ in columns]
         self.head = [(i + distance) % 2**64 for i, (_, _, distance) in enumerate(columns)]  # distances are unsigned
+        self.misread = {i for i in range(len(doc)) if self.pos[i] in ("VERB", "ADV") and self._is_misread(i)}
+        for i in self.misread:
+            self.pos[i] = "NOUN"
         for i in range(len(doc) - 2):
             if self.words[i + 1] == "," and self.pos[i] in NOUN_TAGS and self.head[i] > i and self.arc[i] in MODIFIES:
                 self._detach(i)
+
+    def _is_misread(self, i: int) -> bool:
+        """A noun that was taken for a verb or an adverb, which shows in its place
+
+        "a fire extinguisher": an adverb is no object; "2 smoke stacks": joined to something without a conjunction or a
+        comma; "next to roadway": after a preposition; neither of the two has a subject or an auxiliary."""
+        arc, end = self.arc[i], self.words[i].endswith(("ing", "ed"))
+        if arc not in ("conj", "obl", "obj", "nmod") or end or not i or self.pos[i] == "ADV" and arc != "obj":
+            return False
+        before = [self.arc[j] for j in range(i) if self.head[j] == i]
+        if arc in ("obl", "nmod") and "case" in before:
+            return True
+        if arc == "conj" and any(head == i and self.arc[j] != "punct" for j, head in enumerate(self.head) if j > i):
+            return False  # "a kite lower than a tree": it has words of its own
+        return not before and self.pos[i - 1] in NOUN_TAGS and self.head[i] < i
 
     def _detach(self, i: int):
         "A noun before a comma is an item of a list, not part of the next noun's compound: 'a plate, fork and knife'"
@@ -101,6 +119,8 @@ class _Tree:
         "The first word of the phrase of `noun`"
         i = noun
         while i and self.modifies(i - 1, noun) and not self._ends_list_item(i - 1):
+            if self.pos[i - 1] == "NUM" and self.pos[i - 2] in NOUN_TAGS and i > 1 and self.head[i - 1] == noun:
+                return i - 1  # "1 batter 1 catcher": a number after a noun counts another thing
             i -= 1
         while i < noun and self._is_trimmed(i):
             i += 1
@@ -159,7 +179,7 @@ def _by_position(span):
 def _repair(spans, tree):
     repaired = []
     for span in spans:
-        span = _without_verb_at_the_end(span, tree)
+        span = _without_second_verb(_without_verb_at_the_end(span, tree), tree)
         if repaired:
             span = _without_verb_at_the_start(repaired[-1], span, tree)
             if span is None:
@@ -172,15 +192,29 @@ def _repair(spans, tree):
 
 
 def _without_verb_at_the_end(span, tree):
-    # "an orange sitting there", "a stable full of sheep": the noun is the word before
+    # "an orange sitting there", "a stable full of sheep", "a bowl adjacent to it": the noun is the word before
     first, _, head = span
     if head == first:
         return span
+    if tree.words[head] in NO_COMPOUND and tree.pos[head - 1] in NOUN_TAGS:
+        return first, head, head - 1
     verb = tree.pos[head] == "VERB" and tree.words[head].endswith("ing")
     after_noun = tree.pos[head - 1] == "NOUN"
     if verb and (after_noun or head == first + 2) or tree.pos[head] == "ADJ" and after_noun:
         return first, head, head - 1
     return span
+
+
+def _without_second_verb(span, tree):
+    # "making faces and | wielding rackets": beside the object of an -ing form an -ing form has an object of its own
+    first, end, head = span
+    verb = tree.words[first].endswith("ing") and tree.pos[first] == "VERB"
+    if not (verb and head > first > 0 and tree.arc[first - 1] == "cc" and tree.arc[head] == "conj"):
+        return span
+    beside = tree.head[head]
+    governs = tree.head[beside]
+    parallel = tree.arc[beside] == "obj" and tree.pos[governs] == "VERB" and tree.words[governs].endswith("ing")
+    return (first + 1, end, head) if parallel else span
 
 
 def _without_verb_at_the_start(before, span, tree):
@@ -213,4 +247,4 @@ def _makes_compound(before, span, tree):
         return False
     if tree.arc[first] in ("det", "nummod", "poss"):
         return False
-    return end - first > 1 or not tree.words[head].endswith("s")
+    return end - first > 1 or head in tree.misread or not tree.words[head].endswith("s")

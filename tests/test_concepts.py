@@ -603,6 +603,19 @@ def test_phrases_of_held_out_trees(treebank_file, least, tmp_path):
     assert all(score >= bar for score, bar in zip(scores, least))
 
 
+def test_marks_of_people():
+    # recall and boundary precision against the half of VD-Ref that is for development; the marks are not exhaustive
+    path = SHARED / "captions" / "vdref_half.json"
+    if not path.is_file():
+        pytest.skip("no ../shared/captions here: phrases are not compared to people's marks")
+    items = json.loads(path.read_text())["items"]
+    captions = [i["caption"] for i in items]
+    found = spans_of(noun_phrases_many(captions, drop_generic=False, max_phrases=99, max_words=99))
+    recall, _, boundary = agreement(captions, [{tuple(s) for s in i["gold"]} for i in items], found)
+    print(f"VD-Ref: recall {recall:.3f} boundary precision {boundary:.3f}")
+    assert recall >= 0.94 and boundary >= 0.93
+
+
 def test_vispro():
     path = SHARED / "captions" / "vispro_captions.json"
     if not path.is_file():

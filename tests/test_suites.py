@@ -19,12 +19,12 @@ from c2lip.core import UserError
 from c2lip.evaluation.aro import clean_caption, word_orders
 from c2lip.evaluation.base import Request, missing, sources, suite_data, where_to_get
 from c2lip.evaluation.choices import choice_hits, macro
-from c2lip.evaluation.classes import read_classes
+from c2lip.evaluation.classes import protocol_sets, read_classes
 from c2lip.evaluation.folders import benchmark_folder
 from c2lip.evaluation.probe import fit_probe, linear_probe, probe_suite, read_probe
 from c2lip.evaluation.readers import ChoiceItem, read_retrieval, read_zeroshot
 from c2lip.evaluation.scores import Hits, score
-from c2lip.evaluation.suites import CLASS_SETS, ON_REQUEST, READERS, check_texts, evaluate
+from c2lip.evaluation.suites import CLASS_SETS, MORE_CLASS_SETS, ON_REQUEST, READERS, check_texts, evaluate
 from c2lip.evaluation.vl_checklist import checklist_rows, read_vl_checklist
 from c2lip.evaluation.whatsup import position_hits
 from c2lip.evaluation.winoground import WinogroundItem, winoground_hits
@@ -277,10 +277,12 @@ def test_a_bag_of_words_ties(examples):
         (("vl_checklist", "relation"), 8, 8),
         (("mscoco", "t2i R@1"), 22, 20),
         (("docci", "t2i R@1"), 33, None),
+        *(((name, "full t2i R@1"), 11 if name == "docci" else 12, None) for name in ("docci", "iiw", "dci", "urban1k")),
         (("food101", "top-1"), 4, 0),
     ):
         assert placed.loc[row].n == bag.loc[row].n == n
         assert ties is None or bag.loc[row].ties == ties
+    same(placed.loc["dci"].filter(like="full", axis=0), placed.loc["urban1k"].filter(like="full", axis=0))
     for suite in ("winoground", "whatsup", "valse", "vl_checklist", "imagenet1k", "food101"):
         assert placed.value[suite].tolist() == pytest.approx([100.0] * len(placed.value[suite]))
     for row in ("relation", "attribute"):
@@ -561,7 +563,7 @@ def test_torchvision_sets_of_files(tmp_path):
     assert (
         data.classnames == ["Red Cat", "Green Cat", "Blue Cat", "Yellow Cat"]
         and sorted(i.label for i in data.items) == [0, 1, 2, 3]
-        and data.templates == suite_data("prompts")["pets"]
+        and data.templates == ["a photo of a {}, a type of pet."]
     )
     food = tmp_path / "food101" / "food-101"
     (food / "meta").mkdir(parents=True)
@@ -613,9 +615,10 @@ def test_sources_and_readers_agree():
     own = {"sugarcrepe", "sugarcrepe_pp", "binding", "retrieval", "zeroshot"}
     own |= {f"heldout/{name}" for name in own}
     assert set(sources()) == set(READERS) - own
-    assert set(ON_REQUEST) == {f"probe/{name}" for name in CLASS_SETS} and len(CLASS_SETS) == 11
+    assert set(ON_REQUEST) == {f"probe/{name}" for name in CLASS_SETS} | set(MORE_CLASS_SETS)
+    assert len(CLASS_SETS) == 11
     assert set(suite_data("torchvision")) == set(CLASS_SETS) - {"imagenet1k", "cifar10", "cifar100"}
-    assert set(suite_data("prompts")) <= set(CLASS_SETS) and len(suite_data("valse_tasks")) == 11
+    assert set(protocol_sets()) > {*CLASS_SETS, *MORE_CLASS_SETS} and len(suite_data("valse_tasks")) == 11
     plain = suite_data("winoground_without_flaws")
     assert len(set(plain)) == len(plain) == 171 and max(plain) < 400
     assert set(where_to_get().columns) == {"suite", "files", "size", "home", "licence"}

@@ -11,6 +11,7 @@ import io
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,23 @@ class BadImage(Exception):
 def open_image(
     image,  # a path, bytes, a PIL image, or a callable that returns one of these
     max_pixels: int = Image.MAX_IMAGE_PIXELS or 2**26,  # by the header; PIL's own limit where one is set
-) -> Image.Image:  # RGB, decoded
+    at_least: int = 0,  # a JPEG file is decoded at a half, a quarter or an eighth with sides of at least this; 0: whole
+) -> Image.Image:  # RGB, decoded; `info["full_size"]` is the (width, height) of the whole image
     "Open an image; raise `BadImage` with the cause where that fails"
     try:
-        image = _read_header(image)
+        given, image = image, _read_header(image)
         size = f"{image.width}×{image.height} pixels"
         if image.width * image.height > max_pixels:
             raise BadImage("image too large", size)
         if max(image.size) > 100 * min(image.size):
             raise BadImage("image too narrow", size)  # resized by its shorter side it would be huge
-        return _eight_bits(_upright(image)).convert("RGB")
+        full, turned = image.size, (image.height, image.width)
+        if at_least and not isinstance(given, Image.Image):
+            image.draft(None, (at_least, at_least))  # does nothing for other formats
+        coded = image.size
+        image = _eight_bits(_upright(image)).convert("RGB")
+        image.info["full_size"] = full if image.size == coded else turned
+        return image
     except BadImage:
         raise
     except FileNotFoundError as e:
@@ -105,14 +113,23 @@ def to_bytes(image: Image.Image) -> torch.Tensor:  # (3,H,W) uint8
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
+@lru_cache
+def _of_channels(values):
+    "Numbers of the channels, (3,1,1), made once"
+    return torch.tensor(values).view(-1, 1, 1)
+
+
 def from_bytes(
     pixels: torch.Tensor,  # (3,H,W) uint8
-    steps: list[Callable],  # what is left of the transform
+    steps: list[Any],  # what is left of the transform
 ):  # what the whole transform makes of the image
-    "Finish a transform; a first step `ToTensor` needs no way through PIL, and gives the same numbers"
+    "Finish a transform; `ToTensor` and `Normalize` first need no way through PIL and no copy: the same numbers"
     image: Any  # a tensor or a PIL image, as the next step wants it
     if steps and type(steps[0]).__name__ in ("ToTensor", "MaybeToTensor"):
         image, steps = pixels.to(torch.get_default_dtype()).div_(255), steps[1:]
+        if steps and type(steps[0]).__name__ == "Normalize":
+            mean, std = (_of_channels(tuple(values)) for values in (steps[0].mean, steps[0].std))
+            image, steps = image.sub_(mean).div_(std), steps[1:]
     else:
         image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     for step in steps:

@@ -83,9 +83,10 @@ class Samples(Dataset):
         workers: int = 0,  # processes that open images for the cache; 0 opens them here
         nlp=None,  # a spaCy pipeline for phrases that are missing
         skips: Skips | None = None,  # the count to go on with, as `open_data` left it
+        at_least: int = 0,  # JPEG files are decoded no larger than sides of this need, as `open_image` does; 0: whole
         draw: bool = True,  # of an image with several captions, `loader` draws one in each step; False: the first
     ):
-        self.draw = draw
+        self.draw, self.at_least = draw, at_least
         self.skips, self.failed = Skips() if skips is None else skips, 0
         self.transform, self.fixed, self.rest = transform, *split_transform(transform)
         self.records = records if isinstance(records, Records) else RecordList(records, nlp=nlp)
@@ -147,8 +148,8 @@ class Samples(Dataset):
             pixels = from_bytes(self.kept[i], self.rest)
             whole = self.wholes[i] if self.whole else None
         else:
-            image = open_image(image)
-            size, pixels = image.size, image if self.transform is None else self.transform(image)
+            image = open_image(image, at_least=self.at_least)
+            size, pixels = image.info["full_size"], image if self.transform is None else self.transform(image)
             whole = self.whole(image) if self.whole else None
         several = bool(r.further)
         n = derive_seed(seed, r.key, "caption") % len(r.captions) if several and seed is not None else 0

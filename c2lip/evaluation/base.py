@@ -140,7 +140,7 @@ def require_files(
     *patterns,  # names or patterns, one of which must be there
 ):
     "Raise `NotDownloaded`, with where to get it, where a suite's folder or its files are missing"
-    source = sources()[at.name]
+    source = sources().get(at.name) or Source(**suite_data("other_class_sets"))
     if not at.is_dir():
         raise NotDownloaded(
             f"{at.name} is not in {at.parent}: the folder {at} should hold {source.files}; "

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['RERANKED', 'rerank', 'search_hits', 'retrieval_task', 'read_retrieval_suite', 'read_heldout_retrieval_suite',
-           'read_caption_lists', 'read_shard_captions', 'read_descriptions', 'retrieval_suite', 'read_retrieval_set']
+           'read_caption_lists', 'read_shard_captions', 'in_sentences', 'read_descriptions', 'read_annotations',
+           'read_caption_files', 'retrieval_suite', 'read_retrieval_set']
 
 # %% ../../nbs/4_evaluation/09_retrieval.ipynb #7ddd18a8
 import math
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core import UserError
+from ..core.files import read_json
 from .base import Lookup, NotHere, PairScore, Request, Row, Suite, require_files
 from .choices import join_hits
 from c2lip.evaluation.readers import (
@@ -201,11 +203,18 @@ def _description_keys(entry):
     return "image/key" if "image/key" in entry else "image", "IIW"
 
 
+def in_sentences(
+    items: list[CaptionedImage],  # with a description each
+) -> list[CaptionedImage]:  # each sentence a text
+    "Long descriptions cut into sentences, each of which may find its image"
+    return [i._replace(captions=tuple(s for text in i.captions for s in split_sentences(text))) for i in items]
+
+
 def read_descriptions(
     path,  # docci_descriptions.jsonlines: {split, image_file, description}; or IIW's: {"image/key" | image, IIW}
     *folders,  # where the images may lie
     split: str = "test",  # of DOCCI
-) -> list[CaptionedImage]:  # each sentence a text
+) -> list[CaptionedImage]:  # the whole description is one text
     "Read DOCCI's or IIW's long descriptions"
 
     def captioned(numbered):
@@ -213,7 +222,7 @@ def read_descriptions(
         name, text = texts_of(entry, _description_keys(entry), path, f"in line {number}")
         file = name if Path(name).suffix else f"{name}.jpg"
         key = f"in line {number} of {Path(path).name}"
-        return CaptionedImage(key, find_image(file, *folders), tuple(split_sentences(text)))
+        return CaptionedImage(key, find_image(file, *folders), (" ".join(text.split()),))
 
     def wanted(entry):
         return not isinstance(entry, dict) or entry.get("split", split) == split
@@ -223,8 +232,39 @@ def read_descriptions(
         raise UserError(f"{path} has no images of the split {split!r}")
     return items
 
+
+def read_annotations(
+    files: list[Path],  # of DCI, one an image: {image, short_caption, extra_caption}
+    *folders,  # where the images may lie
+) -> list[CaptionedImage]:  # the whole description is one text
+    "Read DCI's long captions: the short one and what the annotator added to it, without those of its masks"
+
+    def captioned(file):
+        entry = read_json(file)
+        name, text = texts_of(entry, ("image", "short_caption"), file, "at the top")
+        more = entry.get("extra_caption") or ""
+        if not isinstance(more, str):
+            raise UserError(f"{file}: 'extra_caption' is no text")
+        return CaptionedImage(file.stem, find_image(name, *folders), (" ".join(f"{text} {more}".split()),))
+
+    return each_of(files, captioned)
+
+
+def read_caption_files(
+    at: Path,  # of Urban-1k: image/1.jpg, …, and caption/1.txt, …
+) -> list[CaptionedImage]:  # the whole file is one text
+    "Read a folder of long captions, a text file an image"
+    items = []
+    for file in sorted((at / "caption").glob("*.txt"), key=lambda file: (len(file.stem), file.stem)):
+        text = " ".join(file.read_text(encoding="utf8").split())
+        if not text:
+            raise UserError(f"{file} is empty: expected the caption of image/{file.stem}.jpg")
+        items.append(CaptionedImage(file.stem, find_image(f"{file.stem}.jpg", at / "image"), (text,)))
+    return items
+
 # %% ../../nbs/4_evaluation/09_retrieval.ipynb #0c6f8244
-_IMAGE_FOLDERS = ("images", "images_aar", "flickr30k-images", "val2014", "Images", "Flicker8k_Dataset")
+_IMAGE_FOLDERS = ("images", "images_aar", "flickr30k-images", "val2014", "Images", "Flicker8k_Dataset", "photos")
+_DESCRIPTIONS = ("*.jsonlines", "data.jsonl", "*/data.jsonl")
 
 
 def _image_folders(at):
@@ -237,24 +277,43 @@ def retrieval_suite(
     name: str,  # of the suite, for messages
     items: list[CaptionedImage],  # every image of the gallery
     ks: tuple[int, ...] = (1, 5, 10),  # the K of R@K
+    whole: list[CaptionedImage] | None = None,  # the same images with their descriptions uncut; None: no *full* rows
 ) -> Suite:
-    "Image to text, text to image, and the mean of the two at 5"
+    "Image to text, text to image, and the mean of the two at 5; the same by the uncut descriptions"
+
+    def rows(items, before, image, text, pairs):
+        found = dict(retrieval_task(items, image, text, ks, pairs=pairs))
+        for row, hits in found.items():
+            yield before + row, hits
+        both = [found.get("t2i R@5"), found.get("i2t R@5")]
+        yield f"{before}R@5 mean", mean_of(both) if all(both) else None
 
     def measure(image, text, pairs=None):
-        found = dict(retrieval_task(items, image, text, ks, pairs=pairs))
-        yield from found.items()
-        both = [found.get("t2i R@5"), found.get("i2t R@5")]
-        yield "R@5 mean", mean_of(both) if all(both) else None
+        yield from rows(items, "", image, text, pairs)
+        if whole:
+            yield from rows(whole, "full ", image, text, pairs)
 
-    return Suite(_who_asks(name, items), _captions(items), measure, by_pairs=True)
+    return Suite(_who_asks(name, items), _captions([*items, *(whole or [])]), measure, by_pairs=True)
+
+
+def _descriptions(at, folders):
+    "The long descriptions of a set, uncut; an empty list where the set has none"
+    if (at / "caption").is_dir():
+        return read_caption_files(at)
+    if files := sorted(at.glob("annotations/*.json")):
+        return read_annotations(files, *folders)
+    files = [file for pattern in _DESCRIPTIONS for file in sorted(at.glob(pattern))]
+    return [item for file in files for item in read_descriptions(file, *folders)]
 
 
 def read_retrieval_set(
-    request: Request,  # of mscoco, flickr30k, flickr8k, docci or iiw
+    request: Request,  # of mscoco, flickr30k, flickr8k, docci, iiw, dci or urban1k
 ) -> Suite:
     "A published retrieval set in whichever layout is there"
-    at, descriptions = request.at, ("*.jsonlines", "data.jsonl", "*/data.jsonl")
-    require_files(at, "test/*.tar", "dataset_*.json", "*test.json", *descriptions)
+    at = request.at
+    require_files(
+        at, "test/*.tar", "dataset_*.json", "*test.json", *_DESCRIPTIONS, "annotations/*.json", "caption/*.txt"
+    )
     folders = _image_folders(at)
     if next(at.glob("test/*.tar"), None):
         items = read_shard_captions(at)
@@ -263,6 +322,6 @@ def read_retrieval_set(
     elif lists := min(at.glob("*test.json"), default=None):
         items = read_caption_lists(lists, *folders)
     else:
-        files = [file for pattern in descriptions for file in sorted(at.glob(pattern))]
-        items = [item for file in files for item in read_descriptions(file, *folders)]
+        whole = _descriptions(at, folders)
+        return retrieval_suite(request.name, in_sentences(whole), whole=whole)
     return retrieval_suite(request.name, items)

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['DISK_ERRORS', 'USAGE', 'say_disk_errors', 'Setup', 'record_choices', 'set_up', 'why_no_table', 'copy_towers', 'train',
-           'train_here', 'keep_or_drop', 'read_settings', 'train_from_terminal']
+           'decoded_size', 'train_here', 'keep_or_drop', 'read_settings', 'train_from_terminal']
 
 # %% ../../nbs/7_release/07_run.ipynb #e7ee16ef
 import errno
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -171,6 +172,16 @@ def _train(settings, folder, setup):
     return train_here(setup or set_up(settings, folder))
 
 
+def decoded_size(
+    towers: Towers,
+    cfg: Config,
+) -> int:  # pixels of the shorter side that a JPEG file of training must keep; 0: it is decoded whole
+    "The model's size, and what a random crop cuts off"
+    size = towers.preprocess_cfg["size"]
+    longest = max(size) if isinstance(size, (list, tuple)) else size
+    return math.ceil(longest / math.sqrt(cfg.crop_scale)) if cfg.decode == "scaled" else 0
+
+
 def train_here(
     setup: Setup,
 ) -> Towers:  # the tuned towers, also released in folder/model
@@ -184,6 +195,7 @@ def train_here(
         towers.tokenizer,
         cache=in_memory,
         skips=setup.skips,
+        at_least=decoded_size(towers, cfg),
         draw=cfg.draw_captions,
     )
     total, _ = count_steps(samples, cfg)

@@ -100,7 +100,7 @@ def traffic(
     public = others * item * (2 * B + K + B * M) * D
     return {
         "ours, forward": others * (rows + numbers),
-        "ours, backward": 2.0 * others * rows,
+        "ours, backward": 1.0 * others * rows,
         "public, forward": public,
         "public, backward": 2.0 * public,
     }
@@ -125,6 +125,8 @@ class _TrafficCounter(TorchDispatchMode):
             self.sent["gather"] += others * sum(map(_bytes_of, args[1]))
         elif kind == torch.ops.c10d.allreduce_:  # (tensors, …)
             self.sent["sum"] += 2 * others / self.ranks * sum(map(_bytes_of, args[0]))
+        elif kind == torch.ops.c10d.alltoall_base_:  # (output, input, …)
+            self.sent["sum"] += others / self.ranks * _bytes_of(args[1])
         elif kind != torch.ops.c10d.barrier:
             raise NotImplementedError(f"count_traffic does not know the collective call {func.name()}")
 

@@ -56,6 +56,11 @@ class Config:
     crop_scale: float = setting(
         1.0, "smallest share of an image that a random crop keeps, 1 for no crops", "from 0.05 to 1"
     )
+    decode: str = setting(
+        "scaled",
+        "JPEG files of training at a half, quarter or eighth where that is enough, or whole",
+        "one of: scaled, exact",
+    )
     trainable: str = setting("", "regular expression over parameter names, such as text[.].*; empty: the method's own")
     precision: str = setting(
         "auto",

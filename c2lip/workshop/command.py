@@ -88,10 +88,14 @@ def _add_explore(commands):
     p.add_argument("--model", action="append", default=[], metavar="NAME", help=which)
     shown = "a file, or the number of one of the twelve images of the gallery (default: 9)"
     p.add_argument("--image", metavar="FILE", help=shown)
+    second = "a second image for the same phrases, under the first: a file, or a number of the gallery"
+    p.add_argument("--beside", metavar="FILE", help=second)
     p.add_argument("--caption", metavar="TEXT", help="what the image shows; its first noun phrase is shown")
     asked = "what to look for; repeat it for up to four (default: the caption's first noun phrase)"
     p.add_argument("--phrase", action="append", default=[], metavar="TEXT", help=asked)
     p.add_argument("--kind", metavar="KIND", help="centred, similarity, softmax or head (default: centred)")
+    which = "a head of the pooling head, from 1 (default: the mean of all); with it KIND is head"
+    p.add_argument("--head", type=int, metavar="N", help=which)
     visit = "the text, or the link, under “take along” in the explorer; what is given besides it wins"
     p.add_argument("--state", metavar="TEXT", help=visit)
     into = "folder of maps.png, maps.svg, maps.pdf and maps.json (default: a new dated one under runs/)"
@@ -321,6 +325,13 @@ def _explored(options):
     if options.image:
         is_number = options.image.isdecimal()
         changes |= dict(exhibit=int(options.image)) if is_number else dict(image=_absolute(options.image))
+    if options.beside:
+        is_number = options.beside.isdecimal()
+        changes["beside"] = int(options.beside) if is_number else _absolute(options.beside)
+    if options.head is not None:
+        if options.kind not in (None, "head"):
+            raise UserError(f"--head is of the kind head, not of {options.kind}: leave out one of the two")
+        changes |= dict(kind="head", head=options.head)
     if options.phrase:
         changes["phrase"] = " | ".join(options.phrase)
     if options.model:

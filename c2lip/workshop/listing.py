@@ -144,7 +144,7 @@ def _suite_names():
     for node in tree.body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if target.id in ("RETRIEVAL_SETS", "CLASS_SETS", "READERS", "ON_REQUEST"):
+            if target.id in ("RETRIEVAL_SETS", "CLASS_SETS", "MORE_CLASS_SETS", "READERS", "ON_REQUEST"):
                 known[target.id] = eval(compile(ast.Expression(node.value), "suites", "eval"), known)
     return list(known["READERS"]), list(known["ON_REQUEST"])
 
@@ -152,11 +152,15 @@ def _suite_names():
 def list_suites() -> pd.DataFrame:  # suite, size, from
     "The suites that `evaluate` knows, how large each is, and where its files come from"
     names, on_request = _suite_names()
-    known = read_yaml(shipped("suites.yaml"))["sources"]
+    data = read_yaml(shipped("suites.yaml"))
+    known = data["sources"]
     rows = []
     for name in names:
         source = known.get(name, {"size": "any", "home": "the embedded world, or your own folder"})
         rows.append({"suite": name, "size": source["size"], "from": source["home"]})
     for name in on_request:
-        rows.append({"suite": name, "size": "a linear probe", "from": f"as {name.partition('/')[2]}; on request"})
+        kind, _, of = name.partition("/")
+        probe = {"size": "a linear probe", "from": f"as {of}; on request"}
+        other = {"size": "", "from": f"{data['other_class_sets']['home']}; on request"}
+        rows.append({"suite": name, **(probe if kind == "probe" else other)})
     return pd.DataFrame(rows)

@@ -1,8 +1,10 @@
 """The numbers of other people's code on a release folder and a benchmark folder, as JSON; no import of c2lip.
 
-    python outside.py RELEASE BENCHMARK     in an environment made from requirements.txt beside this file
+    python outside.py RELEASE BENCHMARK SETS     in an environment made from requirements.txt beside this file
 
 * clip-benchmark's own command, without mixed precision: SugarCrepe's seven subtasks, retrieval R@1, 5, 10
+* clip-benchmark's readers and its metric: zero-shot classification of the sets in SETS
+* the texts and names of classes that clip-benchmark brings for every set
 * the rule of the public SugarCrepe script (the right caption's score is greater, strictly) over stock open_clip
 """
 
@@ -12,8 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import clip_benchmark.datasets
 import open_clip
 import torch
+from clip_benchmark.datasets.builder import build_dataset, get_dataset_collate_fn
+from clip_benchmark.metrics.zeroshot_classification import evaluate
 from PIL import Image
 
 TASKS = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
@@ -34,7 +39,34 @@ def lay_out(benchmark, home):
     (home / "captions.json").write_text(json.dumps(captions))
 
 
-def clip_benchmark(release, benchmark):
+CLASS_SETS = {"aircraft": "fgvc_aircraft", "shards": "wds/shards"}  # our name of a set: the tool's, where they differ
+
+
+def zero_shot(release, sets):
+    "{set: metrics} of clip-benchmark's data sets and its metric; one process, since starting it takes a minute"
+    model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{release}")
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{release}")
+    model.eval()
+    found = {}
+    for at in sorted(sets.iterdir()):
+        name = CLASS_SETS.get(at.name, at.name)
+        data = build_dataset(name, str(at), preprocess, "test", download=False, task="zeroshot_classification")
+        batches = data.batched(50) if name.startswith("wds/") else data
+        size = None if name.startswith("wds/") else 50
+        loader = torch.utils.data.DataLoader(batches, size, collate_fn=get_dataset_collate_fn(name) if size else None)
+        loader.dataset.classes = data.classes
+        found[at.name] = evaluate(model, loader, tokenizer, data.classes, data.templates, "cpu", amp=False)
+    return found
+
+
+def protocol():
+    "The lists that clip-benchmark brings: {templates: {set: texts}, classnames: {set: names}}"
+    home = Path(clip_benchmark.datasets.__file__).parent
+    files = dict(templates="en_zeroshot_classification_templates", classnames="en_classnames")
+    return {kind: json.loads((home / f"{file}.json").read_text()) for kind, file in files.items()}
+
+
+def choices_and_retrieval(release, benchmark):
     "{dataset: metrics} of clip-benchmark's command line"
     with tempfile.TemporaryDirectory() as home:
         home = Path(home)
@@ -74,9 +106,11 @@ def sugarcrepe_rule(release, benchmark):
 
 
 if __name__ == "__main__":
-    release, benchmark = (Path(p).resolve() for p in sys.argv[1:])
+    release, benchmark, sets = (Path(p).resolve() for p in sys.argv[1:])
     found = dict(
-        clip_benchmark=clip_benchmark(release, benchmark),
+        clip_benchmark=choices_and_retrieval(release, benchmark),
+        zero_shot=zero_shot(release, sets),
+        protocol=protocol(),
         sugarcrepe_rule=sugarcrepe_rule(release, benchmark),
     )
     print(json.dumps(found, indent=1))

@@ -1,20 +1,92 @@
 """Our numbers against clip-benchmark's and the public SugarCrepe script's rule; see README.md beside this file."""
 
+import io
 import json
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 PYTHON = os.environ.get("C2LIP_OUTSIDE", "")
-pytestmark = pytest.mark.skipif(
-    not PYTHON, reason="set C2LIP_OUTSIDE to the python of an environment made from tests/outside/requirements.txt"
-)
+WITHOUT = "set C2LIP_OUTSIDE to the python of an environment made from tests/outside/requirements.txt"
+pytestmark = [pytest.mark.skipif(not PYTHON, reason=WITHOUT), pytest.mark.timeout(1500)]
+
+
+def link(file, target):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.symlink_to(target)
+
+
+def in_a_tar(archive, name, content):
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def write_class_sets(folder, sets):
+    """Drawn images as six sets, each as the tool and we both read it: four of torchvision's, a folder per class, shards
+
+    Names of classes are the world's where the set's files name them, with the characters that the tool treats."""
+    task = json.loads((folder / "zeroshot" / "object.json").read_text())
+    names, items = task["classnames"], task["items"]
+    jpegs = []
+    for n, item in enumerate(items):
+        jpegs.append(sets.parent / "jpegs" / f"{n}.jpg")
+        jpegs[-1].parent.mkdir(exist_ok=True)
+        Image.open(folder / "images" / item["filename"]).convert("RGB").save(jpegs[-1], quality=95)
+    mine = [names[item["label"]] for item in items]
+    food, aircraft, dtd = (
+        sets / "food101" / "food-101",
+        sets / "aircraft" / "fgvc-aircraft-2013b" / "data",
+        sets / "dtd",
+    )
+    listed = {f"my_{name}": [] for name in names}
+    for n, name in enumerate(mine):
+        listed[f"my_{name}"].append(f"my_{name}/{n}")
+        link(food / "images" / f"my_{name}" / f"{n}.jpg", jpegs[n])
+        link(aircraft / "images" / f"{n}.jpg", jpegs[n])
+        link(dtd / "dtd" / "dtd" / "images" / name / f"{n}.jpg", jpegs[n])
+    (food / "meta").mkdir()
+    (food / "meta" / "test.json").write_text(json.dumps(listed))
+    (aircraft / "variants.txt").write_text("".join(f"{name}/B\n" for name in names))
+    (aircraft / "images_variant_test.txt").write_text("".join(f"{n} {name}/B\n" for n, name in enumerate(mine)))
+    labels = dtd / "dtd" / "dtd" / "labels" / "test1.txt"
+    labels.parent.mkdir()
+    labels.write_text("".join(f"{name}/{n}.jpg\n" for n, name in enumerate(mine)))
+    for n in range(204):  # two images a class, whose names are the protocol's
+        at = sets / "caltech101" / "caltech101" / "101_ObjectCategories" / f"{n % 102:03}"
+        link(at / f"image_{n // 102 + 1:04}.jpg", jpegs[n])
+    for n in range(140):
+        link(sets / "fer2013" / "test" / f"{n % 7}" / f"{n}.jpg", jpegs[n])
+    shards = sets / "shards"
+    (shards / "test").mkdir(parents=True)
+    (shards / "test" / "nshards.txt").write_text("1")
+    (shards / "classnames.txt").write_text("\n".join(names))
+    (shards / "zeroshot_classification_templates.txt").write_text("a {c} in a scene.\nthe {c}")
+    with tarfile.open(shards / "test" / "0.tar", "w") as archive:
+        for n, item in enumerate(items):
+            in_a_tar(archive, f"{n:05}.jpg", jpegs[n].read_bytes())
+            in_a_tar(archive, f"{n:05}.cls", str(item["label"]).encode())
+    return sorted(at.name for at in sets.iterdir())
+
+
+def our_zero_shot(towers, sets, names):
+    "Rows of ours; a set without a reader of its own goes through `READERS`, as any user's would"
+    from c2lip.evaluation.classes import read_class_set
+    from c2lip.evaluation.suites import READERS, evaluate
+
+    READERS["shards"] = read_class_set
+    try:
+        return evaluate(towers, sets, names, progress=False, cache=None)
+    finally:
+        del READERS["shards"]
 
 
 @pytest.fixture(scope="module")
-def both():
+def both(tmp_path_factory):
     "(rows of ours by (suite, name), what outside.py found)"
     from c2lip.evaluation.folders import benchmark_folder
     from c2lip.evaluation.suites import evaluate
@@ -23,16 +95,18 @@ def both():
 
     folder = benchmark_folder("world", "test", items=300, images=1000)
     ours = evaluate(load("base"), folder, ["sugarcrepe", "retrieval"], ks=(1, 5, 10), progress=False, cache=None)
+    sets = tmp_path_factory.mktemp("classes") / "sets"
+    zero_shot = our_zero_shot(load("base"), sets, write_class_sets(folder, sets))
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # the workbook's packages are not theirs
     done = subprocess.run(
-        [PYTHON, str(Path(__file__).with_name("outside.py")), str(base_folder()), str(folder)],
+        [PYTHON, str(Path(__file__).with_name("outside.py")), str(base_folder()), str(folder), str(sets)],
         env=env,
         capture_output=True,
         text=True,
         timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    rows = {(row["suite"], row["name"]): row for row in ours.to_dict("records")}
+    rows = {(row["suite"], row["name"]): row for table in (ours, zero_shot) for row in table.to_dict("records")}
     return rows, json.loads(done.stdout)
 
 
@@ -61,3 +135,29 @@ def test_clip_benchmark_retrieval(both):
         for k in (1, 5, 10):
             value = 100 * found[f"{key}_recall@{k}"]
             assert within_ties(ours["retrieval", f"{name} R@{k}"], value), (name, k)
+
+
+def test_clip_benchmark_zero_shot(both):
+    ours, theirs = both
+    assert len(theirs["zero_shot"]) == 6
+    for name, found in theirs["zero_shot"].items():
+        mine = ours[name, "top-1"]
+        print(name, mine, found)
+        assert within_ties(mine, 100 * found["acc1"]), name
+        if mine["ties"] == 0:
+            mean = ours[name, "top-1 mean of classes"]["value"]
+            assert mean == pytest.approx(100 * found["mean_per_class_recall"], abs=1e-3), name
+
+
+def test_protocol(both):
+    from c2lip.evaluation.classes import protocol_names, protocol_sets, protocol_templates
+
+    theirs = both[1]["protocol"]
+    names = {"fgvc_aircraft": "aircraft"}
+    assert set(protocol_sets()) == {names.get(name, name) for name in theirs["templates"]} - {"dummy"}
+    for name, templates in theirs["templates"].items():
+        if name != "dummy":
+            mine = protocol_templates(names.get(name, name))
+            assert [template.replace("{}", "{c}") for template in mine] == templates, name
+    for name, classes in theirs["classnames"].items():
+        assert protocol_names(name, len(classes)) == classes, name
