@@ -13,6 +13,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from c2lip.core import UserError
+from c2lip.training.runs import run_state
 from c2lip.workshop.launch import OPTION_WORDS, add_output, enter, is_papermill
 from c2lip.workshop.upkeep import KERNEL
 
@@ -258,6 +259,7 @@ def test_what_no_cell_can_catch(toy, run, how, said):
     done = run("papermill", "nbs/train.ipynb", "-p", "fail", how, "-p", "run_dir", "x", cwd=toy, preexec_fn=little_room)
     assert done.returncode != 0 and "Traceback" not in done.out, done.out
     (line,) = [line for line in done.out.splitlines() if line.startswith("c2lip: ") and "go to" not in line]
+    assert how == "full" or run_state(toy / "x") == "failed"
     assert said in line and "x holds no checkpoint yet, so start again" in done.out.splitlines()[-1]
 
 
@@ -274,6 +276,7 @@ def test_a_signal(toy, number):
         said = job.stderr.read()
     assert job.returncode == 128 + number and "Traceback" not in said and "Aborted" not in said, said
     assert "c2lip: stopped by " in said and "start again" in said
+    assert run_state(toy / "x") == "failed"
     with pytest.raises(ProcessLookupError):
         os.kill(kernel, 0)
 

@@ -342,12 +342,13 @@ def make_engine():
             try:
                 with logging_redirect_tqdm():
                     super().execute_managed_notebook(nb_man, kernel_name, extra_arguments=quiet, **kwargs)
-            except RuntimeError as e:
-                if type(e).__name__ != "DeadKernelError":  # of nbclient, whose traceback papermill would print
+            except BaseException as e:  # a signal, or a kernel that is gone: no cell says so
+                nb_man.nb.metadata.papermill["exception"] = True
+                if type(e).__name__ != "DeadKernelError":
                     raise
                 nb_man.cleanup_pbar()
                 print(failure(e, nb_man.output_path), file=sys.stderr)
-                raise SystemExit(KERNEL_DIED) from None
+                raise SystemExit(KERNEL_DIED) from None  # papermill would print its traceback
             if not nb_man.nb.metadata.papermill["exception"]:
                 seconds = round((nb_man.now() - nb_man.start_time).total_seconds())
                 folder = Path(nb_man.output_path).parent
