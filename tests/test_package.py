@@ -87,7 +87,7 @@ from c2lip.evaluation.changes import brief
 from c2lip.evaluation.tables import show_texts
 from c2lip.losses import c2lip_losses, owner_signs, pair_signs
 from c2lip.methods import method_names
-from c2lip.methods.concrete_jungle import read_concreteness
+from c2lip.methods.concreteness import read_concreteness
 from c2lip.towers import load
 from c2lip.workshop.grammar import read_grammar
 
