@@ -317,7 +317,11 @@ def test_compiled_towers_train_alike(samples, tmp_path, monkeypatch):
     want, got = run(samples, tmp_path / "a"), run(samples, tmp_path / "b", replace(CFG, compiled=True))
     assert len(calls) == 9 and want.keys() == got.keys()
     for k in want:
-        assert torch.allclose(want[k], got[k], atol=1e-5), k
+        same = (want[k] - got[k]).abs() <= 1e-5 + 1e-5 * got[k].abs()
+        if k.endswith(("qkv.bias", "in_proj_bias", ".kv.bias")):
+            # a bias of all keys changes no attention: its gradient is rounding, which Adam makes steps of
+            same[slice(0, 64) if k.endswith(".kv.bias") else slice(64, 128)] = True
+        assert same.all(), k
 
 
 def test_alpha_ends_a_run_on_the_way_back(samples, tmp_path):
