@@ -58,7 +58,7 @@ class Config:
     )
     decode: str = setting(
         "scaled",
-        "JPEG files of training at a half, quarter or eighth where that is enough, or whole",
+        "JPEG files of training, scaled while they are decoded, or whole",
         "one of: scaled, exact",
     )
     trainable: str = setting("", "regular expression over parameter names, such as text[.].*; empty: the method's own")
