@@ -534,12 +534,16 @@ def test_a_thousand_cases():
     assert sum(KINDS.values()) >= 1000
 
 
+NOT_WATCHED = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "runs")
+"Folders in which git, Python and the tools of other tests, which run at the same time, write"
+
+
 def state(*folders):
     "Every file below some folders, with size and time; without what Python and git keep"
     kept = {}
     for folder in folders:
         for place, names, files in os.walk(folder):
-            names[:] = [name for name in names if name not in (".git", ".venv", "__pycache__", ".pytest_cache", "runs")]
+            names[:] = [name for name in names if name not in NOT_WATCHED]
             for name in [*files, *names]:
                 found = os.lstat(os.path.join(place, name))
                 kept[os.path.join(place, name)] = (found.st_size, found.st_mtime_ns) if name in files else None
