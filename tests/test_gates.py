@@ -151,7 +151,6 @@ SILENT = {
     "explore": "widgets, which a code host does not show",
     "pipeline": "its treebanks do not ship",
     "walkthrough": "prose around small examples, executed by hand",
-    "benchmark": "five minutes; the record that ships is shown in its room",
 }
 
 
