@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SHARED', 'AS_PUBLISHED', 'TrialSetup', 'start_trials', 'add_binding_suites', 'measure_model', 'trial',
-           'check_methods', 'step_costs', 'stored_costs', 'cost_table', 'PlannedTrial', 'time_needed', 'run_trials',
-           'plan_comparison']
+           'method_settings', 'check_methods', 'step_costs', 'stored_costs', 'cost_table', 'PlannedTrial',
+           'time_needed', 'run_trials', 'plan_comparison']
 
 # %% ../../nbs/7_release/08_trials.ipynb #e20227b3
 import itertools
@@ -203,6 +203,18 @@ AS_PUBLISHED = {"c2lip": {"duplicates": "separate", "xac_scale": 1.0}}
 "Options of methods whose public code does otherwise than our default"
 
 
+def method_settings(
+    method: str,
+    shared: dict,  # settings that all trials share
+    chosen: dict | None = None,  # method → settings found for it; lr and epochs there are multiples of the shared ones
+) -> dict:  # of train.ipynb, without a seed
+    "What a method is trained with: as published, or as it was found to be best"
+    own = dict((chosen or {}).get(method, {}))
+    multiples = {name: shared[name] * own.pop(name) for name in ("lr", "epochs") if name in own}
+    own.pop("alpha", None)  # said of the trained model
+    return {**shared, **AS_PUBLISHED.get(method, {}), **own, **multiples, "method": method}
+
+
 def check_methods(
     methods: list[str],
 ):
@@ -213,11 +225,11 @@ def check_methods(
             raise UserError(f"there is no method {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
 
 
-def _ready_to_step(name, settings, device):
+def _ready_to_step(settings, device):
     "Towers, method and optimizer of a method, as `train_step` takes them; the learning rate is 0"
-    cfg = Config.of(settings | AS_PUBLISHED.get(name, {}) | {"method": name})
+    cfg = Config.of(settings)
     model = load(cfg.model, device)
-    method = build(name, model, cfg.options)
+    method = build(cfg.method, model, cfg.options)
     optimizer = torch.optim.AdamW(parameter_groups(model, method, cfg), lr=0.0)
     model.model.train()
     method.objective.to(device).train()
@@ -238,10 +250,11 @@ def step_costs(
     methods: list[str],
     setup: TrialSetup,
     rounds: int = 8,  # of two steps for each method
+    chosen: dict | None = None,  # method → settings found for it
 ) -> dict[str, float]:  # method → seconds of a step
     "The time of a training step, reading not counted, methods in turn"
     size = setup.settings["batch_size"]
-    ready = {name: _ready_to_step(name, setup.settings, setup.device) for name in methods}
+    ready = {name: _ready_to_step(method_settings(name, setup.settings, chosen), setup.device) for name in methods}
     least = dict.fromkeys(methods, math.inf)
     for r in range(rounds + 1):
         samples = [setup.samples[i % len(setup.samples)] for i in range(r * size, (r + 1) * size)]
@@ -256,11 +269,12 @@ def stored_costs(
     methods: list[str],
     setup: TrialSetup,
     run,  # the run folder, whose cost.json keeps them
+    chosen: dict | None = None,  # method → settings found for it
 ) -> dict[str, float]:  # method → seconds of a step
     "`step_costs`, measured once: a comparison that goes on must go on with the same lengths"
     file = Path(run) / "cost.json"
     if not file.exists():
-        write_json(file, step_costs(methods, setup))
+        write_json(file, step_costs(methods, setup, chosen=chosen))
     costs = read_json(file)
     missing = [name for name in methods if name not in costs]
     if missing:
@@ -276,7 +290,7 @@ def cost_table(
     "What a step costs, and as a multiple of the first method's step"
     first = next(iter(costs.values()))
     rows = [{"method": m, "ms per step": 1000 * s, "times the first": s / first} for m, s in costs.items()]
-    return pd.DataFrame(rows).round(2)
+    return pd.DataFrame(rows).round(2).set_index("method")
 
 # %% ../../nbs/7_release/08_trials.ipynb #fdf5f328
 class PlannedTrial(NamedTuple):
@@ -353,13 +367,13 @@ def plan_comparison(
     seeds: list[int],
     costs: dict[str, float],  # method → seconds of a step
     shared: dict,  # settings that all trials share
+    chosen: dict | None = None,  # method → settings found for it
 ) -> list[PlannedTrial]:
-    "Every method with every seed for every budget"
+    "Every method with every seed for every budget; a method found best with fewer epochs has its share of the budget"
     plan = []
     for budget, seed, method in itertools.product(sorted(budgets, reverse=True), seeds, methods):
-        epochs = shared["epochs"]
+        settings = method_settings(method, shared, chosen) | {"seed": seed}
         if budget == "seconds":
-            epochs = epochs * costs[methods[0]] / costs[method]
-        settings = {**shared, **AS_PUBLISHED.get(method, {}), "method": method, "seed": seed, "epochs": epochs}
+            settings["epochs"] *= costs[methods[0]] / costs[method]
         plan.append(PlannedTrial(method, settings, f"{budget}-{method}-seed{seed}", budget))
     return plan
