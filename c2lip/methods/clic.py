@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RIGHT', 'ANNOUNCED', 'FEWEST_WORDS', 'MOST_WORDS', 'squeeze_crop', 'squeeze_whole', 'is_wide', 'half_of',
-           'join_halves', 'image_size', 'partners', 'statements', 'join_sentences', 'compose_captions', 'joined_batch',
-           'clic_view', 'clic_losses', 'clic', 'corpus_sentences']
+           'join_halves', 'partners', 'statements', 'join_sentences', 'compose_captions', 'joined_batch', 'clic_view',
+           'clic_losses', 'clic', 'corpus_sentences']
 
 # %% ../../nbs/2_relatives/02_clic.ipynb #ba2d6751
 import random
@@ -76,14 +76,6 @@ def join_halves(
 ) -> Tensor:  # (3,H,W)
     "Two halves as one image"
     return torch.cat([first, second], 1 if wide else 2)
-
-
-def image_size(
-    towers: Towers,
-) -> tuple[int, int]:  # (H,W)
-    "The size of the images that towers see"
-    size = towers.preprocess_cfg["size"]
-    return (size, size) if isinstance(size, int) else tuple(size)
 
 # %% ../../nbs/2_relatives/02_clic.ipynb #bf13bea6
 def partners(
@@ -240,7 +232,7 @@ def clic(
     objective = Objective(losses, weights, columns=("image", "caption", *RIGHT))
     needed = len(RIGHT) if lambda_joined or lambda_negative else 2  # L_uni reads p₁ and p₂ alone
     view = clic_view(towers, plain_every, needed, bool(lambda_negative))
-    return Method(view, objective, trainable=r"(?!visual\.).*", whole=partial(squeeze_whole, size=image_size(towers)))
+    return Method(view, objective, trainable=r"(?!visual\.).*", whole=partial(squeeze_whole, size=towers.image_size))
 
 # %% ../../nbs/2_relatives/02_clic.ipynb #442532a9
 ANNOUNCED = re.compile(

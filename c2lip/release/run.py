@@ -176,9 +176,7 @@ def decoded_size(
     cfg: Config,
 ) -> int:  # pixels of the shorter side that a JPEG file of training must keep; 0: it is decoded whole
     "The model's size, and what a random crop cuts off"
-    size = towers.preprocess_cfg["size"]
-    longest = max(size) if isinstance(size, (list, tuple)) else size
-    return math.ceil(longest / math.sqrt(cfg.crop_scale)) if cfg.decode == "scaled" else 0
+    return math.ceil(max(towers.image_size) / math.sqrt(cfg.crop_scale)) if cfg.decode == "scaled" else 0
 
 
 def train_here(
