@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..core import Batch, Sample, Texts, UserError, full_precision
-from . import Method, Objective, WholeSample, caption_view, contrast, further_texts, step_generator
+from . import Method, Objective, caption_view, contrast, further_texts, step_generator
 from .edits import split_sentences, swap_across
 from ..towers import Towers
 
@@ -50,9 +50,8 @@ def is_wide(
     sample: Sample,
 ) -> bool:
     "Wider than high, or square, or of unknown shape"
-    whole = getattr(sample, "whole", None)
-    if whole is not None:
-        return whole.shape[0] < sample.image.shape[-2]
+    if sample.whole is not None:
+        return sample.whole.shape[0] < sample.image.shape[-2]
     return sample.size is None or sample.size[0] >= sample.size[1]
 
 
@@ -62,10 +61,9 @@ def half_of(
     std: Tensor,  # (3,1,1)
 ) -> Tensor:  # (3,H/2,W) of a wide image, (3,H,W/2) of a high one
     "A sample as half of a joined image: its whole image where it has that, else its crop"
-    whole = getattr(sample, "whole", None)
-    if whole is None:
+    if sample.whole is None:
         return squeeze_crop(sample.image, is_wide(sample))
-    pixels = torch.from_numpy(whole).permute(2, 0, 1).to(sample.image.dtype) / 255
+    pixels = torch.from_numpy(sample.whole).permute(2, 0, 1).to(sample.image.dtype) / 255
     return (pixels - mean) / std
 
 
