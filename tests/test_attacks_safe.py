@@ -111,7 +111,7 @@ def test_a_full_disk(tmp_path):
         with largest_file(size):
             refused(lambda: train(SMALL, folder), str(folder), "File too large", said)  # noqa: B023
     with largest_file(1_000_000):
-        refused(lambda: train(SMALL, tmp_path / "run"), "step 2: the checkpoint", "there is none before it")
+        refused(lambda: train(SMALL, tmp_path / "run"), "step 2: the checkpoint", "there is no checkpoint yet")
         assert not list((tmp_path / "run").glob("checkpoint*"))
     with largest_file(1_000_000):
         refused(lambda: save(load("base"), tmp_path / "model"), "the release folder", "cannot be written")
@@ -121,7 +121,7 @@ def test_a_full_disk(tmp_path):
     with largest_file(1_000_000):
         again = {**SMALL, "resume": True, "epochs": 1}
         (tmp_path / "run" / "checkpoint.pt").unlink()  # a kill between two: the one before is whole
-        refused(lambda: train(again, tmp_path / "run"), "step 4: the checkpoint", "the last good one is kept")
+        refused(lambda: train(again, tmp_path / "run"), "step 4: the checkpoint", "from its last checkpoint (step 2)")
     assert train({**SMALL, "resume": True}, tmp_path / "run")
 
 

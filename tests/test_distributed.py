@@ -63,17 +63,21 @@ class Toy(nn.Module):
         return f, Batch({"image": self.x[rows]}, {"phrase": phrase})
 
 
+def clip_loss(image, caption, f, rows):
+    return softmax_loss(image, caption, f["scale"], rows)
+
+
 def objective(name):
     if name == "clip":
         return Objective(
-            lambda f, b, _: {"contrastive": softmax_loss(f["image"], f["caption"], f["scale"], b.rows)},
+            lambda f, b, _: {"contrastive": clip_loss(f["image"], f["caption"], f, b.rows)},
             {"contrastive": 1.0},
             columns=("image", "caption"),
         )
 
     if name.startswith("softmax"):
         return Objective(
-            partial(softmax_c2lip_losses, duplicates=name.split()[1], xac_scale=3.0),
+            partial(softmax_c2lip_losses, duplicates=name.split()[1], xac_scale=3.0, own_loss=clip_loss),
             {"contrastive": 1.0, "npc": 0.7, "xac": 0.3},
             columns=("image", "caption", "phrase"),
         )

@@ -166,6 +166,16 @@ def test_stored_outputs_are_of_these_defaults():
     assert {p.stem for p in LAUNCHERS} - set(register) == set(SILENT)
 
 
+def test_records_say_where_they_come_from():
+    "Beside each stored table stands what made it and on which machine, or that this was not recorded"
+    tables = sorted((ROOT / "data" / "results").glob("*.csv"))
+    assert tables
+    for table in tables:
+        assert table.with_suffix(".json").exists(), f"{table.name}: {table.stem}.json says command, commit and machine"
+        made = read(table.with_suffix(".json"))
+        assert (made.get("command") or made.get("settings")) and made.get("machine"), table.name
+
+
 # ---- launchers
 
 

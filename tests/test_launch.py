@@ -186,6 +186,24 @@ def test_refused(toy, monkeypatch, words, said):
     assert said in str(e.value) and "\n" not in str(e.value)
 
 
+@pytest.mark.parametrize("damage, said", [("bytes", "it is not UTF-8"), ("folder", "Is a directory")])
+def test_settings_that_cannot_be_read(toy, run, damage, said):
+    "One line, whichever command reads them; --help does not need them"
+    (toy / "c2lip" / "core").mkdir(parents=True)
+    (toy / "settings.ini").unlink()
+    if damage == "folder":
+        (toy / "settings.ini").mkdir()
+    else:
+        (toy / "settings.ini").write_bytes(b"lib_name = c2lip\n\xff\xfe")
+    done = run("papermill", "nbs/train.ipynb", cwd=toy)
+    line = f"{toy / 'settings.ini'} cannot be read ({said}); restore it from git\n"
+    assert (done.returncode, done.out) == (2, f"c2lip: {line}")
+    command = (sys.executable, "-c", "import c2lip.workshop.command as c; raise SystemExit(c.main())")
+    done = run(*command, "runs", cwd=toy)
+    assert (done.returncode, done.out) == (2, f"c2lip runs: error: {line}")
+    assert run(*command, "--help", cwd=toy).returncode == 0
+
+
 @pytest.mark.parametrize("words, said", [REFUSED[0], REFUSED[5], ("-p run_dir settings.ini", "cannot be made")])
 def test_refused_before_any_work(toy, run, words, said):
     before = sorted(toy.rglob("*"))

@@ -220,7 +220,7 @@ def test_the_trainer_gives_a_method_whole_images(workers, tmp_path):
     for s in seen["clic"]:
         assert (s.whole == squeeze_whole(opened[s.key], (96, 96))).all()
         assert s.whole.shape[:2] == ((96, 48) if s.key.startswith("high") else (48, 96))
-    assert not any(hasattr(s, "whole") for s in seen["finetune"])
+    assert all(s.whole is None for s in seen["finetune"])
 
 
 def test_heads_have_their_own_rate(samples):

@@ -513,7 +513,9 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(samples, tmp_p
 
     monkeypatch.setattr(fit_room, "save_checkpoint", save)
     try:
-        with pytest.raises(UserError, match="step 6: the checkpoint cannot be written .*last good one is kept"):
+        with pytest.raises(
+            UserError, match="step 6: the checkpoint cannot be written .*goes on from its last checkpoint .step 3"
+        ):
             run(samples, tmp_path / "run")
     finally:
         monkeypatch.undo()

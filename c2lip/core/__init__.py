@@ -44,6 +44,7 @@ class Sample:
         None  # text tokens (first, one past the last) of each phrase; None: cut
     )
     captions: tuple[str, ...] = ()  # all captions of the image, where there are several; `caption` is one of them
+    whole: Any = None  # array that `Method.whole` made of the image as it was opened; None: not kept
 
 
 @dataclass

@@ -28,13 +28,18 @@ from . import UserError, one_line
 def project_of(
     path,  # a file or folder, existing or not
 ) -> Path | None:  # the folder with settings.ini, None outside of the project
-    "The nearest folder at or above `path` whose settings.ini belongs to this library"
+    "The nearest folder at or above `path` whose settings.ini is this library's; `UserError` if that cannot be read"
     path = Path(path).resolve()
     for folder in [path, *path.parents]:
         try:
             lines = (folder / "settings.ini").read_text(encoding="utf8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            continue  # none, or one of another form
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, UnicodeDecodeError) as e:
+            if not os.path.isdir(folder / "c2lip" / "core"):
+                continue  # somebody else's
+            reason = getattr(e, "strerror", None) or "it is not UTF-8"
+            raise UserError(f"{folder / 'settings.ini'} cannot be read ({reason}); restore it from git") from None
         if any(line.replace(" ", "") == "lib_name=c2lip" for line in lines):
             return folder
     return None

@@ -21,7 +21,6 @@ from .images import BadImage, from_bytes, identity, open_image, split_transform,
 from .records import RecordList, Records
 from .remote import prefetch
 from .skips import Skips
-from ..methods import WholeSample
 from ..spans import token_spans_many
 
 # %% ../../nbs/3_data/11_loading.ipynb #7fd58b41
@@ -121,7 +120,7 @@ class Samples(Dataset):
         self,
         make: Callable,  # PIL image as it was opened → array
     ) -> "Samples":
-        "The same samples, each a `WholeSample` with what `make` makes of its image before any crop or resizing"
+        "The same samples, each with `whole`, what `make` makes of its image before any crop or resizing"
         other = copy(self)
         other.whole = make
         if self.kept is not None:
@@ -155,8 +154,7 @@ class Samples(Dataset):
         n = derive_seed(seed, r.key, "caption") % len(r.captions) if several and seed is not None else 0
         text, phrases = r.captions[n] if n else (r.caption, r.phrases)
         texts = tuple(caption.text for caption in r.captions) if several else ()
-        found = Sample(r.key, pixels, text, phrases, size, self._token_spans(i, n, text, phrases), texts)
-        return WholeSample(**vars(found), whole=whole) if self.whole else found
+        return Sample(r.key, pixels, text, phrases, size, self._token_spans(i, n, text, phrases), texts, whole)
 
     def _token_spans(self, i, n, caption, phrases):
         if self.spans is not None and n == 0:  # those of first captions are kept

@@ -163,7 +163,8 @@ def softmax_c2lip_losses(
     terms=("contrastive", "npc", "xac"),  # those to compute
     duplicates: str = "separate",  # equal phrases, one of `DUPLICATES`
     xac_scale: float = 1.0,  # β of the attention in xac
-    own_loss: Callable | None = None,  # of images and captions, from `contrast`; None: CLIP's softmax
+    *,
+    own_loss: Callable,  # the towers' own, of images and captions, from `contrast`
 ) -> dict[str, Tensor]:  # a rank's share of each
     "C2LIP's npc and xac as softmaxes with several positives, beside the towers' own loss"
     phrase, scale, ranks = batch.texts["phrase"], f["scale"], rank_and_world_size()[1]
@@ -171,10 +172,7 @@ def softmax_c2lip_losses(
     losses = {}
     with torch.autocast(f["image"].device.type, enabled=False):
         if "contrastive" in terms:
-            if own_loss is None:
-                losses["contrastive"] = softmax_loss(f["image"], f["caption"], scale, batch.rows)
-            else:
-                losses["contrastive"] = own_loss(f["image"], f["caption"], f, batch.rows)
+            losses["contrastive"] = own_loss(f["image"], f["caption"], f, batch.rows)
         images = len(f["image"])
         signs, rows = phrase_signs(phrase.owner, phrase.column, phrase.number, images, duplicates)
         read = f["phrase"][rows]

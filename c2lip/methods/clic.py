@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RIGHT', 'ANNOUNCED', 'FEWEST_WORDS', 'MOST_WORDS', 'squeeze_crop', 'squeeze_whole', 'is_wide', 'half_of',
-           'join_halves', 'image_size', 'partners', 'statements', 'join_sentences', 'compose_captions', 'joined_batch',
-           'clic_view', 'clic_losses', 'clic', 'corpus_sentences']
+           'join_halves', 'partners', 'statements', 'join_sentences', 'compose_captions', 'joined_batch', 'clic_view',
+           'clic_losses', 'clic', 'corpus_sentences']
 
 # %% ../../nbs/2_relatives/02_clic.ipynb #ba2d6751
 import random
@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..core import Batch, Sample, Texts, UserError, full_precision
-from . import Method, Objective, WholeSample, caption_view, contrast, further_texts, step_generator
+from . import Method, Objective, caption_view, contrast, further_texts, step_generator
 from .edits import split_sentences, swap_across
 from ..towers import Towers
 
@@ -50,9 +50,8 @@ def is_wide(
     sample: Sample,
 ) -> bool:
     "Wider than high, or square, or of unknown shape"
-    whole = getattr(sample, "whole", None)
-    if whole is not None:
-        return whole.shape[0] < sample.image.shape[-2]
+    if sample.whole is not None:
+        return sample.whole.shape[0] < sample.image.shape[-2]
     return sample.size is None or sample.size[0] >= sample.size[1]
 
 
@@ -62,10 +61,9 @@ def half_of(
     std: Tensor,  # (3,1,1)
 ) -> Tensor:  # (3,H/2,W) of a wide image, (3,H,W/2) of a high one
     "A sample as half of a joined image: its whole image where it has that, else its crop"
-    whole = getattr(sample, "whole", None)
-    if whole is None:
+    if sample.whole is None:
         return squeeze_crop(sample.image, is_wide(sample))
-    pixels = torch.from_numpy(whole).permute(2, 0, 1).to(sample.image.dtype) / 255
+    pixels = torch.from_numpy(sample.whole).permute(2, 0, 1).to(sample.image.dtype) / 255
     return (pixels - mean) / std
 
 
@@ -76,14 +74,6 @@ def join_halves(
 ) -> Tensor:  # (3,H,W)
     "Two halves as one image"
     return torch.cat([first, second], 1 if wide else 2)
-
-
-def image_size(
-    towers: Towers,
-) -> tuple[int, int]:  # (H,W)
-    "The size of the images that towers see"
-    size = towers.preprocess_cfg["size"]
-    return (size, size) if isinstance(size, int) else tuple(size)
 
 # %% ../../nbs/2_relatives/02_clic.ipynb #bf13bea6
 def partners(
@@ -240,7 +230,7 @@ def clic(
     objective = Objective(losses, weights, columns=("image", "caption", *RIGHT))
     needed = len(RIGHT) if lambda_joined or lambda_negative else 2  # L_uni reads p₁ and p₂ alone
     view = clic_view(towers, plain_every, needed, bool(lambda_negative))
-    return Method(view, objective, trainable=r"(?!visual\.).*", whole=partial(squeeze_whole, size=image_size(towers)))
+    return Method(view, objective, trainable=r"(?!visual\.).*", whole=partial(squeeze_whole, size=towers.image_size))
 
 # %% ../../nbs/2_relatives/02_clic.ipynb #442532a9
 ANNOUNCED = re.compile(

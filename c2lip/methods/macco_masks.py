@@ -151,8 +151,7 @@ def patch_grid(
     towers: Towers,
 ) -> tuple[int, int]:  # rows and columns
     "The patches of an image at the size that preprocessing gives it"
-    kernel, size = patch_convolution(towers).kernel_size, towers.preprocess_cfg["size"]
-    height, width = (size, size) if isinstance(size, int) else size
+    kernel, (height, width) = patch_convolution(towers).kernel_size, towers.image_size
     return height // kernel[0], width // kernel[1]
 
 

@@ -29,6 +29,7 @@ from ..methods import Method, build
 from . import save
 from ..towers import Towers, load
 from ..training.advice import first_phrases, say_choices, warnings_before
+from ..training.checkpoint import what_stands
 from ..training.config import CHOSEN, Config, choose_by_model, complete, own_options
 from ..training.fit import check_parts, count_steps, fit, read_records
 from ..training.ranks import launch_ranks, run_as_rank
@@ -49,9 +50,7 @@ def say_disk_errors(
     except OSError as e:
         if e.errno not in DISK_ERRORS:
             raise
-        kept = list(Path(folder).glob("checkpoint*.pt"))
-        on = "resume True goes on from its checkpoint" if kept else "there is no checkpoint yet, so start again"
-        raise UserError(f"{folder} cannot be written ({e.strerror}); make room; {on}") from None
+        raise UserError(f"{folder} cannot be written ({e.strerror}); make room; {what_stands(folder)}") from None
 
 # %% ../../nbs/7_release/07_run.ipynb #9db83680
 @dataclass
@@ -177,9 +176,7 @@ def decoded_size(
     cfg: Config,
 ) -> int:  # pixels of the shorter side that a JPEG file of training must keep; 0: it is decoded whole
     "The model's size, and what a random crop cuts off"
-    size = towers.preprocess_cfg["size"]
-    longest = max(size) if isinstance(size, (list, tuple)) else size
-    return math.ceil(longest / math.sqrt(cfg.crop_scale)) if cfg.decode == "scaled" else 0
+    return math.ceil(max(towers.image_size) / math.sqrt(cfg.crop_scale)) if cfg.decode == "scaled" else 0
 
 
 def train_here(

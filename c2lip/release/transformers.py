@@ -8,7 +8,6 @@ __all__ = ['LARGEST_DIFFERENCE', 'largest_difference', 'to_hugging_face']
 # %% ../../nbs/7_release/03_transformers.ipynb #7f9a0c98
 from typing import Any
 
-import open_clip
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -46,8 +45,7 @@ def largest_difference(
     """The largest difference between original and export on two random images and two texts.
     Compared are unit embeddings, and logits divided by the scale"""
     texts = ["A red mug, left of the two_dogs!", "a dog"]
-    height, width = open_clip.transform.to_2tuple(towers.preprocess_cfg["size"])
-    images = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(2, 3, *towers.image_size, generator=torch.Generator().manual_seed(0))
     ids = tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt").input_ids
     exported = model.eval()(input_ids=ids, pixel_values=images)
     original = _original_outputs(towers, images, texts)

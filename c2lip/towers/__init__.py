@@ -62,6 +62,12 @@ class Towers:
         return image_transform_v2(self._preprocess_config, is_train=True, aug_cfg=crop)
 
     @property
+    def image_size(self) -> tuple[int, int]:  # (H,W) pixels
+        "The size that preprocessing gives an image"
+        size = self.preprocess_cfg["size"]
+        return (size, size) if isinstance(size, int) else tuple(size)
+
+    @property
     def context_length(self) -> int:
         "Text tokens of a row, padding included"
         return self.model.context_length

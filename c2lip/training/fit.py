@@ -33,7 +33,7 @@ from ..data.sources import open_data
 from ..distributed import rank_and_world_size, sum_over_ranks
 from ..methods import Method
 from ..towers import Towers, has_bias
-from .checkpoint import load_checkpoint, save_checkpoint
+from .checkpoint import CHECKPOINTS, load_checkpoint, save_checkpoint, what_stands
 from .config import Config, binding, choose_by_model, phrase_rules
 from .log import Log
 from .step import halve_weights, limit_scale, make_optimizer, prepare_towers, schedule, train_step
@@ -82,7 +82,7 @@ def scalars(
 
 # %% ../../nbs/5_training/07_fit.ipynb #4ec527f7
 STATED = 10_000  # records whose image files are looked at
-RUN_RESULTS = ("metrics.jsonl", "checkpoint.pt", "checkpoint.previous.pt")  # what `fit` would overwrite
+RUN_RESULTS = ("metrics.jsonl", *CHECKPOINTS)  # what `fit` would overwrite
 
 
 def _file_state(place):
@@ -276,14 +276,9 @@ class Run:
             kept = f"{self.folder}/checkpoint.pt holds the weights of step {self.done}"
             raise UserError(f"{e}; the run stopped, and {kept}") from None
         except OSError as e:
-            raise UserError(f"step {self.done}: {e}; the run stopped, {self.kept()}") from None
+            raise UserError(f"step {self.done}: {e}; the run stopped; {what_stands(self.folder)}") from None
         finally:
             self.log.close()
-
-    def kept(self) -> str:
-        "What an end in the middle leaves"
-        written = (Path(self.folder) / "checkpoint.pt").exists()
-        return "the last checkpoint is kept" if written else "there is no checkpoint of it yet"
 
     def end(self) -> int:  # steps done
         "Leave the towers as they are released: no recomputing, averaged weights, float32, evaluation mode"

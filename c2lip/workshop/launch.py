@@ -302,9 +302,9 @@ def enter():
     if os.environ.get("C2LIP_PAPERMILL") == "plain" or not is_papermill(sys.argv, sys.orig_argv):
         return
     options, places = read_line(sys.argv[1:])
-    if not is_ours(options, places):
-        return
     try:
+        if not is_ours(options, places):
+            return
         check_loopback()
         line, output = _complete(sys.argv)
     except (UserError, OSError) as e:  # OSError: the notebook itself cannot be read
