@@ -24,7 +24,7 @@ from c2lip.training.fit import fit
 from c2lip.training.step import backward, backward_in_parts, parameter_groups, train_step
 from c2lip.world_captions import train_records
 
-METHODS = ["finetune", "c2lip", "clic", "negclip", "concrete_jungle", "macco", "uniformity"]
+METHODS = ["finetune", "c2lip", "clic", "negclip", "concrete_jungle", "macco", "uniformity", "labclip"]
 CASES = [*((name, 1) for name in METHODS), ("clic", 2)]  # CLIC's second step is a plain one
 
 
@@ -194,6 +194,19 @@ def test_clic_leaves_the_images_tower_alone(samples):
         and not any(n.startswith("visual.") for n in moved)
         and all(p.grad is None for n, p in towers.model.named_parameters() if n.startswith("visual."))
     )
+
+
+def test_labclip_releases_one_other_matrix(samples, tmp_path):
+    "A stock folder that differs from the base in the text tower's last map alone"
+    towers, method = made("labclip", double=False)
+    before = {n: x.clone() for n, x in towers.model.state_dict().items()}
+    optimizer = torch.optim.AdamW(parameter_groups(towers, method, Config(lr=1e-3)))
+    for step in (1, 2):
+        train_step(towers, method, optimizer, samples, step, "cpu")
+    save(towers, tmp_path / "model")
+    after = load(str(tmp_path / "model")).model.state_dict()
+    assert set(after) == set(before)
+    assert [n for n, x in after.items() if not torch.equal(x, before[n])] == ["text.text_projection"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core import UserError, did_you_mean, full_precision
 from . import ALL_BUT_BIAS, Method, Objective
-from .concreteness import REGIMES, edited_view, jungle_view
+from .concreteness import REGIMES, edited_view, replaced_view
 from ..towers import Towers
 
 # %% ../../nbs/2_relatives/05_concrete_jungle.ipynb #aa619665
@@ -165,7 +165,7 @@ def concrete_jungle(
     columns = ("image", "caption", "negative", "negative_image", "alone")
     objective = Objective(losses, {"cement": 1.0}, columns=columns)
     if negatives == "replace":
-        view = jungle_view(towers, regime, ratings, negative_images, negatives_file)
+        view = replaced_view(towers, regime, ratings, negative_images, negatives_file)
     else:
         view = edited_view(towers, negatives, ratings)
     return Method(view, objective, trainable=ALL_BUT_BIAS)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['WORD_COLUMNS', 'SCORE_COLUMNS', 'REGIMES', 'RATED', 'ENDINGS', 'read_concreteness', 'Unit', 'rated_units',
-           'replace_unit', 'Negative', 'read_negatives', 'drawn_negative', 'jungle_view', 'edited_view']
+           'replace_unit', 'Negative', 'read_negatives', 'world_scene', 'drawn_negative', 'replaced_view',
+           'edited_view']
 
 # %% ../../nbs/2_relatives/04_concreteness.ipynb #e0f2b8da
 import random
@@ -25,7 +26,7 @@ from ..distributed import rank_and_world_size
 from . import caption_view, further_texts, step_generator
 from .edits import Word, changed_words, check_way, edit_captions, swap_spans, tag_words, word_bag
 from ..towers import Towers
-from ..world import draw_scene
+from ..world import Scene, draw_scene
 from ..world_captions import edit_scene, numbered_scene
 
 # %% ../../nbs/2_relatives/04_concreteness.ipynb #0e0e01b4
@@ -211,8 +212,10 @@ def _given_negative(caption, rows, ratings, chance):
 
 
 @lru_cache(maxsize=100_000)
-def _world_scene(key):
-    "The embedded scene of a record; None for other keys"
+def world_scene(
+    key: str,  # of a record
+) -> Scene | None:
+    "The scene of a record of the embedded world; None for other keys"
     split, _, number = key.rpartition("-")
     known = split in ("train", "validation", "test") and number.isdigit()
     return numbered_scene(split, int(number)) if known else None
@@ -227,7 +230,7 @@ def drawn_negative(
     regime: str = "high",  # high, low or unconstrained
 ) -> Negative | None:  # None where no unit can be replaced by what the world can draw
     "A negative caption and the edited scene, drawn"
-    scene = _world_scene(key)
+    scene = world_scene(key)
     if scene is None:
         return None
     scenes = {}
@@ -250,14 +253,14 @@ def _say_where_images_lack(samples, negatives):
     lacking = [s.key for s, negative in zip(samples, negatives) if negative is not None and negative.image is None]
     if lacking and rank_and_world_size()[0] == 0:
         print(
-            f"concrete_jungle: {len(lacking)} of {len(samples)} negatives of this step have no image (such as "
+            f"{len(lacking)} of {len(samples)} negatives of this step have no image (such as "
             f"{one_line(lacking[0], 60)}): they are captions alone; negatives_file names a file of captions and images",
             flush=True,
         )
     return bool(lacking)
 
 
-def jungle_view(
+def replaced_view(
     towers: Towers,
     regime: str = "high",  # high, low or unconstrained
     ratings: str = "",  # a file of ratings; "": the workbook's own list
