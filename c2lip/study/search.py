@@ -301,7 +301,7 @@ def plot_search(
     methods = list(dict.fromkeys(searched.method))
     columns = min(across, len(methods))
     lines = math.ceil(len(methods) / columns)
-    height = 0.5 + 0.17 * int(searched.groupby("method").size().max())
+    height = 0.6 + 0.17 * int(searched.groupby("method").size().max())
     fig = Page(figsize=(3.1 * columns, height * lines), layout="constrained")
     axes = fig.subplots(lines, columns, squeeze=False, sharex=True).ravel()
     for ax, method in zip(axes, methods):
@@ -311,6 +311,7 @@ def plot_search(
         ax.set_yticks(range(len(rows)), [_setting_label(row) for row in rows.itertuples()], fontsize=SMALL)
         ax.set_ylim(len(rows) - 0.5, -0.5)
         ax.axvline(0, color="0.3", lw=0.8)
+        ax.set_xlabel("sum of changes from the base, points", fontsize=SMALL)
         ax.set_title(model_label(method), fontsize=SMALL, loc="left")
         ax.tick_params(axis="x", labelsize=SMALL, labelbottom=True)
         plain_axes(ax, "x")
