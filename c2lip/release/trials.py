@@ -373,7 +373,10 @@ def plan_comparison(
     plan = []
     for budget, seed, method in itertools.product(sorted(budgets, reverse=True), seeds, methods):
         settings = method_settings(method, shared, chosen) | {"seed": seed}
-        if budget == "seconds":
+        equal = budget
+        if method == methods[0]:
+            equal = "steps"  # with equal seconds its trial is the same
+        elif budget == "seconds":
             settings["epochs"] *= costs[methods[0]] / costs[method]
-        plan.append(PlannedTrial(method, settings, f"{budget}-{method}-seed{seed}", budget))
+        plan.append(PlannedTrial(method, settings, f"{equal}-{method}-seed{seed}", budget))
     return plan
