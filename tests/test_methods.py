@@ -24,7 +24,7 @@ from c2lip.training.fit import fit
 from c2lip.training.step import backward, backward_in_parts, parameter_groups, train_step
 from c2lip.world_captions import train_records
 
-METHODS = ["finetune", "c2lip", "clic", "negclip", "concrete_jungle", "macco", "uniformity", "labclip"]
+METHODS = ["finetune", "c2lip", "clic", "negclip", "concrete_jungle", "macco", "uniformity", "labclip", "tripletclip"]
 CASES = [*((name, 1) for name in METHODS), ("clic", 2)]  # CLIC's second step is a plain one
 
 
