@@ -102,9 +102,7 @@ def largest_file(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-# TensorBoard writes in a thread of its own, whose error reaches the run with the next record
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_full_disk(tmp_path):
+def test_a_full_disk(tmp_path, capfd):
     "In the settings, the log, the first checkpoint or a later one: one line each, which says what stands"
     for size, said in ((20, "there is no checkpoint yet"), (300, "there is no checkpoint yet")):
         folder = tmp_path / str(size)
@@ -123,6 +121,7 @@ def test_a_full_disk(tmp_path):
         (tmp_path / "run" / "checkpoint.pt").unlink()  # a kill between two: the one before is whole
         refused(lambda: train(again, tmp_path / "run"), "step 4: the checkpoint", "from its last checkpoint (step 2)")
     assert train({**SMALL, "resume": True}, tmp_path / "run")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_clock_that_jumps(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..captions import split_sentences
 from ..core import UserError
 from ..core.files import read_json
 from .base import Lookup, NotHere, PairScore, Request, Row, Suite, require_files
@@ -32,7 +33,6 @@ from c2lip.evaluation.readers import (
     texts_of,
 )
 from .scores import Hits, mean_of, recall_hits, similarities
-from ..methods.edits import split_sentences
 
 # %% ../../nbs/4_evaluation/09_retrieval.ipynb #74e29b44
 RERANKED = 100  # candidates of a query that another score orders anew

@@ -18,27 +18,9 @@ if TYPE_CHECKING:
     from spacy.language import Language
 
 # %% auto #0
-__all__ = ['ABBREVIATED', 'AN', 'NEVER_EXCHANGED', 'WORD_KINDS', 'ALL_KINDS', 'WAYS', 'ARTICLES_AND_NUMBERS', 'split_sentences',
-           'Word', 'Tagger', 'tagger_of', 'tag_words', 'swap_spans', 'word_bag', 'swap_across', 'swap_within', 'Offer',
-           'offer_of', 'replace_within', 'add_within', 'check_way', 'edit_captions', 'changed_words']
-
-# %% ../../nbs/2_relatives/01_edits.ipynb #853271a5
-ABBREVIATED = re.compile(
-    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Mt|Ft|Jr|Sr|vs|etc|e\.g|i\.e|approx|No|Ave|Inc|Co|U\.S|a\.m|p\.m)|\b[A-Z])\.$"
-)
-
-
-def split_sentences(
-    text: str,  # a caption of one or more sentences
-) -> list[str]:  # in order, none empty
-    "The sentences of a caption, by punctuation"
-    sentences, start = [], 0
-    for m in re.finditer(r"[.!?]+[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])", text):
-        if ABBREVIATED.search(text[start : m.end()].rstrip()):
-            continue
-        sentences.append(text[start : m.end()].strip())
-        start = m.end()
-    return [s for s in [*sentences, text[start:].strip()] if s]
+__all__ = ['AN', 'NEVER_EXCHANGED', 'WORD_KINDS', 'ALL_KINDS', 'WAYS', 'ARTICLES_AND_NUMBERS', 'Word', 'Tagger', 'tagger_of',
+           'tag_words', 'swap_spans', 'word_bag', 'swap_across', 'swap_within', 'Offer', 'offer_of', 'replace_within',
+           'add_within', 'check_way', 'edit_captions', 'changed_words']
 
 # %% ../../nbs/2_relatives/01_edits.ipynb #de8a3e7c
 class Word(NamedTuple):

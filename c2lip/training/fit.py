@@ -276,7 +276,9 @@ class Run:
             kept = f"{self.folder}/checkpoint.pt holds the weights of step {self.done}"
             raise UserError(f"{e}; the run stopped, and {kept}") from None
         except OSError as e:
-            raise UserError(f"step {self.done}: {e}; the run stopped; {what_stands(self.folder)}") from None
+            raise UserError(
+                f"{self.folder}, step {self.done}: {e}; the run stopped; {what_stands(self.folder)}"
+            ) from None
         finally:
             self.log.close()
 

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
+import socket
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from c2lip.evaluation.plots import Page
 
 # %% auto #0
-__all__ = ['BAR', 'SPEED', 'read_log', 'memory', 'format_row', 'Log', 'plot_log']
+__all__ = ['BAR', 'SPEED', 'read_log', 'memory', 'format_row', 'EventFile', 'Log', 'plot_log']
 
 # %% ../../nbs/5_training/04_log.ipynb #e16253f3
 def read_log(
@@ -65,6 +67,47 @@ def format_row(
     speed = [f"{row['images_per_s']:.0f} img/s", f"data {row['data_wait']:.0%}", f"{row['memory_gb']:.1f} GB"]
     return BETWEEN.join(filter(None, ["  ".join(losses), *speed, "  ".join(others)]))
 
+# %% ../../nbs/5_training/04_log.ipynb #9b1e07a2
+class EventFile:
+    "The scalars of a run for TensorBoard, on the disk as soon as they are written; `OSError` where that fails"
+
+    def __init__(
+        self,
+        folder,  # is made where it is missing; each run, resumed or not, adds a file
+        first: int = 0,  # step the run goes on from
+    ):
+        from tensorboard.compat.proto.event_pb2 import SessionLog  # here: other ranks write no log
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self.file = open(Path(folder) / name, "wb")  # noqa: SIM115, closed by `close`
+        self.records = RecordWriter(self.file)
+        self._add(file_version="brain.Event:2")
+        if first:
+            self._add(step=first + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def _add(self, **fields):
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self.records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+        self.file.flush()
+
+    def write(
+        self,
+        step: int,  # steps done
+        row: dict[str, float],  # name → number
+    ):
+        "One event with all numbers"
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=number) for name, number in row.items()]
+        self._add(step=step, summary=Summary(value=values))
+
+    def close(self):
+        with suppress(OSError):  # nothing waits but what a full disk has refused already
+            self.file.close()
+
 # %% ../../nbs/5_training/04_log.ipynb #280af8ce
 class Log:
     "Writes a run's measurements to metrics.jsonl, TensorBoard and the screen; silent on ranks other than 0"
@@ -85,11 +128,9 @@ class Log:
         self.line = ""  # that is drawn
         self.next = 0.0  # moment of the next drawing
         if self.active:
-            from torch.utils.tensorboard import SummaryWriter  # here: other ranks write no log
-
             self.path = Path(folder) / "metrics.jsonl"
             self._keep_records()
-            self.board = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first or None)
+            self.board = EventFile(Path(folder) / "tensorboard", first)
         self.start = time.perf_counter()
 
     def _keep_records(self):
@@ -108,8 +149,7 @@ class Log:
         row = {k: float(f"{v:.6g}") for k, v in row.items()}
         with open(self.path, "a", encoding="utf8") as f:
             f.write(json.dumps({"step": step, **row}) + "\n")
-        for k, v in row.items():
-            self.board.add_scalar(k, v, step)
+        self.board.write(step, row)
         return {"step": step, **row}
 
     def say(self, text: str):

@@ -47,9 +47,24 @@ def _fit(columns, texts, width):
     return widths
 
 
+def _pieces(word, width):
+    "A word as pieces of at most `width` characters, cut behind a / where there is one"
+    while len(word) > width:
+        end = word.rfind("/", 0, width) + 1 or width
+        yield word[:end]
+        word = word[end:]
+    yield word
+
+
+def _wrap(text, width):
+    "The lines of one cell"
+    words = [piece for word in text.split() for piece in _pieces(word, width)]
+    return textwrap.wrap(" ".join(words), width, break_on_hyphens=False) or [""]
+
+
 def _table_lines(cells, widths, texts):
     "The lines of one row: its highest cell has as many"
-    wrapped = [textwrap.wrap(cell, width, break_on_hyphens=False) or [""] for cell, width in zip(cells, widths)]
+    wrapped = [_wrap(cell, width) for cell, width in zip(cells, widths)]
     for i in range(max(map(len, wrapped))):
         parts = [lines[i] if i < len(lines) else "" for lines in wrapped]
         padded = [part.ljust(w) if k in texts else part.rjust(w) for k, (part, w) in enumerate(zip(parts, widths))]
