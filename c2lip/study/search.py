@@ -285,7 +285,7 @@ def keep_comparison(
 ):
     "Keep a comparison under a record's name, its search and the cost of a step beside it"
     wanted = row_list("compare table")
-    shown = [key in wanted or key[0].endswith("localisation") for key in zip(found.suite, found.name)]
+    shown = [key in wanted for key in zip(found.suite, found.name)]
     keep_record(found[shown].reset_index(drop=True), name, command, device, folder)
     steps = pd.DataFrame({"method": list(costs), "seconds": list(costs.values())})
     keep_record(steps, f"{name}_steps", command, device, folder)
