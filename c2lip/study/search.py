@@ -311,7 +311,7 @@ def plot_search(
         ax.set_yticks(range(len(rows)), [_setting_label(row) for row in rows.itertuples()], fontsize=SMALL)
         ax.set_ylim(len(rows) - 0.5, -0.5)
         ax.axvline(0, color="0.3", lw=0.8)
-        ax.set_xlabel("sum of changes from the base, points", fontsize=SMALL)
+        ax.set_xlabel("sum of changes, points", fontsize=SMALL)
         ax.set_title(model_label(method), fontsize=SMALL, loc="left")
         ax.tick_params(axis="x", labelsize=SMALL, labelbottom=True)
         plain_axes(ax, "x")
