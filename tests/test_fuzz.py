@@ -534,7 +534,7 @@ def test_a_thousand_cases():
     assert sum(KINDS.values()) >= 1000
 
 
-NOT_WATCHED = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "runs")
+NOT_WATCHED = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "runs", "cache")
 "Folders in which git, Python and the tools of other tests, which run at the same time, write"
 
 

@@ -198,10 +198,9 @@ def test_settings_that_cannot_be_read(toy, run, damage, said):
     done = run("papermill", "nbs/train.ipynb", cwd=toy)
     line = f"{toy / 'settings.ini'} cannot be read ({said}); restore it from git\n"
     assert (done.returncode, done.out) == (2, f"c2lip: {line}")
-    command = (sys.executable, "-c", "import c2lip.workshop.command as c; raise SystemExit(c.main())")
-    done = run(*command, "runs", cwd=toy)
+    done = run("c2lip", "runs", cwd=toy)
     assert (done.returncode, done.out) == (2, f"c2lip runs: error: {line}")
-    assert run(*command, "--help", cwd=toy).returncode == 0
+    assert run("c2lip", "--help", cwd=toy).returncode == 0
 
 
 @pytest.mark.parametrize("words, said", [REFUSED[0], REFUSED[5], ("-p run_dir settings.ini", "cannot be made")])
