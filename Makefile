@@ -2,11 +2,12 @@
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+OUTSIDE := $(VENV)/outside/.installed
 FINDPY := for p in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python); do \
           $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test quick lab app notebooks outputs clean
+.PHONY: help install train test quick outside lab app notebooks outputs clean
 
 help:             ## say what can be made
 	@sed -n 's/^\([a-z]*\): *[^#]*## */  make \1	/p' $(MAKEFILE_LIST)
@@ -33,6 +34,16 @@ test: $(STAMP)    ## every notebook and every test, offline, on all cores (ARGS=
 
 quick: $(STAMP)   ## gates and fast tests
 	@$(BIN)/python -m pytest -n auto -m quick $(ARGS)
+
+outside: $(OUTSIDE) ## make what tests/outside needs: other people's evaluation code, beside .venv's packages
+
+$(OUTSIDE): $(STAMP) tests/outside/requirements.txt
+	@echo "c2lip: making $(VENV)/outside"
+	@$(BIN)/python -m venv --clear $(VENV)/outside
+	@$(BIN)/python -c 'import site, sys; print(site.getsitepackages()[0])' > \
+	  `$(VENV)/outside/bin/python -c 'import site; print(site.getsitepackages()[0])'`/shared.pth
+	@$(VENV)/outside/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r tests/outside/requirements.txt
+	@touch $@
 
 lab: $(STAMP)     ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter-lab nbs/index.ipynb

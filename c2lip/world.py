@@ -279,7 +279,7 @@ def _tone(dice, low, high):
 
 def make_scene(
     *seed,  # split and number, e.g. "train", 17
-    count: int = 0,  # number of objects; 0 draws 2, 3 or 4, and at most as many as a place has nouns
+    count: int = 0,  # number of objects, 0 draws 2, 3 or 4; at most as many as a place has nouns
     place: int | None = None,  # one of `places`, where objects are drawn from; None: from all
     held_out: bool = False,  # True: the first one or two objects are held-out pairs; False: none is
     contact: float = 0.6,  # probability that the first two objects touch
@@ -287,7 +287,7 @@ def make_scene(
     "The scene of a seed: distinct objects, colours drawn independently; only those of a contact overlap"
     dice = Dice("c2lip scene", *seed, count, held_out)
     nouns, colours = (NOUNS, tuple(COLOURS)) if place is None else places()[place]
-    number = count or min(dice.pick((2, 2, 2, 3, 3, 3, 3, 4, 4)), len(nouns))
+    number = min(count or dice.pick((2, 2, 2, 3, 3, 3, 3, 4, 4)), len(nouns))
     pairs = _held_out_pairs(dice)[:number] if held_out else []
     _add_pairs(dice, pairs, number, nouns, colours)
     touching = dice.pick(CONTACTS) if number > 1 and dice.chance(contact) else ""

@@ -371,6 +371,22 @@ def test_alpha_ends_a_run_on_the_way_back(samples, tmp_path):
     assert equal(part, again)
 
 
+def test_l2_sp_draws_every_weight_towards_the_first(samples, tmp_path):
+    "All the way back after each step: nothing moves; a part of it: less moves; stopped and resumed, the same bits"
+    first = load().model.state_dict()
+
+    def distance(weights):
+        return sum((weights[k].double() - first[k].double()).square().sum().item() for k in first) ** 0.5
+
+    free = run(samples, tmp_path / "free")
+    drawn = run(samples, tmp_path / "drawn", replace(CFG, l2_sp=100.0))
+    held = run(samples, tmp_path / "held", replace(CFG, l2_sp=1e4, warmup=0, epochs=0.01))
+    assert distance(held) == 0 < distance(drawn) < 0.9 * distance(free)
+    run(samples, tmp_path / "stopped", replace(CFG, l2_sp=100.0), stop_at=7)
+    again = run(samples, tmp_path / "stopped", replace(CFG, l2_sp=100.0, resume=True))
+    assert equal(drawn, again)
+
+
 def test_averaged_weights_are_released_and_resumed(samples, tmp_path):
     seen = []
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SHARED', 'AS_PUBLISHED', 'TrialSetup', 'start_trials', 'add_binding_suites', 'measure_model', 'trial',
            'method_settings', 'check_methods', 'step_costs', 'stored_costs', 'cost_table', 'PlannedTrial',
-           'time_needed', 'run_trials', 'plan_comparison']
+           'seconds_needed', 'time_needed', 'run_trials', 'plan_comparison']
 
 # %% ../../nbs/7_release/08_trials.ipynb #e20227b3
 import itertools
@@ -309,22 +309,31 @@ class PlannedTrial(NamedTuple):
         return f"{self.model}, seed {self.settings['seed']}{equal}"
 
 
+def seconds_needed(
+    trials: list[dict],  # settings of each
+    setup: TrialSetup,
+    measuring: float,  # seconds that measuring a model takes
+) -> float:
+    "About how long trials take, from the time of a step of each method"
+    costs = step_costs(list(dict.fromkeys(settings["method"] for settings in trials)), setup, rounds=1)
+    seconds = measuring * len(trials)
+    for settings in trials:
+        steps, _ = count_steps(setup.samples, Config.of(settings))
+        seconds += steps * costs[settings["method"]]
+    return seconds
+
+
 def time_needed(
     plan: list[PlannedTrial],
     setup: TrialSetup,
     run,  # the run folder, whose finished trials cost nothing
     measuring: float,  # seconds that measuring a model takes
 ) -> str:  # one line; empty where all is done
-    "How many trials are left and about how long they take, from the time of a step of each method"
+    "How many trials are left and about how long they take"
     left = [planned for planned in plan if not (Path(run) / planned.folder / "table.csv").exists()]
     if not left:
         return ""
-    methods = dict.fromkeys(planned.settings["method"] for planned in left)
-    costs = step_costs(list(methods), setup, rounds=1)
-    seconds = measuring * len(left)
-    for planned in left:
-        steps, _ = count_steps(setup.samples, Config.of(planned.settings))
-        seconds += steps * costs[planned.settings["method"]]
+    seconds = seconds_needed([planned.settings for planned in left], setup, measuring)
     return f"{len(left)} of {len(plan)} trials to run, about {math.ceil(seconds / 60)} min"
 
 

@@ -25,7 +25,7 @@ from ..evaluation.seeds import row_list
 from ..release.trials import PlannedTrial, TrialSetup, run_trials
 from .ladder import CONCEPT_SETTINGS, keep_record, paired_changes, plan_rungs, rungs
 from ..training.config import Config
-from ..world_captions import train_records
+from ..world_captions import LENGTHS, caption_of_length, numbered_scene, train_records
 
 # %% ../../nbs/8_study/02_blocks.ipynb #b10c0005
 class Rung(NamedTuple):
@@ -44,7 +44,17 @@ class Block(NamedTuple):
     rungs: list[Rung]
 
 
-DRAWN: dict[str, float] = {"thing": 1.0, "colour": 1.0, "single": 0.35, "placed": 0.75, "phrases": 0, "heads": 0}
+DRAWN: dict[str, float | str] = {
+    "thing": 1.0,
+    "colour": 1.0,
+    "salient": 0,
+    "length": "",
+    "single": 0.35,
+    "placed": 0.75,
+    "objects": 0,
+    "phrases": 0,
+    "heads": 0,
+}
 "What a block may vary of images and captions (`drawn_records`), and what it is unless varied"
 
 
@@ -105,18 +115,31 @@ def drawn_records(
     images: int,
     phrases: int = 0,  # most phrases of a caption, its first ones; 0 for all
     heads: int = 0,  # 1: every phrase's noun alone is a phrase too
+    length: str = "",  # of the captions: one of `LENGTHS`; empty for detailed ones
     single: float = 0.35,  # share of images with one object
     placed: float = 0.75,  # share of the other images whose objects come from one place
-    **shares: float,  # thing, colour: how often a caption names it
+    objects: int = 0,  # how many the other images hold, up to 4; 0 draws them
+    **shares: float,  # thing, colour: how often a caption names it; salient: 1 names the largest things
 ) -> RecordList:
     "Training images of the embedded world with what a block varies"
+    scenes = {"single": single, "placed": placed, "objects": objects}
     told = shares if any(share < 1 for share in shares.values()) else None
-    records = RecordList(train_records(images, single=single, placed=placed, shares=told), drawn=True)
+    rows = train_records(images, shares=told, **scenes)
+    if length:
+        rows = [_told_at_length(i, row, length, scenes) for i, row in enumerate(rows)]
+    records = RecordList(rows, drawn=True)
     if phrases:
         records = _with_phrases(records, lambda found: found[:phrases])
     if heads:
         records = _with_phrases(records, lambda found: [*found, *map(bare_noun, found)])
     return records
+
+
+def _told_at_length(number, row, length, scenes):
+    "A row of `train_records` with its caption shorter or longer"
+    key, draw, caption = row
+    scene = numbered_scene("train", number, **scenes)
+    return key, draw, caption_of_length(scene, caption, length, number)
 
 
 def bare_noun(

@@ -83,6 +83,9 @@ class Config:
         "share of the way to the trained weights at which a run ends",
         "auto or above 0, at most 1",
     )
+    l2_sp: float = setting(
+        0.0, "decay of the weights towards those that the run begins from, 0 for none", "from 0 to 10000"
+    )
     seed: int = setting(0, "of the data's order and of all random choices", "at least 0")
     workers: int = setting(0, "processes that read images", "at least 0", may_change=True)
     threads: int = setting(0, "CPU threads, 0 leaves the choice to torch", "at least 0", may_change=True)

@@ -36,7 +36,15 @@ from ..towers import Towers, has_bias
 from .checkpoint import CHECKPOINTS, load_checkpoint, save_checkpoint, what_stands
 from .config import Config, binding, choose_by_model, phrase_rules
 from .log import Log
-from .step import halve_weights, limit_scale, make_optimizer, prepare_towers, schedule, train_step
+from c2lip.training.step import (
+    decay_towards,
+    halve_weights,
+    limit_scale,
+    make_optimizer,
+    prepare_towers,
+    schedule,
+    train_step,
+)
 from .validation import baseline, validate, validation_row
 
 # %% ../../nbs/5_training/07_fit.ipynb #88ab8d6b
@@ -155,7 +163,7 @@ class Run:
         towers.model.to(device).train()
         method.objective.to(device).train()
         self.ema = AveragedModel(towers.model, multi_avg_fn=get_ema_multi_avg_fn(cfg.ema)) if cfg.ema else None
-        self.first = deepcopy(towers.model) if cfg.alpha < 1 else None
+        self.first = deepcopy(towers.model) if cfg.alpha < 1 or cfg.l2_sp else None
         kind = torch.device(device).type
         bf16 = cfg.precision == "bf16" or (cfg.precision == "auto" and kind == "cuda")
         self.autocast = torch.autocast(kind, torch.bfloat16) if bf16 else nullcontext()
@@ -222,6 +230,9 @@ class Run:
                 self.autocast,
                 cfg.accumulate,
             )
+        if cfg.l2_sp:
+            rate = cfg.lr * schedule(self.done, self.total, cfg.warmup)
+            decay_towards(self.towers.model, self.first, min(1.0, rate * cfg.l2_sp))
         limit_scale(self.towers, cfg.max_scale)
         if self.ema is not None:
             self.ema.update_parameters(self.towers.model)
@@ -253,7 +264,7 @@ class Run:
     def evaluated(self) -> Towers:
         "The towers that are evaluated and released: the averaged ones where there are any"
         model = self.towers.model if self.ema is None else self.ema.module
-        if self.first is not None:
+        if self.cfg.alpha < 1:
             weights = average_weights(self.first.state_dict(), model.state_dict(), self.cfg.alpha)
             model = deepcopy(self.first)
             model.load_state_dict(weights)
@@ -288,7 +299,7 @@ class Run:
             self.towers.model.set_grad_checkpointing(False)
         if self.cfg.precision == "pure_bf16":
             self.towers.model.float()
-        if self.ema is not None or self.first is not None:
+        if self.ema is not None or self.cfg.alpha < 1:
             self.towers.model.load_state_dict(self.evaluated().model.state_dict())
         self.towers.model.eval()
         return self.done

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCALARS', 'OPTIMIZERS', 'NO_AUTOCAST', 'parameter_groups', 'schedule', 'make_optimizer', 'limit_scale',
-           'weighted_losses', 'backward', 'cut', 'backward_in_parts', 'train_step', 'prepare_towers', 'halve_weights']
+           'decay_towards', 'weighted_losses', 'backward', 'cut', 'backward_in_parts', 'train_step', 'prepare_towers',
+           'halve_weights']
 
 # %% ../../nbs/5_training/03_step.ipynb #0b30130c
 import math
@@ -94,6 +95,18 @@ def limit_scale(
     "Hold the logit scale between 1 and `most`, as CLIP's recipe does after each step"
     if most:
         towers.model.logit_scale.clamp_(0, math.log(most))
+
+
+@torch.no_grad()
+def decay_towards(
+    model: torch.nn.Module,
+    first: torch.nn.Module,  # the same with other weights
+    share: float,  # of the way to them, from 0 to 1
+):
+    "Move every trained weight a share of the way to that of `first`"
+    for weight, origin in zip(model.parameters(), first.parameters()):
+        if weight.requires_grad:
+            weight.lerp_(origin, share)
 
 # %% ../../nbs/5_training/03_step.ipynb #a3e4c707
 NO_AUTOCAST = nullcontext()

@@ -6,6 +6,7 @@
 __all__ = ['UNHEARD', 'SIGNALS', 'standing', 'failure', 'show_failures', 'exit_on_signals', 'check_loopback']
 
 # %% ../../nbs/9_workshop/00_endings.ipynb #7e012765
+import os
 import re
 import signal
 import socket
@@ -84,8 +85,9 @@ def exit_on_signals(
     def stop(number, frame):
         for again in known:
             signal.signal(again, signal.SIG_DFL)
+        said = f"\nc2lip: stopped by {known[number]}; {standing(folder)}\n"
         with suppress(OSError):  # a closed terminal
-            print(f"\nc2lip: stopped by {known[number]}; {standing(folder)}", file=sys.stderr, flush=True)
+            os.write(2, said.encode())  # sys.stderr refuses a second writer while the signal interrupts a first
         raise SystemExit(128 + number)
 
     for number in known:

@@ -4,15 +4,16 @@ import io
 import json
 import os
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-PYTHON = os.environ.get("C2LIP_OUTSIDE", "")
-WITHOUT = "set C2LIP_OUTSIDE to the python of an environment made from tests/outside/requirements.txt"
-pytestmark = [pytest.mark.skipif(not PYTHON, reason=WITHOUT), pytest.mark.timeout(1500)]
+PYTHON = Path(sys.prefix) / "outside" / "bin" / "python"
+WITHOUT = "there is no environment for other people's code; make outside makes it"
+pytestmark = [pytest.mark.skipif(not PYTHON.exists(), reason=WITHOUT), pytest.mark.timeout(1500)]
 
 
 def link(file, target):
