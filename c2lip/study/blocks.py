@@ -12,7 +12,7 @@ import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import yaml
@@ -122,7 +122,7 @@ def drawn_records(
     **shares: float,  # thing, colour: how often a caption names it; salient: 1 names the largest things
 ) -> RecordList:
     "Training images of the embedded world with what a block varies"
-    scenes = {"single": single, "placed": placed, "objects": objects}
+    scenes: dict[str, Any] = {"single": single, "placed": placed, "objects": objects}
     told = shares if any(share < 1 for share in shares.values()) else None
     rows = train_records(images, shares=told, **scenes)
     if length:

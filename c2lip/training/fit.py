@@ -230,7 +230,7 @@ class Run:
                 self.autocast,
                 cfg.accumulate,
             )
-        if cfg.l2_sp:
+        if cfg.l2_sp and self.first is not None:
             rate = cfg.lr * schedule(self.done, self.total, cfg.warmup)
             decay_towards(self.towers.model, self.first, min(1.0, rate * cfg.l2_sp))
         limit_scale(self.towers, cfg.max_scale)
@@ -264,7 +264,7 @@ class Run:
     def evaluated(self) -> Towers:
         "The towers that are evaluated and released: the averaged ones where there are any"
         model = self.towers.model if self.ema is None else self.ema.module
-        if self.cfg.alpha < 1:
+        if self.cfg.alpha < 1 and self.first is not None:
             weights = average_weights(self.first.state_dict(), model.state_dict(), self.cfg.alpha)
             model = deepcopy(self.first)
             model.load_state_dict(weights)
