@@ -4,6 +4,7 @@ Damaged shards are counted, stop a run only where they must, and cost no exactne
 
 import io
 import json
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -22,6 +23,7 @@ from c2lip.data.sources import open_data
 from c2lip.methods import build
 from c2lip.release import run as run_room
 from c2lip.release.run import train_from_terminal
+from c2lip.study.claims import told_change
 from c2lip.towers import load
 from c2lip.training.config import Config, recipe_rules
 from c2lip.training.log import read_log
@@ -134,6 +136,23 @@ def test_the_paper_s_recipe_holds_the_paper_s_values():
     assert {k for k in given if given[k] != one.get(k)} <= {"gpus", "workers"} and set(one) - set(given) == {
         "accumulate"
     }
+
+
+def test_the_recommended_recipe_names_its_evidence():
+    "It differs from the paper's in three settings, and each figure beside them is what the record gives"
+    folder = ROOT / "data" / "recipes"
+    paper, recommended = (
+        yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("cc3m_c2lip", "c2lip_recommended")
+    )
+    changed = {k for k in recommended if recommended[k] != paper.get(k)}
+    assert changed == {"xac_scale", "duplicates", "alpha"} and set(paper) < set(recommended)
+    lines = (folder / "c2lip_recommended.yaml").read_text(encoding="utf8").splitlines()
+    evidence = [re.fullmatch(r"# (study_\w+|repeat): (.+) against (.+): (.+)", line) for line in lines]
+    figures = [(*found.groups()[:3], figure) for found in evidence if found for figure in found[4].split("; ")]
+    assert len(figures) > 10
+    for record, rung, other, figure in figures:
+        row, mean, half = re.fullmatch(r"(.+) ([+-][\d.]+) ± ([\d.]+)", figure).groups()
+        assert told_change(f"{record}_changes", rung, other, row) == f"{mean} ± {half}", (record, rung, row)
 
 
 BOTH_SEEDS = dict(  # what the paper's text and the public code share, or the text leaves to the code
