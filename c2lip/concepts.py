@@ -175,9 +175,8 @@ def _is_generic(span, words, rules):
     return rules.drop_places and not before and noun in GENERIC_PLACES
 
 
-def _characters(doc, first, end):
-    # the characters of some words, without punctuation at either end
-    text = doc.text
+def _characters(doc, text, first, end):
+    # the characters of some words, without punctuation at either end; `text` is the doc's, which spaCy joins anew each time
     start, stop = doc[first].idx, doc[end - 1].idx + len(doc[end - 1])
     while start < stop and not (text[start].isalnum() or text[start] in "#$"):
         start += 1
@@ -208,10 +207,10 @@ def phrases_of(
     rules: Rules = Rules(),  # what counts
 ) -> list[Phrase]:  # in reading order; characters count in `doc.text`
     "The concepts of a parsed caption"
-    words = lower_words(doc)
+    words, text = lower_words(doc), doc.text
     found, seen = [], set()
     for first, end in _candidates(doc, words, rules):
-        phrase = _characters(doc, first, end)
+        phrase = _characters(doc, text, first, end)
         key = phrase.text.casefold()
         if len(phrase.text) < 2 or key in seen or not any(map(str.isalpha, phrase.text)):
             continue
