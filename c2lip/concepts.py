@@ -176,7 +176,7 @@ def _is_generic(span, words, rules):
 
 
 def _characters(doc, text, first, end):
-    # the characters of some words, without punctuation at either end; `text` is the doc's, which spaCy joins anew each time
+    # the characters of some words, without punctuation at either end; `text` is the doc's, joined once
     start, stop = doc[first].idx, doc[end - 1].idx + len(doc[end - 1])
     while start < stop and not (text[start].isalnum() or text[start] in "#$"):
         start += 1
