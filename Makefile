@@ -26,16 +26,16 @@ $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-train: $(STAMP)   ## the main job: papermill nbs/train.ipynb (ARGS="-p epochs 2" adds parameters)
+train: $(STAMP)   ## the main job, nbs/train.ipynb (ARGS="-p epochs 2" adds)
 	@$(BIN)/papermill nbs/train.ipynb $(ARGS)
 
-test: $(STAMP)    ## every notebook and every test, offline, on all cores (ARGS="-k losses" chooses)
+test: $(STAMP)    ## every notebook and test, offline (ARGS="-k losses" chooses)
 	@$(BIN)/python -m pytest -n auto $(ARGS)
 
 quick: $(STAMP)   ## gates and fast tests
 	@$(BIN)/python -m pytest -n auto -m quick $(ARGS)
 
-outside: $(OUTSIDE) ## make what tests/outside needs: other people's evaluation code, beside .venv's packages
+outside: $(OUTSIDE) ## other people's evaluation code, for tests/outside
 
 $(OUTSIDE): $(STAMP) tests/outside/requirements.txt
 	@echo "c2lip: making $(VENV)/outside"
@@ -51,10 +51,10 @@ lab: $(STAMP)     ## open the notebooks in JupyterLab
 app: $(STAMP)     ## open the attention explorer as a page of its own
 	@$(BIN)/voila nbs/explore.ipynb
 
-notebooks: $(STAMP) ## before a commit: ruff, export the library, clean the notebooks, write README.md
+notebooks: $(STAMP) ## before a commit: ruff, export, clean, README.md
 	@$(BIN)/python -c 'from c2lip.workshop.upkeep import tidy; tidy()'
 
-outputs: $(STAMP) ## run launchers, rooms or chapters and store what they show (ARGS="train 6_attention/15_explorer 7_release rooms")
+outputs: $(STAMP) ## run notebooks and store what they show (ARGS="train rooms")
 	@$(BIN)/python -c 'import sys; from c2lip.workshop.upkeep import store_outputs; store_outputs(sys.argv[1:])' $(ARGS)
 
 clean:            ## remove .venv and what tools leave behind; runs/ stays
