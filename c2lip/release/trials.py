@@ -9,10 +9,10 @@ __all__ = ['SHARED', 'AS_PUBLISHED', 'TrialSetup', 'start_trials', 'add_binding_
 
 # %% ../../nbs/7_release/08_trials.ipynb #e20227b3
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -158,12 +158,17 @@ def measure_model(
     return pd.concat(parts)[["suite", "name", "value", "se", "n"]].reset_index(drop=True)
 
 
+def _complete(settings):
+    "All settings of a trial; a default that is given makes no other trial"
+    return {**settings, **asdict(Config.of(settings))}
+
+
 def _check_same_settings(settings, folder):
     "A `UserError` where the trial in a folder had other settings"
-    before = read_json(folder / "params.json")
-    settings = json.loads(json.dumps(settings))
-    if before != settings:
-        changed = sorted(name for name in {*before, *settings} if before.get(name) != settings.get(name))
+    before = _complete(read_json(folder / "params.json"))
+    now = _complete(settings)
+    if before != now:
+        changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         raise UserError(
             f"{folder} holds a trial with other settings ({', '.join(changed)}); give another run_dir or delete it"
         )
