@@ -40,7 +40,7 @@ outside: $(OUTSIDE) ## other people's evaluation code, for tests/outside
 $(OUTSIDE): $(STAMP) tests/outside/requirements.txt
 	@echo "c2lip: making $(VENV)/outside"
 	@$(BIN)/python -m venv --clear $(VENV)/outside
-	@$(BIN)/python -c 'import site, sys; print(site.getsitepackages()[0])' > \
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
 	  `$(VENV)/outside/bin/python -c 'import site; print(site.getsitepackages()[0])'`/shared.pth
 	@$(VENV)/outside/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r tests/outside/requirements.txt
 	@touch $@

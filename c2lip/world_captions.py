@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from .captions import split_sentences
+from .core import UserError
 from .sprites import COLOURS, NOUNS, PATTERNS
 from .world import HELD_OUT, Dice, Scene, Thing, draw_scene, make_scene, places
 
@@ -213,10 +215,12 @@ def caption_of_length(
     *seed,  # the wording's seed
 ) -> str:
     "A detailed caption as its noun phrases alone, as its first sentence, or with the relations of all pairs"
+    if length not in LENGTHS:
+        raise UserError(f"there is no length {length!r} of captions; there are {', '.join(LENGTHS)}")
     if length == "phrases":
         return _phrases_of(scene, caption)
     if length == "one sentence":
-        return caption.split(". ")[0].rstrip(".") + "."
+        return split_sentences(caption)[0]
     return _with_relations(scene, caption, Dice("c2lip long caption", *seed))
 
 
