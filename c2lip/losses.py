@@ -51,6 +51,7 @@ def phrase_signs(
     number: Tensor,  # (U,) equal for phrases with equal words
     n: int,  # images of this rank
     duplicates: str = "separate",  # separate, mask or merge
+    place: Tensor | None = None,  # (E,) image of each mention in an order that all ranks share; None: owner
 ) -> tuple[Tensor, Tensor]:  # (B,K) signs, (K,) row of each column's phrase; K = E, or the distinct words if merged
     "Signs between images and phrases, with equal phrases kept apart, masked or merged"
     here, device = owner < n, owner.device
@@ -63,9 +64,10 @@ def phrase_signs(
     mentioned[owner[here], group[column[here]]] = True
     if duplicates == "mask":
         return torch.where(own, 1.0, mentioned[:, group[column]] * 1.0 - 1), column
-    rows = torch.arange(len(number), device=device)
-    first = torch.full((len(words),), len(number), device=device).scatter_reduce(0, group, rows, "amin")
-    return mentioned * 2.0 - 1, first
+    order = (owner if place is None else place) * len(number) + column  # by image, then by row
+    none = torch.full((len(words),), torch.iinfo(order.dtype).max, device=device)
+    first = none.scatter_reduce(0, group[column], order, "amin")
+    return mentioned * 2.0 - 1, first % len(number)
 
 # %% ../nbs/1_method/04_losses.ipynb #cc618f7f
 def _choices(rows, columns, scale):

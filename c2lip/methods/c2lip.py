@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Batch, Features, Sample, Texts, UserError, did_you_mean, full_precision
-from ..distributed import gather_rows, rank_and_world_size, sum_over_ranks
+from ..distributed import gather_rows, rank_and_world_size, shared_place, sum_over_ranks
 from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, softmax_loss
 from . import Method, Objective, caption_view, contrast
 from .finetune import finetune
@@ -151,10 +151,9 @@ CONCEPT_LOSSES = ("sigmoid", "own_scale", "softmax")
 
 def _common_order(owner, rows, merged):
     "The columns in an order that all ranks share: by the images' place over all ranks; merged ones are sorted already"
-    rank, ranks = rank_and_world_size()
-    if merged or ranks == 1:
+    if merged or rank_and_world_size()[1] == 1:
         return None
-    return ((owner + rank * rows) % (ranks * rows)).argsort(stable=True)
+    return shared_place(owner, rows).argsort(stable=True)
 
 
 def softmax_c2lip_losses(
@@ -174,7 +173,8 @@ def softmax_c2lip_losses(
         if "contrastive" in terms:
             losses["contrastive"] = own_loss(f["image"], f["caption"], f, batch.rows)
         images = len(f["image"])
-        signs, rows = phrase_signs(phrase.owner, phrase.column, phrase.number, images, duplicates)
+        place = shared_place(phrase.owner, batch.rows)
+        signs, rows = phrase_signs(phrase.owner, phrase.column, phrase.number, images, duplicates, place)
         read = f["phrase"][rows]
         if "npc" in terms:
             cosine = full_precision(f["image"]) @ full_precision(read).T
@@ -215,7 +215,8 @@ def c2lip(
 
     def losses(f, batch, terms):
         phrase = batch.texts["phrase"]
-        signs, rows = phrase_signs(phrase.owner, phrase.column, phrase.number, batch.rows, duplicates)
+        place = shared_place(phrase.owner, batch.rows)
+        signs, rows = phrase_signs(phrase.owner, phrase.column, phrase.number, batch.rows, duplicates, place)
         tokens = f.get("image_tokens")
         read = f["phrase"][rows]
         return c2lip_losses(
