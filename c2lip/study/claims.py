@@ -80,17 +80,26 @@ def told_change(
     return f"{mean:+.1f} ± {half:.1f}"
 
 
+def _readout_text(rows):
+    "Before → after of one figure: one row with its own interval, or the mean over the rows of several seeds"
+    first = rows.iloc[0]
+    if len(rows) == 1:
+        return f"{first.before:.1f} → {first.after:.1f} ({first.change:+.1f} [{first.low:.1f}, {first.high:.1f}])"
+    of_seeds = rows.assign(model="", value=rows.change, se=(rows.high - rows.low) / (2 * 1.96))
+    change = summarise(of_seeds).iloc[0]
+    return f"{rows.before.mean():.1f} → {rows.after.mean():.1f} ({change['mean']:+.1f} ± {change.half:.1f})"
+
+
 def readout_changes(
-    found: pd.DataFrame,  # the record of readouts
+    found: pd.DataFrame,  # a record of readouts; models of several seeds are called "…, seed 0"
 ) -> str:  # markdown
-    "By the score v·t and by the chosen mixture with v̂·c, on test, for every model"
+    "By the score v·t and by the chosen mixture with v̂·c, on test, for every model, seeds taken together"
     test = found[(found.split == "test") & (found.score == "both")]
+    test = test.assign(model=test.model.str.replace(r", seed \d+$", "", regex=True))
+    groups = test.groupby(["suite", "name", "model"])
     models = list(dict.fromkeys(test.model))
     rows = []
     for suite, name in row_list("readouts"):
-        cells = []
-        for model in models:
-            row = test[(test.model == model) & (test.suite == suite) & (test.name == name)].iloc[0]
-            cells.append(f"{row.before:.1f} → {row.after:.1f} ({row.change:+.1f} [{row.low:.1f}, {row.high:.1f}])")
+        cells = [_readout_text(groups.get_group((suite, name, model))) for model in models]
         rows.append([f"{suite_label(suite)}, {task_label(name)}", *cells])
     return markdown_table(["v·t → mixture", *models], rows)
