@@ -277,7 +277,9 @@ def numbered_scene(
     placed: float = 0.75,  # share of the other images whose objects come from one of `places`
     objects: int = 0,  # how many the other images hold, up to 4 (3 in a place); 0 draws them
 ) -> Scene:
-    "Scene `i` of a split, as `train_records` draws it under the key `split-i`"
+    "Scene `i` of a split, as `train_records` draws it under the key `split-i`; `UserError` for more than 4 objects"
+    if not 0 <= objects <= 4:  # an image has no room for more
+        raise UserError(f"objects is 0 to 4, not {objects}")
     dice = Dice("c2lip count", split, i)
     alone = dice.chance(single)
     place = dice.below(len(places())) if dice.chance(placed) and not alone else None
