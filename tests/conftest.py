@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OFFLINE = ROOT / "tests" / "offline"
 sys.path.insert(0, str(OFFLINE))
 # one file for this process, the workers and every process that they start: who was asked for in vain
-os.environ.setdefault("C2LIP_REFUSED", tempfile.mkstemp(prefix="c2lip-refused-")[1])
+if "C2LIP_REFUSED" not in os.environ:
+    os.environ["C2LIP_REFUSED"] = tempfile.mkstemp(prefix="c2lip-refused-")[1]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(OFFLINE), os.environ.get("PYTHONPATH")]))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ |= {
@@ -23,6 +25,10 @@ os.environ |= {
     "MPLBACKEND": "agg",
     "TOKENIZERS_PARALLELISM": "false",
 }
+# A shell ignores Ctrl-C for what it starts by "&", and so would every process of the tests
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# What is forked from this process's server has these imported (test_notebooks, on_ranks)
+multiprocessing.set_forkserver_preload(["c2lip.release.run", "matplotlib.pyplot", "nbdev.test", "pytest"])
 import sitecustomize  # noqa: E402  (this process too)
 
 assert Path(sitecustomize.__file__).parent == OFFLINE or not hasattr(sitecustomize, "_guard")
@@ -41,7 +47,6 @@ SPREAD = {
 }
 # The longest go first, tests or whole modules, so that no worker is left alone with one of them at the end.
 LONGEST = [
-    "test_notebooks",
     "test_training",
     "test_explorer_browser",
     "test_killed_runs_end_in_the_same_bits",
@@ -94,7 +99,6 @@ def on_ranks(work, folder, ranks):
     "Run `work(rank, folder)` in so many processes, forked from one that has imported the library"
     import torch.multiprocessing as mp
 
-    multiprocessing.set_forkserver_preload(["c2lip.release.run"])
     mp.start_processes(work, (str(folder),), nprocs=ranks, start_method="forkserver")
 
 

@@ -164,7 +164,7 @@ def test_ctrl_c(tmp_path):
     assert process.returncode == 130 and "goes on from there" in said and "Traceback" not in said, said
 
 
-def test_explore_writes_the_figure(tmp_path, run):
+def test_explore_writes_the_figure(tmp_path, run, capfd, monkeypatch):
     "Relative paths start in the current folder, as everywhere in a terminal"
     Image.new("RGB", (64, 48), "red").save(tmp_path / "mine.png")
     words = [
@@ -191,7 +191,9 @@ def test_explore_writes_the_figure(tmp_path, run):
     record = json.loads((tmp_path / "two" / "maps.json").read_text())
     assert done.returncode == 0 and record["head"] == 1 and record["kind"] == "head", done.out
     assert record["beside"]["image"] == "mine.png"
-    done = run(*C2LIP, "explore", *words, "--kind", "softmax", cwd=tmp_path)
-    assert done.returncode == 2 and "--head is of the kind head, not of softmax" in done.out
-    done = run(*C2LIP, "explore", "--model", "bass", cwd=tmp_path)
-    assert done.returncode == 2 and "there is no model 'bass'" in done.out and "Traceback" not in done.out
+    monkeypatch.chdir(tmp_path)
+    assert main(["explore", *words, "--kind", "softmax"]) == 2
+    assert "--head is of the kind head, not of softmax" in capfd.readouterr().err
+    assert main(["explore", "--model", "bass"]) == 2
+    said = capfd.readouterr().err
+    assert "there is no model 'bass'" in said and "Traceback" not in said
