@@ -15,6 +15,7 @@ NOTEBOOKS = sorted(p.relative_to(ROOT) for p in (ROOT / "nbs").rglob("[0-9a-z]*.
 def _test_notebook(path, log):
     "What `nbdev_test --path …` does, in a process of its own"
     os.chdir(ROOT)
+    multiprocessing.set_start_method(None, force=True)  # the platform's own, not that of this process
     with open(log, "wb") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
