@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CONCEPTS', 'CONCEPT_LOSSES', 'phrase_number', 'encoded_phrases', 'sample_spans', 'pooled_phrases', 'concept_view',
-           'SoftmaxC2LIP', 'softmax_c2lip_losses', 'c2lip']
+           'mention_signs', 'SoftmaxC2LIP', 'softmax_c2lip_losses', 'c2lip']
 
 # %% ../../nbs/1_method/20_c2lip.ipynb #29e1b927
 import hashlib
@@ -105,6 +105,18 @@ def concept_view(
 
     return view
 
+# %% ../../nbs/1_method/20_c2lip.ipynb #f046d935
+def mention_signs(
+    phrase: Texts,  # the phrases of a step, of all ranks
+    rows: int,  # images of each rank
+    duplicates: str,  # equal phrases, one of `DUPLICATES`
+    images: int | None = None,  # for which signs are wanted, own first; None: those of this rank
+) -> tuple[Tensor, Tensor]:  # (B,K) signs, (K,) row of each column's phrase
+    "`phrase_signs` of a text entry; of equal phrases that are merged every rank takes the same one"
+    assert phrase.owner is not None and phrase.column is not None and phrase.number is not None  # a view's phrases
+    place = shared_place(phrase.owner, rows)
+    return phrase_signs(phrase.owner, phrase.column, phrase.number, images or rows, duplicates, place)
+
 # %% ../../nbs/1_method/20_c2lip.ipynb #5b7a1c11
 class SoftmaxC2LIP(Objective):
     "C2LIP for towers without a logit bias: softmax for images and captions, npc and xac with a bias of their own"
@@ -167,14 +179,11 @@ def softmax_c2lip_losses(
 ) -> dict[str, Tensor]:  # a rank's share of each
     "C2LIP's npc and xac as softmaxes with several positives, beside the towers' own loss"
     phrase, scale, ranks = batch.texts["phrase"], f["scale"], rank_and_world_size()[1]
-    assert phrase.owner is not None and phrase.column is not None and phrase.number is not None  # a view's phrases
     losses = {}
     with torch.autocast(f["image"].device.type, enabled=False):
         if "contrastive" in terms:
             losses["contrastive"] = own_loss(f["image"], f["caption"], f, batch.rows)
-        images = len(f["image"])
-        place = shared_place(phrase.owner, batch.rows)
-        signs, rows = phrase_signs(phrase.owner, phrase.column, phrase.number, images, duplicates, place)
+        signs, rows = mention_signs(phrase, batch.rows, duplicates, len(f["image"]))
         read = f["phrase"][rows]
         if "npc" in terms:
             cosine = full_precision(f["image"]) @ full_precision(read).T
@@ -214,9 +223,7 @@ def c2lip(
         return finetune(towers)
 
     def losses(f, batch, terms):
-        phrase = batch.texts["phrase"]
-        place = shared_place(phrase.owner, batch.rows)
-        signs, rows = phrase_signs(phrase.owner, phrase.column, phrase.number, batch.rows, duplicates, place)
+        signs, rows = mention_signs(batch.texts["phrase"], batch.rows, duplicates)
         tokens = f.get("image_tokens")
         read = f["phrase"][rows]
         return c2lip_losses(

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import Batch, UserError, full_precision
-from ..losses import c2lip_losses, phrase_signs, sigmoid_loss
+from ..losses import c2lip_losses, sigmoid_loss
 from . import Method, Objective
-from .c2lip import concept_view, pooled_phrases
+from .c2lip import concept_view, mention_signs, pooled_phrases
 from ..towers import Towers, has_bias
 
 # %% ../../nbs/2_relatives/13_variants.ipynb #b1329c79
@@ -32,12 +32,6 @@ def sharpness(
 def _refuse_without_bias(towers):
     if not has_bias(towers):
         raise UserError(f"{towers.name} has no logit bias, which this variant of C2LIP wants; use method c2lip")
-
-
-def _signs(batch, name, duplicates="merge"):
-    "Signs between the batch's images and the distinct phrases of an entry, and each one's row"
-    phrase = batch.texts[name]
-    return phrase_signs(phrase.owner, phrase.column, phrase.number, batch.rows, duplicates)
 
 
 def c2lip_sharpened(
@@ -58,7 +52,7 @@ def c2lip_sharpened(
         return replace(batch, texts={**batch.texts, "phrase": replace(phrase, weight=beta)})
 
     def losses(f, batch, terms):
-        signs, rows = _signs(batch, "phrase")
+        signs, rows = mention_signs(batch.texts["phrase"], batch.rows, "merge")
         weight = batch.texts["phrase"].weight
         beta = float(weight[0]) if len(weight) else xac_scale
         read, tokens = f["phrase"][rows], f.get("image_tokens")
@@ -97,7 +91,7 @@ def c2lip_hard(
     _refuse_without_bias(towers)
 
     def losses(f, batch, terms):
-        signs, rows = _signs(batch, "phrase")
+        signs, rows = mention_signs(batch.texts["phrase"], batch.rows, "merge")
         given = f["image"], f["caption"], None, None, None, f["scale"], f["bias"]
         found = c2lip_losses(*given, terms=[term for term in terms if term == "contrastive"])
         if "npc" in terms:
@@ -122,13 +116,13 @@ def c2lip_both(
         return replace(batch, texts={**batch.texts, "pooled": pooled_phrases(towers, samples)})
 
     def losses(f, batch, terms):
-        signs, rows = _signs(batch, "phrase")
+        signs, rows = mention_signs(batch.texts["phrase"], batch.rows, "merge")
         read, tokens = f["phrase"][rows], f.get("image_tokens")
         found = c2lip_losses(
             f["image"], f["caption"], read, tokens, signs, f["scale"], f["bias"], xac_scale=xac_scale, terms=terms
         )
         if "npc_pooled" in terms:
-            signs, rows = _signs(batch, "pooled", "mask")
+            signs, rows = mention_signs(batch.texts["pooled"], batch.rows, "mask")
             cosine = full_precision(f["image"]) @ full_precision(f["pooled"][rows]).T
             found["npc_pooled"] = sigmoid_loss(f["scale"] * cosine + f["bias"], signs)
         return found
