@@ -25,7 +25,7 @@ from ..world_captions import train_records
 
 # %% ../../nbs/8_study/08_causes.ipynb #0f240004
 NOT_TRAINED_ON = 20000
-"Number of the first training scene that probes read; fine-tuning stops before it"
+"Number of the first training scene that probes read, unless fine-tuning went further"
 
 
 def _phrases(records):
@@ -37,6 +37,7 @@ def measure_causes(
     towers: Towers,
     split: str,  # validation or test
     scenes: int = 1000,  # that are asked about; probes learn from three times as many
+    first: int = NOT_TRAINED_ON,  # number of the first training scene that probes learn from
 ) -> dict[str, pd.DataFrame]:  # places, gradient, attention, size
     "The four measurements of one model"
     asked = scenes_with_rivals(scenes, split)
@@ -44,7 +45,7 @@ def measure_causes(
     images = [draw() for _, draw, _ in records]
     probes = scene_probes(binding_scenes(max(4, scenes // 10), split), draw_scene)
     return {
-        "places": binding_by_place(towers, scenes_with_rivals(3 * scenes, "train", NOT_TRAINED_ON), asked),
+        "places": binding_by_place(towers, scenes_with_rivals(3 * scenes, "train", first), asked),
         "gradient": gradient_by_kind(towers, images, _phrases(records), batches=8),
         "attention": attention_spread(towers, probes),
         "size": by_size_and_place(towers, asked),
@@ -76,7 +77,8 @@ def _causes_of(name, seed, folder, setup, split, scenes):
     if not all(file.exists() for file in files.values()):
         print(f"causes of {name}, seed {seed}", flush=True)
         towers = setup.base if name == "base" else load(folder / "model", setup.device)
-        for what, table in measure_causes(towers, split, scenes).items():
+        first = max(NOT_TRAINED_ON, setup.settings["images"])
+        for what, table in measure_causes(towers, split, scenes, first).items():
             table.to_csv(files[what], index=False)
     return {what: pd.read_csv(file) for what, file in files.items()}
 
