@@ -140,7 +140,7 @@ def average_gradients(
     dist.all_reduce(flat)
     flat /= ranks
     for p, g in zip(parameters, flat.split([p.numel() for p in parameters])):
-        p.grad = g.view_as(p)
+        p.grad = g.view_as(p).to(p.dtype)  # weights of two types are joined in the wider one
 
 
 def sum_over_ranks(

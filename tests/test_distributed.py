@@ -115,6 +115,15 @@ def ranks_step(rank, shares, folder):
             torch.save((loss, grads), f"{folder}/{name}.pt")
 
 
+def averaged_half_weights(rank):
+    "Gradients of weights in bfloat16 beside norms in float32, as pure_bf16 has them, after the exchange"
+    weights = [nn.Parameter(torch.zeros(2, dtype=torch.bfloat16)), nn.Parameter(torch.zeros(3))]
+    for p in weights:
+        p.grad = torch.full_like(p, rank)
+    average_gradients(weights)
+    return [p.grad for p in weights]
+
+
 def run_rank(rank, folder):
     torch.set_num_threads(1)
     for number, shares in enumerate(SHARES.values()):
@@ -123,6 +132,7 @@ def run_rank(rank, folder):
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet{number}", rank=rank, world_size=len(shares))
         Path(f"{folder}/{number}").mkdir(exist_ok=True)
         ranks_step(rank, shares, f"{folder}/{number}")
+        torch.save(averaged_half_weights(rank), f"{folder}/{number}/half-{rank}.pt")
         dist.destroy_process_group()
 
 
@@ -145,6 +155,13 @@ def equals_one_process(folder, shares):
 @pytest.mark.parametrize("number", range(len(SHARES)), ids=list(SHARES))
 def test_ranks_equal_one_process(number, folder):
     equals_one_process(folder / str(number), list(SHARES.values())[number])
+
+
+def test_gradients_keep_their_weights_type(folder):
+    for rank in (0, 1):
+        half, whole = torch.load(folder / "0" / f"half-{rank}.pt", weights_only=True)
+        assert (half.dtype, whole.dtype) == (torch.bfloat16, torch.float32)
+        assert half.tolist() == [0.5] * 2 and whole.tolist() == [0.5] * 3
 
 
 # Two network namespaces joined by one cable: two machines, as far as the network is concerned.

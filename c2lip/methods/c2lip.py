@@ -137,7 +137,7 @@ class SoftmaxC2LIP(Objective):
         if self.bias.isnan() and len(f["phrase"]):
             self.choose_bias(f["image"], f["phrase"], f["scale"])
         own = {**f, "image": f["image"][: batch.rows], "bias": self.bias}
-        if self.log_scale is not None:
+        if self.log_scale is not None and not self.bias.isnan():  # chosen together, at the first phrase
             own["scale"] = self.log_scale.exp()
         concept_terms = [term for term in terms if term != "contrastive"]
         contrastive = softmax_loss(f["image"], f["caption"], f["scale"], batch.rows)

@@ -192,8 +192,8 @@ def clic_losses(
         losses["joined"] = sum(contrastive(image, e) for e in positive) / len(positive)
     if "negative" in terms:
         assert negative is not None and owner is not None  # the view made them for this term
-        x = image[owner]
-        gaps = [full_precision(scale * (x * negative).sum(-1) - scale * (x * e[owner]).sum(-1)) for e in positive]
+        x, wrong = full_precision(image)[owner], full_precision(negative)
+        gaps = [scale * (x * wrong).sum(-1) - scale * (x * full_precision(e)[owner]).sum(-1) for e in positive]
         losses["negative"] = sum(F.softplus(gap).sum() for gap in gaps) / (len(positive) * total)
     if "uniform" in terms:
         losses["uniform"] = (positive[0][:rows] - positive[1][:rows]).square().sum() / total

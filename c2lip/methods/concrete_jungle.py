@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import UserError, did_you_mean, full_precision
+from ..core import UserError, did_you_mean
+from ..losses import scaled_cosines
 from . import ALL_BUT_BIAS, Method, Objective
 from .concreteness import REGIMES, edited_view, replaced_view
 from ..towers import Towers
@@ -111,7 +112,7 @@ def _partners(hard, rows, N, device):
 
 def _direction(queries, keys, scale, target, at, kappa, margin):
     "Cross-entropy of queries over keys, summed, with margins at hard negatives"
-    logits = full_precision(scale * (queries @ keys.T))
+    logits = scaled_cosines(queries, keys, scale)
     kind, size, share, _ = margin
     size = size or default_margin(kind, len(keys))
     m = cement_margin(logits, at, kappa.to(logits.dtype), kind, size, share)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ..core import Batch, Features, UserError, full_precision
 from ..distributed import sum_over_ranks
-from ..encoding import encode_images, encode_texts, entry_of, scale_and_bias
-from ..losses import sigmoid_loss, softmax_loss
+from ..encoding import as_weights, encode_images, encode_texts, entry_of, scale_and_bias
+from ..losses import scaled_cosines, sigmoid_loss, softmax_loss
 from . import ALL_BUT_BIAS, Method, Objective
 from c2lip.methods.macco_masks import (
     hidden_tokens,
@@ -127,7 +127,7 @@ def patch_targets(
 def _masked_direction(queries, keys, scale, bias, rows):
     "Whole and masked queries of this rank against whole and masked keys of all; the whole key is right"
     N, target = len(keys[0]), torch.arange(rows, device=keys[0].device).repeat(2)
-    logits = full_precision(scale * (torch.cat([x[:rows] for x in queries]) @ torch.cat(keys).T))
+    logits = scaled_cosines(torch.cat([x[:rows] for x in queries]), torch.cat(keys), scale)
     if bias is None:
         return F.cross_entropy(logits, target, reduction="sum") / (2 * N)
     return sigmoid_loss(logits + bias, 2 * F.one_hot(target, 2 * N) - 1)
@@ -221,7 +221,8 @@ class Macco(Objective):
             mask = batch.masks["masked_image"]
             stack.enter_context(whole_and_hidden(patch_embedding(model), mask, self.image_mask))
             stack.enter_context(hidden_tokens(token_embedding, self.text_mask))
-            image, patches = encode_images(model, batch.images["image"], tokens=predict, unit=False)
+            pixels = as_weights(model.visual, batch.images["image"])
+            image, patches = encode_images(model, pixels, tokens=predict, unit=False)
             caption, words = encode_texts(model, ids, tokens=predict, unit=False)
         f = scale_and_bias(model)
         for names, pooled, tokens in ((IMAGES, image, patches), (CAPTIONS, caption, words)):

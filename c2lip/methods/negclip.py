@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import UserError, did_you_mean, full_precision
-from ..losses import pair_signs, sigmoid_loss
+from ..core import UserError, did_you_mean
+from ..losses import pair_signs, scaled_cosines, sigmoid_loss
 from . import Method, Objective, caption_view, further_texts, step_generator
 from .edits import ALL_KINDS, check_way, edit_captions
 from ..towers import Towers, has_bias
@@ -47,8 +47,8 @@ def negclip_softmax(
 ) -> Tensor:  # ()
     "½ [cross-entropy of images over captions and hard captions + of captions over images], a rank's share"
     target = torch.arange(rows, device=image.device)
-    texts = full_precision(scale * (image[:rows] @ torch.cat([caption, hard]).T))
-    images = full_precision(scale * (caption[:rows] @ image.T))
+    texts = scaled_cosines(image[:rows], torch.cat([caption, hard]), scale)
+    images = scaled_cosines(caption[:rows], image, scale)
     both = F.cross_entropy(texts, target, reduction="sum") + F.cross_entropy(images, target, reduction="sum")
     return both / (2 * len(image))
 
@@ -63,7 +63,7 @@ def negclip_sigmoid(
     "The sigmoid loss with hard captions as columns of −1, divided by the number of right captions; a rank's share"
     B, N = len(image), len(caption)
     signs = torch.cat([pair_signs(B, N, image.device), -torch.ones(B, len(hard), device=image.device)], 1)
-    logits = scale * (image @ torch.cat([caption, hard]).T) + bias
+    logits = scaled_cosines(image, torch.cat([caption, hard]), scale) + bias
     return sigmoid_loss(logits, signs) * ((N + len(hard)) / N)
 
 # %% ../../nbs/2_relatives/03_negclip.ipynb #4742b70d

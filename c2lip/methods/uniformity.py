@@ -8,7 +8,7 @@ __all__ = ['potential', 'uniformity']
 # %% ../../nbs/2_relatives/09_your_own.ipynb #b2f99366
 from torch import Tensor
 
-from ..core import full_precision
+from ..losses import scaled_cosines
 from . import Method, Objective, caption_view, contrast
 from ..towers import Towers
 
@@ -18,7 +18,7 @@ def potential(
     rows: int,  # own
 ) -> Tensor:  # (); a rank's share
     "Mean of exp(−2‖xᵢ − xⱼ‖²) over all ordered pairs; the square is 2 − 2·cosine"
-    near = (-2 * (2 - 2 * full_precision(x[:rows] @ x.T))).exp()
+    near = (-2 * (2 - 2 * scaled_cosines(x[:rows], x))).exp()
     return (near.sum() - near.diagonal().sum()) / max(1, len(x) * (len(x) - 1))
 
 # %% ../../nbs/2_relatives/09_your_own.ipynb #b3358561

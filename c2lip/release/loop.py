@@ -6,7 +6,6 @@
 __all__ = ['placed_phrase', 'found_phrases', 'PhraseCollate', 'C2LIPLoss']
 
 # %% ../../nbs/7_release/15_own_loop.ipynb #517107fc
-import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,6 +15,7 @@ from ..captions import canonical_caption
 from ..concepts import make_rules, noun_phrases_many
 from ..core import Phrase, Sample, UserError
 from ..data.loading import has_token_positions
+from ..data.records import find_phrases
 from ..distributed import gather, rank_and_world_size
 from ..methods.c2lip import SoftmaxC2LIP, c2lip
 from .foreign import towers_of
@@ -27,8 +27,8 @@ def placed_phrase(
 ) -> Phrase:  # with the place −1, −1 where a bare text is not in the caption
     "A phrase with its place in its caption; raise `UserError` where another text stands there"
     if isinstance(phrase, str):
-        found = re.search(re.escape(phrase), caption, re.IGNORECASE)
-        return Phrase(found.group(), *found.span()) if found else Phrase(phrase, -1, -1)
+        found = find_phrases(caption, [phrase])
+        return found[0] if found else Phrase(phrase, -1, -1)
     text, start, end = phrase
     if start >= 0 and caption[start:end] != text:
         there = caption[start:end]
