@@ -262,7 +262,7 @@ def make_index(
         temp.unlink(missing_ok=True)
 
 # %% ../../nbs/3_data/08_index.ipynb #d82f37ab
-INDEX_FORMAT = 8  # changes with what an index holds: an older one is not found
+INDEX_FORMAT = 9  # changes with what an index holds: an older one is not found
 
 
 def versions(
@@ -304,12 +304,17 @@ def _load_index(path):
             raise ValueError
         left_out.seen, left_out.unread = notes["seen"], Counter(notes["unread"])
         left_out.rows = {where: tuple(why) for where, *why in notes["left_out"]}
-        return Index(path), left_out
+        found = Index(path), left_out
     except (UserError, LookupError, TypeError, ValueError, OSError, pyarrow.ArrowException):
         print(f"{path} is damaged; it is made anew", flush=True)
-        path.unlink(missing_ok=True)
-        beside.unlink(missing_ok=True)
-        return None
+    else:
+        there = sum(cause == "missing file" and os.path.isfile(detail) for cause, detail in left_out.rows.values())
+        if not there:
+            return found
+        print(f"{there} images that were missing are there now; {path} is made anew", flush=True)
+    path.unlink(missing_ok=True)
+    beside.unlink(missing_ok=True)
+    return None
 
 
 def _save_index(path, source, kind, places, limit, *how):

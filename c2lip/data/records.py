@@ -163,10 +163,10 @@ def with_phrases(
 
 # %% ../../nbs/3_data/02_records.ipynb #cbc6129f
 def holdout_fraction(
-    key: str,  # of a record
-) -> float:  # 0 … 1, the same on every machine
+    key: str,  # of a record; "a.png #2" is the second caption of a.png
+) -> float:  # 0 … 1, the same on every machine, and for all captions of an image
     "The number that decides whether a record is held out from training"
-    return derive_seed(key) / 2**32
+    return derive_seed(re.sub(r" #\d+$", "", key)) / 2**32
 
 
 class Records(Sequence):

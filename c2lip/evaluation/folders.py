@@ -8,8 +8,10 @@ __all__ = ['benchmark_folder', 'choose_benchmark', 'open_benchmark']
 # %% ../../nbs/4_evaluation/18_folders.ipynb #c5a6bf6e
 import os
 import tempfile
+from collections.abc import Hashable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ..core import UserError
 from ..core.files import cache_folder, cache_instead, project_root, user_path, write_json
@@ -74,18 +76,21 @@ def benchmark_folder(
 # %% ../../nbs/4_evaluation/18_folders.ipynb #88353200
 def _write_held_back(records, folder):
     "retrieval.json and images/ of records; None where fewer than two images can be opened"
-    rows = []
+    rows: dict[Any, dict] = {}  # by image: a table may name it in a row for each caption
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for i in range(len(records)):
         record, name = records[i], f"{i:06d}.png"
-        try:
-            open_image(record.image).save(folder / "images" / name)
-        except BadImage:
-            continue  # training counts and names these
-        rows.append({"filename": name, "sentences": [{"raw": caption.text} for caption in record.captions]})
+        image = record.image if isinstance(record.image, Hashable) else i
+        if image not in rows:
+            try:
+                open_image(record.image).save(folder / "images" / name)
+            except BadImage:
+                continue  # training counts and names these
+            rows[image] = {"filename": name, "sentences": []}
+        rows[image]["sentences"] += [{"raw": caption.text} for caption in record.captions]
     if len(rows) < 2:
         return None
-    write_json(folder / "retrieval.json", {"images": rows})
+    write_json(folder / "retrieval.json", {"images": list(rows.values())})
     return folder
 
 
@@ -95,7 +100,7 @@ def choose_benchmark(
     held,  # records held back from training
     folder,  # run folder, where the held-back images go
     split: str = "test",  # of the world's benchmark
-    **sizes,  # of the world's benchmark
+    **sizes,  # of the world's benchmark; of the records held back `images` at most
 ) -> Path | None:  # None: there is nothing to evaluate on
     "The benchmark folder of a run: the one asked for, the world's, or one made of the images held back"
     if benchmark == "none":
@@ -104,7 +109,7 @@ def choose_benchmark(
         return benchmark_folder(benchmark, split, **sizes)
     if _is_drawn(data):
         return benchmark_folder(data, split, **sizes)
-    return _write_held_back(held, Path(folder) / "benchmark")
+    return _write_held_back(held[: sizes.get("images")], Path(folder) / "benchmark")
 
 # %% ../../nbs/4_evaluation/18_folders.ipynb #e781215c
 def _holds_a_suite(folder):

@@ -31,8 +31,8 @@ from ..towers import Towers, load
 from ..training.advice import first_phrases, say_choices, warnings_before
 from ..training.checkpoint import what_stands
 from ..training.config import CHOSEN, Config, choose_by_model, complete, own_options
-from ..training.fit import check_parts, count_steps, fit, read_records
-from ..training.ranks import launch_ranks, run_as_rank
+from ..training.fit import check_parts, check_precision, count_steps, fit, read_records
+from ..training.ranks import launch_ranks, run_as_rank, uses_gpus
 from ..training.settings import AUTO, save_parameters
 from ..training.validation import make_validator
 
@@ -82,6 +82,7 @@ def _check_resumable(cfg, folder):
 def _choose(cfg, towers, records, held):
     "The settings as the run takes them, and how many steps it has"
     check_parts(cfg, max(cfg.gpus, rank_and_world_size()[1]))
+    check_precision(cfg)
     steps, _ = count_steps(records, cfg)
     taken = choose_by_model(cfg, towers, steps)
     nothing_held = not records.drawn and len(held) < 2 and cfg.validation == AUTO
@@ -114,7 +115,7 @@ def _set_up(settings, given, folder):
     if given.threads:
         torch.set_num_threads(given.threads)
     seed_everything(given.seed)
-    several = rank_and_world_size()[1] > 1 and torch.cuda.is_available()
+    several = rank_and_world_size()[1] > 1 and uses_gpus(given.device)
     device = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if several else given.device)
     towers = load(given.model, device)
     method = build(given.method, towers, given.options, own_options(given))
@@ -252,17 +253,19 @@ def train_from_terminal(
     if len(argv) < 2 or not all("=" in word for word in argv[2:]):
         raise SystemExit(USAGE)
     file, folder, *words = argv
+    repeated = file.endswith(".json") and not words  # a record of `train`, already checked and written
 
-    def work():
+    def read():
+        return read_json(file) if repeated else read_settings(file, words)
+
+    def work(settings):
         rank, ranks = rank_and_world_size()
-        repeated = file.endswith(".json") and not words  # a record of `train`, already checked and written
-        settings = read_json(file) if repeated else read_settings(file, words)
         home = run_folder(folder, resume=repeated or rank > 0 or settings["resume"])  # the first rank looks for all
         if rank == 0 and not repeated:
             save_parameters(settings, home)
         train({**settings, "gpus": ranks}, home)
 
-    run_as_rank(work)
+    run_as_rank(read, work)
 
 
 if __name__ == "__main__" and "__file__" in globals():

@@ -35,7 +35,7 @@ from ..towers import Towers, load
 from ..training.advice import first_phrases, say_choices, warnings_before
 from ..training.config import Config, choose_by_model, fill_auto, own_options, values_by_model
 from ..training.fit import check_parts, count_steps, fit, read_records
-from ..training.step import parameter_groups, train_step
+from ..training.step import autocast_of, make_optimizer, train_step
 from ..world import draw_scene
 
 # %% ../../nbs/7_release/08_trials.ipynb #22f0b9d7
@@ -231,21 +231,24 @@ def check_methods(
 
 
 def _ready_to_step(settings, device):
-    "Towers, method and optimizer of a method, as `train_step` takes them; the learning rate is 0"
+    "Towers, method and optimizer as `train_step` takes them, the learning rate 0, and the precision of a run"
     cfg = Config.of(settings)
     model = load(cfg.model, device)
     method = build(cfg.method, model, cfg.options)
-    optimizer = torch.optim.AdamW(parameter_groups(model, method, cfg), lr=0.0)
+    optimizer = make_optimizer(model, method, cfg)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
     model.model.train()
     method.objective.to(device).train()
-    return model, method, optimizer
+    return (model, method, optimizer), autocast_of(cfg, device)
 
 
 def _time_two_steps(ready, samples, device):
     "Seconds of a step; of two, since a method may take turns itself"
+    trained, autocast = ready
     begun = time.perf_counter()
     for step in (1, 2):
-        train_step(*ready, samples, step, device)
+        train_step(*trained, samples, step, device, autocast=autocast)
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
     return (time.perf_counter() - begun) / 2

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCALARS', 'OPTIMIZERS', 'NO_AUTOCAST', 'parameter_groups', 'schedule', 'make_optimizer', 'limit_scale',
-           'decay_towards', 'weighted_losses', 'backward', 'cut', 'backward_in_parts', 'train_step', 'prepare_towers',
-           'halve_weights']
+           'decay_towards', 'autocast_of', 'weighted_losses', 'backward', 'cut', 'backward_in_parts', 'train_step',
+           'prepare_towers', 'halve_weights']
 
 # %% ../../nbs/5_training/03_step.ipynb #0b30130c
 import math
@@ -110,6 +110,16 @@ def decay_towards(
 
 # %% ../../nbs/5_training/03_step.ipynb #a3e4c707
 NO_AUTOCAST = nullcontext()
+
+
+def autocast_of(
+    cfg: Config,
+    device,
+):  # a context
+    "In what precision towers encode: bfloat16 where `precision` asks for it, and on a GPU unless told otherwise"
+    kind = torch.device(device).type
+    bf16 = cfg.precision == "bf16" or (cfg.precision == "auto" and kind == "cuda")
+    return torch.autocast(kind, torch.bfloat16) if bf16 else NO_AUTOCAST
 
 
 def weighted_losses(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..core import UserError, seeded
+from ..core.files import read_json, write_json
 from ..evaluation.folders import choose_benchmark
 from ..evaluation.suites import evaluate
 from ..towers import Towers
@@ -84,20 +85,36 @@ def _logged_start(folder):
     return {name.removeprefix(_PREFIX): value for name, value in first.items() if name != "step"}
 
 
+_MEASURED_ON = ("validation", "items", "bench_images")  # the settings, which may change when a run is resumed
+
+
+def _known_start(cfg, folder):
+    "The numbers before training of the run that is resumed, {} where they were measured on something else"
+    file = Path(folder) / "start.json"
+    if not file.exists():
+        return _logged_start(folder)  # a run of before this file was written
+    known = read_json(file)
+    same = all(known["measured_on"].get(name) == getattr(cfg, name) for name in _MEASURED_ON)
+    return known["numbers"] if same else {}
+
+
 def baseline(
     towers: Towers,  # not trained yet
     cfg: Config,
-    folder,  # the run folder
+    folder,  # the run folder, where start.json keeps them
     validator: Callable | None,  # towers → {name: percent}
 ) -> dict:  # name → percent before training; empty without a validator
-    "What a run is compared with: the numbers of step 0, from its log where it resumes"
+    "What a run is compared with: the numbers of step 0, known where it resumes on the same validation images"
     if validator is None:
         return {}
-    logged = _logged_start(folder) if cfg.resume else {}
-    if logged:
-        return logged
+    known = _known_start(cfg, folder) if cfg.resume else {}
+    if known:
+        return known
     with seeded(0):
-        return validator(towers)
+        numbers = validator(towers)
+    measured_on = {name: getattr(cfg, name) for name in _MEASURED_ON}
+    write_json(Path(folder) / "start.json", {"measured_on": measured_on, "numbers": numbers})
+    return numbers
 
 
 def validate(
@@ -126,7 +143,7 @@ def make_validator(
     home = choose_benchmark(
         cfg.validation,
         cfg.data,
-        held[: cfg.bench_images],
+        held,
         Path(folder) / "validation",
         "validation",
         items=cfg.items,
