@@ -121,7 +121,7 @@ def test_the_export_of_the_readme(tmp_path):
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "to_hugging_face" in block]
     (loaded,) = re.findall(r'# (SiglipModel\.from_pretrained\("my_siglip"\))', code)
     code = f"{code}\nfound = {loaded}"
-    for said, here in (('load("runs/mine/model")', "towers"), ('"my_siglip"', repr(str(tmp_path)))):
+    for said, here in (('load("runs/photos/model")', "towers"), ('"my_siglip"', repr(str(tmp_path)))):
         assert said in code
         code = code.replace(said, here)
     names = {"SiglipModel": SiglipModel, "towers": small_siglip()}
