@@ -147,7 +147,7 @@ def test_the_recommended_recipe_names_its_evidence():
     changed = {k for k in recommended if recommended[k] != paper.get(k)}
     assert changed == {"xac_scale", "duplicates", "alpha"} and set(paper) < set(recommended)
     lines = (folder / "c2lip_recommended.yaml").read_text(encoding="utf8").splitlines()
-    evidence = [re.fullmatch(r"# (study_\w+|repeat): (.+) against (.+): (.+)", line) for line in lines]
+    evidence = [re.fullmatch(r"# (study_\w+|repeat|long): (.+) against (.+): (.+)", line) for line in lines]
     figures = [(*found.groups()[:3], figure) for found in evidence if found for figure in found[4].split("; ")]
     assert len(figures) > 10
     for record, rung, other, figure in figures:
