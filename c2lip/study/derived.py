@@ -85,7 +85,7 @@ def trained_model(
 ) -> Towers:
     "What a trial trained, or the model derived from that"
     how = dict(planned.drawn).get("derived")
-    trained = load(Path(run) / planned.folder.removesuffix(f"-{how}") / "model", setup.device)
+    trained = load(str(Path(run) / planned.folder.removesuffix(f"-{how}") / "model"), setup.device)
     return derive(setup.base, trained, how) if how else trained
 
 
