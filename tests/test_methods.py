@@ -21,7 +21,7 @@ from c2lip.release import save
 from c2lip.towers import load
 from c2lip.training.config import Config
 from c2lip.training.fit import fit
-from c2lip.training.step import backward, backward_in_parts, parameter_groups, train_step
+from c2lip.training.step import backward, backward_in_parts, halve_weights, parameter_groups, train_step
 from c2lip.world_captions import train_records
 
 METHODS = """finetune c2lip c2lip_sharpened c2lip_hard c2lip_both clic negclip concrete_jungle macco uniformity labclip
@@ -327,6 +327,19 @@ def test_a_module_that_fails_leaves_the_others(own_modules, text, message):
     with pytest.raises(UserError, match=f"the module c2lip.methods.broken {message}"):
         build("broken", towers)
     assert method_names() == before and build("finetune", towers).objective.terms == ["contrastive"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_in_bfloat16(name, samples):
+    "Every method's step with pure_bf16: finite losses near those in float32"
+    found = []
+    for halved in (False, True):
+        towers, method = made(name, double=False)
+        if halved:
+            halve_weights(towers)
+        losses = backward(towers, method, samples, 1, "cpu")
+        found.append({term: loss.item() for term, loss in losses.items()})
+    assert found[1] == pytest.approx(found[0], rel=0.25)
 
 
 @pytest.mark.parametrize("name", ["macco", "clic"])

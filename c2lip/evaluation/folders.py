@@ -135,5 +135,5 @@ def open_benchmark(
     made = _write_held_back(records[:images], Path(folder) / "benchmark")
     if made is None:
         raise UserError(f"{data}: retrieval needs two images that can be opened")
-    print(f"{data} is a data set: retrieval among {min(len(records), images):,} of its {len(records):,} images")
+    print(f"{data} is a data set: retrieval over {min(len(records), images):,} of its {len(records):,} records")
     return made

@@ -15,9 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..core import Batch, Features, Sample, Texts, UserError, did_you_mean, full_precision
+from ..core import Batch, Features, Sample, Texts, UserError, did_you_mean
 from ..distributed import gather_rows, rank_and_world_size, shared_place, sum_over_ranks
-from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, softmax_loss
+from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, scaled_cosines, softmax_loss
 from . import Method, Objective, caption_view, contrast
 from .finetune import finetune
 from ..pooling import concept_similarity
@@ -186,8 +186,7 @@ def softmax_c2lip_losses(
         signs, rows = mention_signs(phrase, batch.rows, duplicates, len(f["image"]))
         read = f["phrase"][rows]
         if "npc" in terms:
-            cosine = full_precision(f["image"]) @ full_precision(read).T
-            losses["npc"] = multi_positive_loss(scale * cosine, signs) / ranks
+            losses["npc"] = multi_positive_loss(scaled_cosines(f["image"], read, scale), signs) / ranks
         if "xac" in terms:
             cosine = concept_similarity(read.to(f["image_tokens"].dtype), f["image_tokens"], xac_scale)
             order = _common_order(phrase.owner, batch.rows, duplicates == "merge")

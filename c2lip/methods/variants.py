@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import Batch, UserError, full_precision
-from ..losses import c2lip_losses, sigmoid_loss
+from ..core import Batch, UserError
+from ..losses import c2lip_losses, scaled_cosines, sigmoid_loss
 from . import Method, Objective
 from .c2lip import concept_view, mention_signs, pooled_phrases
 from ..towers import Towers, has_bias
@@ -73,7 +73,7 @@ def hard_npc(
     hardness: float,  # h; 0: npc
 ) -> Tensor:  # ()
     "npc (Eq. 5) with an image's negatives weighted by exp(h·cosine), their mean 1; float32 inside"
-    cosine = full_precision(image) @ full_precision(phrase).T
+    cosine = scaled_cosines(image, phrase)
     negative = signs < 0
     nearness = (hardness * cosine.detach()).masked_fill(~negative, float("-inf"))
     share = torch.nan_to_num(nearness.softmax(1))  # an image may have no negative
@@ -123,8 +123,8 @@ def c2lip_both(
         )
         if "npc_pooled" in terms:
             signs, rows = mention_signs(batch.texts["pooled"], batch.rows, "mask")
-            cosine = full_precision(f["image"]) @ full_precision(f["pooled"][rows]).T
-            found["npc_pooled"] = sigmoid_loss(f["scale"] * cosine + f["bias"], signs)
+            logits = scaled_cosines(f["image"], f["pooled"][rows], f["scale"]) + f["bias"]
+            found["npc_pooled"] = sigmoid_loss(logits, signs)
         return found
 
     weights = {"contrastive": 1.0, "npc": lambda_npc / 2, "npc_pooled": lambda_npc / 2, "xac": lambda_xac}

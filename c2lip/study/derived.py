@@ -85,8 +85,10 @@ def trained_model(
 ) -> Towers:
     "What a trial trained, or the model derived from that"
     how = dict(planned.drawn).get("derived")
-    trained = load(str(Path(run) / planned.folder.removesuffix(f"-{how}") / "model"), setup.device)
-    return derive(setup.base, trained, how) if how else trained
+    if how is None:
+        return load(str(Path(run) / planned.folder / "model"), setup.device)
+    trained = planned.folder.removesuffix(f"-{how}")
+    return derive(setup.base, load(str(Path(run) / trained / "model"), setup.device), how)
 
 
 def measure_derived(

@@ -15,7 +15,7 @@ from ..evaluation.folders import choose_benchmark
 from ..evaluation.suites import evaluate
 from ..towers import Towers
 from .config import Config
-from .log import Log, read_log
+from .log import Log
 
 # %% ../../nbs/5_training/06_validation.ipynb #d51aad8d
 ZERO_SHOT = "zero-shot"
@@ -67,22 +67,11 @@ def check_alarm(
     return f"{line}\n{fall}; {advice}", True
 
 # %% ../../nbs/5_training/06_validation.ipynb #d5eae639
-_PREFIX = "validation/"  # of names in the log
-
-
 def validation_row(
     numbers: dict,  # name → percent
 ) -> dict:  # the same, named as in the log
     "What a validation writes to the log"
-    return {f"{_PREFIX}{name}": value for name, value in numbers.items()}
-
-
-def _logged_start(folder):
-    "The numbers that the log of a run folder holds for step 0, {} where it holds none"
-    if not (Path(folder) / "metrics.jsonl").exists():
-        return {}
-    first = next((r for r in read_log(folder) if r["step"] == 0), {})
-    return {name.removeprefix(_PREFIX): value for name, value in first.items() if name != "step"}
+    return {f"validation/{name}": value for name, value in numbers.items()}
 
 
 _MEASURED_ON = ("validation", "items", "bench_images")  # the settings, which may change when a run is resumed
@@ -92,7 +81,7 @@ def _known_start(cfg, folder):
     "The numbers before training of the run that is resumed, {} where they were measured on something else"
     file = Path(folder) / "start.json"
     if not file.exists():
-        return _logged_start(folder)  # a run of before this file was written
+        return {}
     known = read_json(file)
     same = all(known["measured_on"].get(name) == getattr(cfg, name) for name in _MEASURED_ON)
     return known["numbers"] if same else {}
