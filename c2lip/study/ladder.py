@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CONCEPT_SETTINGS', 'RUN_SETTINGS', 'DEFAULT_RUNG', 'rungs', 'plan_rungs', 'paired_changes', 'keep_record',
            'read_record', 'blocks_of_record', 'default_ladder', 'ladder_texts', 'beside_ladder',
-           'compare_with_expected', 'verdict', 'expected_table']
+           'compare_with_expected', 'verdict', 'expected_table', 'with_size_and_place']
 
 # %% ../../nbs/8_study/01_ladder.ipynb #6a8e6d5b
 import itertools
@@ -196,7 +196,7 @@ def ladder_texts(
     found: pd.DataFrame,  # suite, name, value, se, model, seed: a record, or what `run_trials` returns
 ) -> pd.DataFrame:  # suite, name, a column of texts for each rung
     "The rungs side by side, mean ± standard deviation between the seeds"
-    return side_by_side(pick_rows(summarise(found), row_list("ladder table"), also=""), "sd")
+    return side_by_side(pick_rows(summarise(found), row_list("ladder table"), also="size_and_place"), "sd")
 
 
 def beside_ladder(
@@ -249,3 +249,12 @@ def expected_table(
         answer = _ANSWER[verdict(row.came, row.half, row.expected)]
         rows.append([label, row.against, f"≥ {row.expected:+g}", f"{row.came:+.1f} ± {row.half:.1f}", answer])
     return markdown_table(["change of", "against", "expected", "came", "holds"], rows)
+
+# %% ../../nbs/8_study/01_ladder.ipynb #83255274
+def with_size_and_place(
+    found: pd.DataFrame,  # suite, name, value, se, model, seed: the trials of a ladder
+    measured: pd.DataFrame,  # what, value, se, model, seed: what size_and_place measured of their models
+) -> pd.DataFrame:  # the trials, and rows for size of thing and place in the caption where they were measured
+    "A ladder that also says whose changed colour was noticed"
+    rows = measured[(measured.what != "all") & measured.model.isin(found.model)]
+    return pd.concat([found, rows.rename(columns={"what": "name"}).assign(suite="size_and_place")], ignore_index=True)
