@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import io
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -136,17 +137,20 @@ def _session(pid):
     return int(fields[3]) if fields[0] != "Z" else None
 
 
-def test_workers_in_a_process_with_threads(shards, tmp_path):
-    # a notebook's kernel has threads, which are not forked from
-    import threading
-
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait, daemon=True)
-    thread.start()
-    try:
-        assert prepare(str(shards / "*.tar"), tmp_path / "two", 2, progress=False)["captions"] == 4 * 62
-    finally:
-        stop.set()
+def test_workers_in_a_process_with_threads(shards, tmp_path, run):
+    # a notebook's kernel has threads, which are not forked from; and what it starts later hears Ctrl-C
+    code = """if True:
+        import multiprocessing, signal, sys, threading
+        from c2lip.data.prepare import prepare
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        print(prepare(*sys.argv[1:], 2, progress=False)["captions"])
+        for method in multiprocessing.get_all_start_methods():
+            with multiprocessing.get_context(method).Pool(1) as pool:
+                print(method, pool.apply(signal.pthread_sigmask, (signal.SIG_BLOCK, ())))
+    """
+    done = run(sys.executable, "-c", code, shards / "*.tar", tmp_path / "two")
+    methods = multiprocessing.get_all_start_methods()
+    assert done.out.split("\n") == [str(4 * 62), *(f"{method} set()" for method in methods), ""], done.out
 
 
 def test_changed_rules_or_sources_are_done_again(shards, tmp_path):

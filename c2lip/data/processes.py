@@ -24,13 +24,8 @@ from .parts import Job, do_job
 
 # %% ../../nbs/3_data/14_processes.ipynb #df23d7e4
 def _context():
-    if sys.platform == "linux" and threading.active_count() == 1:
-        return multiprocessing.get_context("fork")
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["c2lip.data.parts"])
-    return context
+    forks = sys.platform == "linux" and threading.active_count() == 1
+    return multiprocessing.get_context("fork" if forks else "spawn")
 
 
 def _start_worker(stop):
