@@ -613,7 +613,7 @@ def test_only_what_is_asked_for(examples):
 
 def test_sources_and_readers_agree():
     own = {"sugarcrepe", "sugarcrepe_pp", "binding", "retrieval", "zeroshot"}
-    own |= {f"heldout/{name}" for name in own}
+    own |= {f"heldout/{name}" for name in own} | {"size_and_place"}
     assert set(sources()) == set(READERS) - own
     assert set(ON_REQUEST) == {f"probe/{name}" for name in CLASS_SETS} | set(MORE_CLASS_SETS)
     assert len(CLASS_SETS) == 11

@@ -24,7 +24,12 @@ from .embeddings import ImageRef, embed_images, embed_texts
 from .probe import read_probe
 from .retrieval import read_heldout_retrieval_suite, read_retrieval_set, read_retrieval_suite
 from .scores import Hits, Mean, Score, score
-from .sugarcrepe import read_binding_suite, read_sugarcrepe_pp_suite, read_sugarcrepe_suite
+from c2lip.evaluation.sugarcrepe import (
+    read_binding_suite,
+    read_size_and_place_suite,
+    read_sugarcrepe_pp_suite,
+    read_sugarcrepe_suite,
+)
 from .valse import read_valse
 from .vl_checklist import read_vl_checklist
 from .whatsup import read_whatsup
@@ -49,6 +54,7 @@ READERS: dict[str, Callable[[Request], Suite]] = {
     "heldout/binding": read_binding_suite,
     "heldout/retrieval": read_heldout_retrieval_suite,
     "heldout/zeroshot": read_heldout_zeroshot_suite,
+    "size_and_place": read_size_and_place_suite,
     "winoground": read_winoground,
     "aro": read_aro,
     "whatsup": read_whatsup,

@@ -26,6 +26,7 @@ from ..core.files import read_json, write_json
 from ..data.loading import Samples
 from ..evaluation.folders import choose_benchmark
 from ..evaluation.groups import write_groups
+from ..evaluation.size_and_place import write_size_and_place
 from ..evaluation.suites import evaluate
 from ..evaluation.uncertainty import answers, with_errors
 from ..methods import build, method_names
@@ -121,17 +122,18 @@ def start_trials(
 
 def add_binding_suites(
     setup: TrialSetup,
-    run,  # the run folder, where the groups go
-    items: int,  # groups; a third as many scenes for localisation
+    run,  # the run folder, where the groups and the changed captions go
+    items: int,  # groups, and scenes of changed captions; a third as many scenes for localisation
     split: str = "test",
 ) -> TrialSetup:  # the same where the data is not the embedded world
-    "Measure two more things that only the embedded world can make: groups of two images, and where a model looks"
+    "Measure what else only the embedded world can make: groups of two images, one changed colour, where a model looks"
     if not setup.drawn:
         return setup
     count = max(1, items // 3)
     scenes = binding_scenes(count, split) + binding_scenes(count, split, True)
-    groups = write_groups(run, items, split)
-    return setup._replace(benchmarks=[*setup.benchmarks, groups], probes=scene_probes(scenes, draw_scene))
+    write_groups(run, items, split)
+    write_size_and_place(run, items, split)
+    return setup._replace(benchmarks=[*setup.benchmarks, Path(run)], probes=scene_probes(scenes, draw_scene))
 
 # %% ../../nbs/7_release/08_trials.ipynb #5d3d3cdc
 def measure_model(

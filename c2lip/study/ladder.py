@@ -196,7 +196,7 @@ def ladder_texts(
     found: pd.DataFrame,  # suite, name, value, se, model, seed: a record, or what `run_trials` returns
 ) -> pd.DataFrame:  # suite, name, a column of texts for each rung
     "The rungs side by side, mean ± standard deviation between the seeds"
-    return side_by_side(pick_rows(summarise(found), row_list("ladder table"), also="size_and_place"), "sd")
+    return side_by_side(pick_rows(summarise(found), row_list("ladder table"), also=""), "sd")
 
 
 def beside_ladder(
@@ -255,6 +255,8 @@ def with_size_and_place(
     found: pd.DataFrame,  # suite, name, value, se, model, seed: the trials of a ladder
     measured: pd.DataFrame,  # what, value, se, model, seed: what size_and_place measured of their models
 ) -> pd.DataFrame:  # the trials, and rows for size of thing and place in the caption where they were measured
-    "A ladder that also says whose changed colour was noticed"
+    "A ladder that also says whose changed colour was noticed, where its own trials do not say it"
+    if "size_and_place" in set(found.suite):
+        return found
     rows = measured[(measured.what != "all") & measured.model.isin(found.model)]
     return pd.concat([found, rows.rename(columns={"what": "name"}).assign(suite="size_and_place")], ignore_index=True)
