@@ -161,8 +161,10 @@ def measure_model(
 
 
 def _complete(settings):
-    "All settings of a trial; a default that is given makes no other trial"
-    return {**settings, **asdict(Config.of(settings))}
+    "All settings of a trial and the options of its method; a default that is given makes no other trial"
+    found = asdict(Config.of(settings))
+    options = found.pop("options")
+    return {**found, **options}
 
 
 def _check_same_settings(settings, folder):
