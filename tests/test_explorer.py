@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -187,6 +188,31 @@ def test_the_panel_follows(state):
     assert panel.beside["a pink hat"].description == "+"
     panel.path.value = "/no/such.png"
     assert panel.path.value == "/no/such.png" and "c2lip-wrong" in panel.status.value
+
+
+def test_acts_of_two_threads_are_done_one_by_one(state, monkeypatch):
+    "A kernel may bring them so: each is answered once, and what stands in the panel belongs together"
+    panel, update, at_work, met = Panel(state), state.update, [], []
+
+    def slow_update(**changes):
+        met.extend(at_work)
+        at_work.append(changes)
+        time.sleep(0.05)
+        try:
+            return update(**changes)
+        finally:
+            at_work.remove(changes)
+
+    monkeypatch.setattr(state, "update", slow_update)
+    before = panel._answers
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(button.click) for button in panel.shelf]:
+            done.result()
+    assert not met and panel._answers == before + len(panel.shelf)
+    (chosen,) = [button for button in panel.shelf if button.button_style == "primary"]
+    exhibit = gallery()[int(chosen.description) - 1]
+    assert state.selection.exhibit is exhibit and f">{exhibit.name}: " in panel.status.value
+    assert panel.caption.value == exhibit.caption and list(panel.chip)[0] == panel.phrase.value
 
 
 def test_up_to_four_models(state, clip_folder):

@@ -376,6 +376,17 @@ def test_nothing_typed_is_lost(page):
     assert count == answers + 3 and say.startswith("scene 5") and chosen_scene(page) == "5"
 
 
+def test_acts_keep_their_order(page):
+    "Of images shown before and of new ones, faster than they can be drawn: an answer to each, and the last one stands"
+    for numbers in ((7, 7, 2), (5, 9, 8), (7, 5, 8), (6, 10, 4), (9, 3, 5), (12, 4, 11)):
+        _, answers = settle(page)
+        for number in numbers:
+            page.locator(".c2lip-shelf button").nth(number - 1).press("Enter")
+        say, count = settle(page, answers + 3)
+        assert count == answers + 3 and chosen_scene(page) == str(numbers[-1])
+        assert re.match(rf"\D* {number}: ", say)
+
+
 def test_a_keyboard_is_enough(page, tuned):
     "Everything from the cell on with Tab, Enter, space and arrows; JupyterLab's own keys keep out of it"
     show(page, tuned)

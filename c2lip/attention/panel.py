@@ -10,7 +10,7 @@ import base64
 import html
 import os
 from contextlib import contextmanager
-from functools import partial
+from threading import RLock
 
 import ipywidgets as widgets
 
@@ -30,6 +30,14 @@ def _set_options(menu, options):
         menu.options = options
 
 
+def _answer_on_main_thread(widget):
+    """Have what the browser says to a widget told on the kernel's main thread.
+
+    JupyterLab sends such messages to a thread of their own, and ipykernel 7.4 takes each to the thread that last wrote
+    to its widget: two buttons would be answered by two threads, at the same time or the later one first."""
+    widget.comm._reply_subshell_for = lambda _data, _thread: None
+
+
 class Panel(PanelWidgets):
     "The widgets of an `Explorer`"
 
@@ -40,30 +48,44 @@ class Panel(PanelWidgets):
         self.beside: dict[str, widgets.Button] = {}  # … that shows it beside the others, or takes it away
         self._quiet = False  # True while the panel itself sets its widgets
         self._answers = 0  # how many were given: what tells an answer from the same one before
+        self._turn = RLock()  # whose holder does what its user did
         self._connect()
         self._refresh()
 
     def _connect(self):
         "Send what the user does to the explorer"
         for name in (*_OF_THE_MAP, "caption", "phrase"):
-            getattr(self, name).observe(partial(self._on_value, name), "value")
+            self._listen(getattr(self, name), self._on_value, name)
         for menu in self.menus:
-            menu.observe(self._on_menu, "value")
-        self.model.observe(self._on_model, "value")
-        self.path.observe(partial(self._on_typed, "image"), "value")
-        self.state.observe(partial(self._on_typed, "state"), "value")
-        self.upload.observe(self._on_upload, "value")
-        self.keep.observe(self._on_keep, "value")
-        self.trials.observe(self._on_trials, "value")
-        self.swap.on_click(self._on_swap)
-        self.all_models.on_click(self._on_all_models)
-        self.save.on_click(self._on_save)
+            self._listen(menu, self._on_menu)
+        self._listen(self.model, self._on_model)
+        self._listen(self.path, self._on_typed, "image")
+        self._listen(self.state, self._on_typed, "state")
+        self._listen(self.upload, self._on_upload)
+        self._listen(self.keep, self._on_keep)
+        self._listen(self.trials, self._on_trials)
+        self._listen(self.swap, self._on_swap)
+        self._listen(self.all_models, self._on_all_models)
+        self._listen(self.save, self._on_save)
         for number, button in enumerate(self.shelf, 1):
-            button.on_click(partial(self._on_click, dict(exhibit=number)))
+            self._listen(button, self._on_click, dict(exhibit=number))
         for name, button in self.questions.items():
-            button.on_click(partial(self._on_click, dict(question=name)))
+            self._listen(button, self._on_click, dict(question=name))
         for kind, button in self.files.items():
-            button.on_click(partial(self._on_download, kind))
+            self._listen(button, self._on_download, kind)
+
+    def _listen(self, widget, act, *known):
+        "Do `act` when a button is clicked or a value has changed: one act after the other, whatever thread brings it"
+
+        def in_turn(*told):
+            with self._turn:
+                act(*known, *told)
+
+        _answer_on_main_thread(widget)
+        if isinstance(widget, widgets.Button):
+            widget.on_click(in_turn)
+        else:
+            widget.observe(in_turn, "value")
 
     def _on_value(self, name, change):
         if not self._quiet:
@@ -231,9 +253,9 @@ class Panel(PanelWidgets):
         self.chip, self.beside, pairs = {}, {}, []
         for phrase in phrases:
             chip = widgets.Button(description=phrase, tooltip=f"show “{phrase}”")
-            chip.on_click(partial(self._on_chip, phrase))
+            self._listen(chip, self._on_chip, phrase)
             beside = widgets.Button()
-            beside.on_click(partial(self._on_beside, phrase))
+            self._listen(beside, self._on_beside, phrase)
             beside.add_class("c2lip-beside")
             self.chip[phrase], self.beside[phrase] = chip, beside
             pairs.append(widgets.HBox([chip, beside]))  # which no line break parts
