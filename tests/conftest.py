@@ -27,8 +27,8 @@ os.environ |= {
 }
 # A shell ignores Ctrl-C for what it starts by "&", and so would every process of the tests
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# What is forked from this process's server has these imported (test_notebooks, on_ranks)
-multiprocessing.set_forkserver_preload(["c2lip.release.run", "matplotlib.pyplot", "nbdev.test", "pytest"])
+# What is forked from this process's server (test_notebooks, on_ranks) has this imported
+multiprocessing.set_forkserver_preload(["preloaded"])
 import sitecustomize  # noqa: E402  (this process too)
 
 assert Path(sitecustomize.__file__).parent == OFFLINE or not hasattr(sitecustomize, "_guard")
