@@ -203,11 +203,12 @@ def read_sugarcrepe(
         raise UserError(f"{path}: a SugarCrepe file is an object whose keys are items, this one is a {kind}")
     if not data:
         raise UserError(f"{path} holds no items")
+    folder = Path(images)
 
     def item(keyed):
         key, entry = keyed
         name, right, wrong = texts_of(entry, ("filename", "caption", "negative_caption"), path, key)
-        return ChoiceItem(key, Path(images) / name, (right,), (wrong,))
+        return ChoiceItem(key, folder / name, (right,), (wrong,))
 
     return each_of(data.items(), item)
 
@@ -222,13 +223,14 @@ def read_sugarcrepe_pp(
         raise UserError(f"{path}: a SugarCrepe++ file is a list of items, this one is a {type(data).__name__}")
     if not data:
         raise UserError(f"{path} holds no items")
+    folder = Path(images)
 
     def item(numbered):
         number, entry = numbered
         key = str(entry.get("id", number)) if isinstance(entry, dict) else str(number)
         keys = ("filename", "caption", "caption2", "negative_caption")
         name, first, second, wrong = texts_of(entry, keys, path, key)
-        return ChoiceItem(key, Path(images) / name, (first, second), (wrong,))
+        return ChoiceItem(key, folder / name, (first, second), (wrong,))
 
     return each_of(enumerate(data), item)
 
@@ -291,6 +293,7 @@ def read_zeroshot(
         raise UserError(f"{path}: one class alone cannot be mistaken; expected at least two classnames")
     names, templates, rows = (_list_in(data, key, path) for key in ("classnames", "templates", "items"))
     _check_class_texts(names, templates, path)
+    folder = Path(images)
 
     def labelled(numbered):
         number, entry = numbered
@@ -298,6 +301,6 @@ def read_zeroshot(
         label = entry.get("label")
         if type(label) is not int or not 0 <= label < len(names):
             raise UserError(f"{path}, item {number} ({name}): the label must be 0 to {len(names) - 1}, got {label!r}")
-        return LabelledImage(str(number), Path(images) / name, label, bool(entry.get("heldout", False)))
+        return LabelledImage(str(number), folder / name, label, bool(entry.get("heldout", False)))
 
     return ClassSet(names, templates, each_of(enumerate(rows), labelled))

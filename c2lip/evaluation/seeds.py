@@ -20,10 +20,10 @@ def summarise(
 ) -> pd.DataFrame:  # suite, name, model, mean, sd (between seeds), seeds, half (of the 95 % interval)
     "Mean, deviation and interval over the seeds, in the order of the rows"
     groups = trials.groupby(["suite", "name", "model"], sort=False)
-    found = groups.agg(mean=("value", "mean"), sd=("value", "std"), se=("se", "mean"), seeds=("value", "size"))
-    found = found.reset_index()
-    found["half"] = 1.96 * (found.se**2 + found.sd.fillna(0) ** 2 / found.seeds) ** 0.5
-    return found.drop(columns="se")
+    values = groups.value
+    found = pd.DataFrame({"mean": values.mean(), "sd": values.std(), "seeds": values.size()})
+    found["half"] = 1.96 * (groups.se.mean() ** 2 + found.sd.fillna(0) ** 2 / found.seeds) ** 0.5
+    return found.reset_index()
 
 
 def _mean_text(mean, spread):

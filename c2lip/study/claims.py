@@ -24,12 +24,28 @@ def read_claims(
     return yaml.safe_load((file or shipped("claims.yaml")).read_text(encoding="utf8"))
 
 
-def _rows(changes, rung, against, suite, name):
-    wanted = (changes.model == rung) & (changes.against == against)
-    rows = changes[wanted & (changes.suite == suite) & (changes.name == name)]
-    if rows.empty:
-        raise UserError(f"no change of {suite} {name} between {rung} and {against} was measured")
-    return rows.set_index("seed")
+def _against(changes, against):
+    "The changes of every rung against the base, plain or another rung"
+    if against in ("base", "plain"):
+        return changes[changes.against == against]
+    base = changes[changes.against == "base"]
+    pairs = base.merge(base[base.model == against], on=["suite", "name", "seed"], suffixes=("", "_other"))
+    return pairs.assign(value=pairs.value - pairs.value_other, se=(pairs.se**2 + pairs.se_other**2) ** 0.5)
+
+
+def _summary(changes, against, rows):
+    "(rung, suite, name) → mean and half of its interval, of every rung in some rows: one question to pandas for all"
+    wanted = [key in rows for key in zip(changes.suite, changes.name)]
+    found = summarise(_against(changes[wanted], against))
+    mean = found["mean"].round(9) + 0.0  # changes that cancel out are +0.0, not -0.0 by the last bit of a sum
+    return dict(zip(zip(found.model, found.suite, found.name), zip(mean.tolist(), found.half.tolist())))
+
+
+def _found(summary, rung, against, row):
+    "What a summary says of a rung in a row"
+    if (rung, *row) not in summary:
+        raise UserError(f"no change of {' '.join(row)} between {rung} and {against} was measured")
+    return summary[rung, *row]
 
 
 def change_of(
@@ -39,13 +55,7 @@ def change_of(
     row: tuple[str, str],  # suite, name
 ) -> tuple[float, float]:  # mean in points, half of its 95 % interval
     "The mean change over the seeds, with an interval that counts items and seeds"
-    if against in ("base", "plain"):
-        found = _rows(changes, rung, against, *row)
-    else:
-        found, other = _rows(changes, rung, "base", *row), _rows(changes, against, "base", *row)
-        found = found.assign(value=found.value - other.value, se=(found.se**2 + other.se**2) ** 0.5)
-    one = summarise(found.reset_index()).iloc[0]
-    return float(one["mean"]), float(one.half)
+    return _found(_summary(changes, against, [row]), rung, against, row)
 
 
 def judge(
@@ -69,6 +79,16 @@ def claims_table(
     return markdown_table(["claim", "of", "measured here, points", "verdict"], judged.values.tolist())
 
 
+def _key(row):
+    "suite/name → (suite, name)"
+    suite, _, name = row.rpartition("/")
+    return suite, name
+
+
+def _told(mean, half):
+    return f"{mean:+.1f} ± {half:.1f}"
+
+
 def told_change(
     record: str,  # name of a record of changes
     rung: str,
@@ -76,16 +96,14 @@ def told_change(
     row: str,  # suite and name, with a slash between: sugarcrepe/average
 ) -> str:  # such as +1.4 ± 0.8
     "A change as prose quotes it"
-    suite, _, name = row.rpartition("/")
-    mean, half = change_of(read_record(record), rung, against, (suite, name))
-    return f"{mean:+.1f} ± {half:.1f}"
+    return _told(*change_of(read_record(record), rung, against, _key(row)))
 
 
 def row_label(
     row: str,  # suite and name, with a slash between: sugarcrepe_pp/average
 ) -> str:  # SugarCrepe++, average
     "What a row is called in tables"
-    suite, _, name = row.rpartition("/")
+    suite, name = _key(row)
     return f"{suite_label(suite)}, {task_label(name)}"
 
 
@@ -95,7 +113,10 @@ def changes_table(
     against: str = "base",  # base, plain, or another rung of the same record
 ) -> str:  # markdown
     "Changes of rungs in rows; the longer of the two lists goes downwards"
-    told = [[told_change(record, rung, against, row) for row in rows] for record, rung in rungs.values()]
+    keys = [_key(row) for row in rows]
+    records = {record for record, _ in rungs.values()}
+    found = {record: _summary(read_record(record), against, keys) for record in records}
+    told = [[_told(*_found(found[record], rung, against, key)) for key in keys] for record, rung in rungs.values()]
     down, across = list(rungs), [row_label(row) for row in rows]
     if len(rows) > len(rungs):
         told, down, across = [list(cells) for cells in zip(*told)], across, down
@@ -109,14 +130,14 @@ def beyond_intervals(
     against: str = "plain",  # base or plain
 ) -> tuple[int, list[str], list[str]]:  # rungs asked; those above 0, those below, each with its change
     "The rungs of some records whose change of a row lies beyond its 95 % interval; a rung is counted once"
-    suite, _, name = row.rpartition("/")
     told: dict[str, tuple[float, str]] = {}
     for record in records:
         changes = read_record(record)
+        found = _summary(changes, against, [_key(row)])
         for rung in dict.fromkeys(changes[changes.against == against].model):
-            mean, half = change_of(changes, rung, against, (suite, name))
+            mean, half = _found(found, rung, against, _key(row))
             beyond = mean if abs(mean) > half else 0.0
-            told.setdefault(rung, (beyond, f"{rung} {mean:+.1f} ± {half:.1f}"))
+            told.setdefault(rung, (beyond, f"{rung} {_told(mean, half)}"))
     found = list(told.values())
     return len(found), [text for beyond, text in found if beyond > 0], [text for beyond, text in found if beyond < 0]
 

@@ -40,17 +40,17 @@ def plot_intervals(
     for ax, panel in zip(axes, panels):
         for row in summary[summary.panel == panel].itertuples():
             y, colour = labels.index(row.label), _colour(row.mean, row.half, zero)
-            ax.plot([row.mean - row.half, row.mean + row.half], [y, y], color=colour, lw=1.6)
-            ax.plot(row.mean, y, "o", color=colour, ms=4)
+            ends = [row.mean - row.half, row.mean, row.mean + row.half]
+            ax.plot(ends, [y, y, y], "o-", color=colour, lw=1.6, ms=4, markevery=[1])
         if zero is not None:
             ax.axvline(zero, color="0.3", lw=0.8)
         ax.set_title(panel, fontsize=SMALL, loc="left")
         ax.set_xlabel(unit, fontsize=SMALL)
-        ax.set_yticks(range(len(labels)), labels, fontsize=SMALL)
-        ax.set_ylim(len(labels) - 0.5, -0.5)
         ax.tick_params(axis="x", labelsize=SMALL, labelbottom=True)
-        ax.tick_params(axis="y", length=0)
+        ax.tick_params(axis="y", labelsize=SMALL, length=0)
         plain_axes(ax, "x")
+    axes[0].set_yticks(range(len(labels)), labels)  # all panels share it
+    axes[0].set_ylim(len(labels) - 0.5, -0.5)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     return fig

@@ -99,7 +99,7 @@ def tidy():
         raise SystemExit(1)
 
 # %% ../../nbs/9_workshop/07_upkeep.ipynb #4b991c68
-WIDEST = 1000  # pixels of a stored image
+WIDEST = 1250  # pixels of a stored image: the figures of the study as their files have them
 KEPT = ("image/png", "text/html", "text/markdown", "text/plain")  # kinds of output that a page shows
 WIDGET = "application/vnd.jupyter.widget-view+json"
 ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -168,7 +168,9 @@ def stored_output(
     if output["output_type"] not in ("display_data", "execute_result"):
         return None
     data = stored_data(output["data"], clean)
-    stored = {"data": data, "metadata": {}, "output_type": output["output_type"]}
+    size = output["metadata"].get("image/png", {})
+    width = {"image/png": {"width": size["width"]}} if "width" in size else {}
+    stored = {"data": data, "metadata": width, "output_type": output["output_type"]}
     if output["output_type"] == "execute_result":
         stored["execution_count"] = None
     return stored if data else None
