@@ -149,17 +149,18 @@ def load_pipeline(
     name: str | None = None,  # None: the embedded pipeline; else an installed one such as "en_core_web_sm", or a folder
 ) -> Language:
     "A spaCy pipeline that tags and parses English, loaded once; `UserError` if it cannot be loaded or does not parse"
-    return _load(str(name or shipped("pipeline")), embedded=not name)
+    return _load(str(name or ""))
 
 
 @lru_cache(maxsize=4)
-def _load(source, embedded):
+def _load(name):
     import spacy  # here, because it takes most of a second and imports torch
 
+    source = name or str(shipped("pipeline"))
     try:
         nlp = spacy.load(source, exclude=["ner", "lemmatizer", "entity_linker", "textcat"])
     except OSError:
-        raise UserError(f"there is no spaCy pipeline {source!r}{_how_to_install(source, embedded)}") from None
+        raise UserError(f"there is no spaCy pipeline {source!r}{_how_to_install(source, embedded=not name)}") from None
     probe = nlp("A red couch stands by the tall building.")
     if not (probe.has_annotation("DEP") and probe[2].pos_):
         parts = ", ".join(nlp.pipe_names) or "empty"

@@ -54,9 +54,8 @@ def hard_distractors(
     counts = []
     for words in itertools.chain.from_iterable(bound):
         if len(words) > 1:
-            holds = [words <= image for image in loose]
-            in_one = [any(words <= phrase for phrase in phrases) for phrases in bound]
-            counts.append(sum(h and not one for h, one in zip(holds, in_one)))
+            holds = [phrases for image, phrases in zip(loose, bound) if words <= image]
+            counts.append(sum(not any(words <= phrase for phrase in phrases) for phrases in holds))
     return float(np.mean(counts)) if counts else 0.0
 
 # %% ../../nbs/3_data/10_batches.ipynb #f79b7cdc

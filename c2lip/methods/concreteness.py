@@ -137,13 +137,10 @@ def rated_units(
 
 def _replacements(unit, others, here, tolerance):
     "Words of other captions that may stand for a unit, in the order of the alphabet; `here` are the caption's own"
-    fit = set()
-    for other in others:
-        alike = other.pos == unit.pos and abs(other.score - unit.score) <= tolerance
-        same_number = other.text.endswith("s") == unit.text.endswith("s")
-        if alike and same_number and not word_bag(other.text) & here:
-            fit.add(other.text)
-    return sorted(fit)
+    alike = {o.text for o in others if o.pos == unit.pos and abs(o.score - unit.score) <= tolerance}
+    plural = unit.text.endswith("s")
+    # a step names few words many times: each is looked at once
+    return sorted(text for text in alike if text.endswith("s") == plural and not word_bag(text) & here)
 
 
 def _order(units, regime):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,9 +56,13 @@ class Tagger:
         if len(self.known) > self.limit:
             self.known.clear()
         missing = list(dict.fromkeys(c for c in captions if c not in self.known))
+        if missing:
+            self._tag(missing)
+        return [self.known[c] for c in captions]
+
+    def _tag(self, missing):
         for text, doc in zip(missing, self.nlp.pipe(missing, disable=["parser", "senter"])):
             self.known[text] = [Word(t.text, t.idx, t.pos_) for t in doc if t.text[:1].isalnum()]
-        return [self.known[c] for c in captions]
 
 
 _taggers: dict[int, Tagger] = {}
@@ -241,9 +246,14 @@ def offer_of(
     return Offer({kind: sorted(found) for kind, found in words.items()}, sorted(named))
 
 
+@lru_cache(maxsize=100_000)
+def _words_of(text):
+    return frozenset(word_bag(text))  # what a step offers is asked for every caption of it
+
+
 def _foreign(candidates, here):
     "Those of which no word stands in the caption"
-    return [text for text in candidates if not word_bag(text).keys() & here.keys()]
+    return [text for text in candidates if _words_of(text).isdisjoint(here)]
 
 
 def replace_within(

@@ -231,6 +231,22 @@ class Decoder(nn.Module):
         read = self.blocks(torch.cat([image, text], 1), mask.repeat_interleave(self.heads, 0))
         return read[:, self.visual :]
 
+    def go_on(
+        self,
+        new: Tensor,  # (B,n,width) visual tokens or words, with their places
+        seen: list[Tensor],  # (B,m,width) what each block was given before; the new ones are added
+    ) -> Tensor:  # (B,n,width) what stands after the last norm, for the new ones
+        "One turn, a part at a time: nobody looks ahead, so what came before is not computed again"
+        before, n = seen[0].shape[1], new.shape[1]
+        mask = torch.full((n, before + n), -torch.inf, device=new.device).triu(before + 1)
+        for number, block in enumerate(self.blocks.layers):
+            own = block.norm1(new)
+            seen[number] = there = torch.cat([seen[number], own], 1)
+            new = new + block.self_attn(own, there, there, attn_mask=mask, need_weights=False)[0]
+            new = new + block.linear2(block.activation(block.linear1(block.norm2(new))))
+        assert self.blocks.norm is not None  # given above
+        return self.blocks.norm(new)
+
     def logits(
         self,
         read: Tensor,  # (…,width) of `forward`
@@ -341,10 +357,12 @@ def tell(
     longest: int = 44,  # words of a caption
 ) -> list[str]:  # N captions
     "The caption of each image, word by word the likeliest"
+    image = decoder.projector(tokens.float()) + decoder.places[: decoder.visual]
+    seen = [image[:, :0]] * len(decoder.blocks.layers)
+    decoder.go_on(image, seen)
     ids = torch.full((len(tokens), 1), words.size + TELL)
-    for _ in range(longest):
-        place = torch.arange(ids.shape[1]).expand_as(ids)
-        read = decoder(tokens, ids, torch.ones_like(ids), place)[:, -1]
+    for place in decoder.places[decoder.visual :][:longest]:
+        read = decoder.go_on(decoder.words(ids[:, -1:]) + place, seen)[:, -1]
         ids = torch.cat([ids, decoder.logits(read).argmax(-1, keepdim=True)], 1)
         if (ids == words.end).any(1).all():
             break
