@@ -24,7 +24,7 @@ from ..core import UserError, one_line
 from ..core.files import read_json, shipped, user_path
 from ..distributed import rank_and_world_size
 from . import caption_view, further_texts, step_generator
-from .edits import Word, changed_words, check_way, edit_captions, swap_spans, tag_words, word_bag
+from .edits import Word, changed_words, check_way, edit_captions, foreign, swap_spans, tag_words, word_bag
 from ..towers import Towers
 from ..world import Scene, draw_scene
 from ..world_captions import edit_scene, numbered_scene
@@ -137,10 +137,10 @@ def rated_units(
 
 def _replacements(unit, others, here, tolerance):
     "Words of other captions that may stand for a unit, in the order of the alphabet; `here` are the caption's own"
+    # a step names few words many times: each is looked at once
     alike = {o.text for o in others if o.pos == unit.pos and abs(o.score - unit.score) <= tolerance}
     plural = unit.text.endswith("s")
-    # a step names few words many times: each is looked at once
-    return sorted(text for text in alike if text.endswith("s") == plural and not word_bag(text) & here)
+    return sorted(foreign((text for text in alike if text.endswith("s") == plural), here))
 
 
 def _order(units, regime):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['AN', 'NEVER_EXCHANGED', 'WORD_KINDS', 'ALL_KINDS', 'WAYS', 'ARTICLES_AND_NUMBERS', 'Word', 'Tagger', 'tagger_of',
-           'tag_words', 'swap_spans', 'word_bag', 'swap_across', 'swap_within', 'Offer', 'offer_of', 'replace_within',
-           'add_within', 'check_way', 'edit_captions', 'changed_words']
+           'tag_words', 'swap_spans', 'word_bag', 'swap_across', 'swap_within', 'Offer', 'offer_of', 'foreign',
+           'replace_within', 'add_within', 'check_way', 'edit_captions', 'changed_words']
 
 # %% ../../nbs/2_relatives/01_edits.ipynb #de8a3e7c
 class Word(NamedTuple):
@@ -251,8 +251,11 @@ def _words_of(text):
     return frozenset(word_bag(text))  # what a step offers is asked for every caption of it
 
 
-def _foreign(candidates, here):
-    "Those of which no word stands in the caption"
+def foreign(
+    candidates,  # words or phrases
+    here: Counter,  # `word_bag` of a caption
+) -> list[str]:  # in their order
+    "The candidates of which no word stands in the caption"
     return [text for text in candidates if _words_of(text).isdisjoint(here)]
 
 
@@ -267,7 +270,7 @@ def replace_within(
     here = word_bag(caption)
     options: dict[str, list] = {}
     for kind, spans in _spans_by_kind(caption, phrases, kinds).items():
-        fit = _foreign(offer.phrases if kind == "phrase" else offer.words[kind], here)
+        fit = foreign(offer.phrases if kind == "phrase" else offer.words[kind], here)
         for a in spans:
             plural = caption[slice(*a)].lower().endswith("s")
             if alike := [text for text in fit if text.endswith("s") == plural]:
@@ -288,8 +291,8 @@ def add_within(
 ) -> tuple[str, str] | None:  # (kind, caption edited); None where nothing can be added
     "An attribute more before the noun of a phrase, or a thing more after the last phrase"
     here, placed = word_bag(caption), [p for p in phrases if p.start >= 0]
-    things = _foreign(offer.phrases, here) if {"noun", "phrase"} & set(kinds) else []
-    attributes = _foreign(offer.words["adjective"], here) if "adjective" in kinds else []
+    things = foreign(offer.phrases, here) if {"noun", "phrase"} & set(kinds) else []
+    attributes = foreign(offer.words["adjective"], here) if "adjective" in kinds else []
     options = {kind: fit for kind, fit in (("adjective", attributes), ("phrase", things)) if fit and placed}
     if not options:
         return None

@@ -41,6 +41,10 @@ def _summary(changes, against, rows):
     return dict(zip(zip(found.model, found.suite, found.name), zip(mean.tolist(), found.half.tolist())))
 
 
+def _told(mean, half):
+    return f"{mean:+.1f} ± {half:.1f}"
+
+
 def _found(summary, rung, against, row):
     "What a summary says of a rung in a row"
     if (rung, *row) not in summary:
@@ -67,7 +71,7 @@ def judge(
         row, above = tuple(claim["row"]), claim.get("above", 0)
         mean, half = change_of(read_record(claim["record"]), claim["rung"], claim["against"], row)
         what = f"{row_label('/'.join(row))}: {claim['rung']} against {claim['against']}"
-        measured = f"{what}, {mean:+.1f} ± {half:.1f}"
+        measured = f"{what}, {_told(mean, half)}"
         rows.append((claim["claim"], claim["source"], measured, verdict(mean, half, above)))
     return pd.DataFrame(rows, columns=["claim", "source", "measured", "verdict"])
 
@@ -83,10 +87,6 @@ def _key(row):
     "suite/name → (suite, name)"
     suite, _, name = row.rpartition("/")
     return suite, name
-
-
-def _told(mean, half):
-    return f"{mean:+.1f} ± {half:.1f}"
 
 
 def told_change(
@@ -149,7 +149,7 @@ def _readout_text(rows):
         return f"{first.before:.1f} → {first.after:.1f} ({first.change:+.1f} [{first.low:.1f}, {first.high:.1f}])"
     of_seeds = rows.assign(model="", value=rows.change, se=(rows.high - rows.low) / (2 * 1.96))
     change = summarise(of_seeds).iloc[0]
-    return f"{rows.before.mean():.1f} → {rows.after.mean():.1f} ({change['mean']:+.1f} ± {change.half:.1f})"
+    return f"{rows.before.mean():.1f} → {rows.after.mean():.1f} ({_told(change['mean'], change.half)})"
 
 
 def readout_changes(
