@@ -227,7 +227,9 @@ def _encode_groups(model, ids, ends, tokens, bucket):
     call = _CALL_OF_ATTENTION if separable else _CALL_OF_TOWER
     groups = _groups(ends, call / (12 * transformer.width**2 * transformer.layers), bucket, L)
     if len(groups) == 1:
-        return _encode_rows(model, ids[:, : groups[0][1]], tokens)
+        width = groups[0][1]
+        pooled, parts = _encode_rows(model, ids[:, :width], tokens)
+        return pooled, F.pad(parts, (0, 0, 0, L - width)) if tokens else None
     x = (_hidden_packed if separable else _hidden_by_group)(text, ids, groups)
     place, start = torch.empty_like(ends), 0
     for rows, w in groups:
@@ -247,7 +249,7 @@ def encode_texts(
     tokens: bool = False,  # also the projected text tokens
     bucket: int | None = None,  # rows are cut at multiples of this; None: 1 on a CPU, 8 elsewhere
     unit: bool = True,  # embeddings at length 1; False leaves them as the tower gives them
-) -> tuple[Tensor, Tensor | None]:  # (T,D), (T,L,D) or None; tokens past a row's end are zero
+) -> tuple[Tensor, Tensor | None]:  # (T,D), (T,L,D) or None; what stands past a row's end means nothing
     "Text embeddings and, if asked, their projected tokens; padding that cannot matter is not computed"
     text, ends = getattr(model, "text", None), text_ends(model, ids)
     if getattr(text, "use_pad_mask", False) or getattr(text, "cls_emb", None) is not None:
