@@ -18,13 +18,14 @@ from conftest import on_ranks
 from torch import nn
 
 from c2lip.core import Batch, Texts
-from c2lip.distributed import average_gradients, gather, rank_and_world_size
+from c2lip.distributed import MESSAGE_BYTES, average_gradients, gather, rank_and_world_size
 from c2lip.losses import c2lip_losses, phrase_signs, softmax_loss
 from c2lip.methods import Objective
 from c2lip.methods.c2lip import softmax_c2lip_losses
 from c2lip.release.speed_data import exchange, traffic
 
 B, D, M = 6, 8, 5
+MATRIX_BYTES = 8 * D * D  # of a toy's weights: a message for each matrix
 PHRASES = [[3, 5], [3], [], [], [7, 3, 9, 5], [9]]  # ids of each image's phrases: images 2 and 3 own none
 
 
@@ -38,11 +39,11 @@ class Toy(nn.Module):
         def make(*shape):
             return torch.randn(*shape, generator=g, dtype=torch.float64)
 
-        self.image, self.text = nn.Parameter(make(D, D)), nn.Parameter(make(D, D))
-        self.scale, self.bias = (
+        self.scale, self.bias = (  # first, as in open_clip's models
             nn.Parameter(torch.tensor(9.0, dtype=torch.float64)),
             nn.Parameter(torch.tensor(-2.0, dtype=torch.float64)),
         )
+        self.image, self.text = nn.Parameter(make(D, D)), nn.Parameter(make(D, D))
         self.x, self.t, self.words = make(B, M, D), make(B, D), make(12, D)
 
     def features(self, rows):
@@ -92,13 +93,13 @@ def objective(name):
     return Objective(c2lip, {"contrastive": 1.0, "npc": 0.7, "xac": 0.3})
 
 
-def one_step(name, rows):
+def one_step(name, rows, most=MATRIX_BYTES):
     toy, goal = Toy(), objective(name)
     f, batch = toy.features(rows)
     f, batch = gather(f, batch, goal.columns)
     loss = sum(goal.weights[k] * v for k, v in goal(f, batch).items())
-    (loss * rank_and_world_size()[1]).backward()
-    average_gradients(toy.parameters())
+    with average_gradients(toy.parameters(), most):
+        (loss * rank_and_world_size()[1]).backward()
     return loss.detach(), [torch.zeros_like(p) if p.grad is None else p.grad for p in toy.parameters()]
 
 
@@ -113,6 +114,9 @@ def ranks_step(rank, shares, folder):
         dist.all_reduce(loss)
         if rank == 0:
             torch.save((loss, grads), f"{folder}/{name}.pt")
+        _, in_one_message = one_step(name, shares[rank], MESSAGE_BYTES)
+        for g, one in zip(grads, in_one_message):
+            torch.testing.assert_close(g, one, rtol=1e-12, atol=1e-14)
 
 
 def averaged_half_weights(rank):
@@ -120,8 +124,39 @@ def averaged_half_weights(rank):
     weights = [nn.Parameter(torch.zeros(2, dtype=torch.bfloat16)), nn.Parameter(torch.zeros(3))]
     for p in weights:
         p.grad = torch.full_like(p, rank)
-    average_gradients(weights)
+    with average_gradients(weights):
+        pass
     return [p.grad for p in weights]
+
+
+def told_exchange(rank):
+    "What happens in a pass over four layers, of which rank 1 uses the first three: layers done, bytes sent"
+    layers = [nn.Parameter(torch.full((4, 4), 2.0 + i)) for i in range(4)]
+    told = []
+    for i, p in enumerate(layers):
+        p.register_post_accumulate_grad_hook(lambda _, i=i: told.append(f"layer {i}"))
+    send = dist.all_reduce
+
+    def telling(x, **words):
+        told.append(x.nbytes)
+        return send(x, **words)
+
+    with pytest.MonkeyPatch.context() as patch, average_gradients(layers, most=layers[0].nbytes):
+        patch.setattr(dist, "all_reduce", telling)
+        x = torch.ones(4)
+        for p in layers[: 4 - rank]:
+            x = p * x
+        x.sum().backward()
+    return told, [p.grad for p in layers]
+
+
+def failed_exchange(rank):
+    "Whether a pass that raises leaves a hook behind, or sends anything"
+    weight = nn.Parameter(torch.ones(3))
+    with contextlib.suppress(ZeroDivisionError), average_gradients([weight]):
+        1 / 0  # noqa: B018
+    (weight * (rank + 1)).sum().backward()
+    return weight.grad
 
 
 def run_rank(rank, folder):
@@ -133,6 +168,9 @@ def run_rank(rank, folder):
         Path(f"{folder}/{number}").mkdir(exist_ok=True)
         ranks_step(rank, shares, f"{folder}/{number}")
         torch.save(averaged_half_weights(rank), f"{folder}/{number}/half-{rank}.pt")
+        if len(shares) == 2:
+            torch.save(told_exchange(rank), f"{folder}/told-{rank}.pt")
+            torch.save(failed_exchange(rank), f"{folder}/failed-{rank}.pt")
         dist.destroy_process_group()
 
 
@@ -148,7 +186,7 @@ def equals_one_process(folder, shares):
         want_loss, want = one_step(name, [i for share in shares for i in share])
         loss, got = torch.load(folder / f"{name}.pt", weights_only=True)
         assert torch.allclose(loss, want_loss, rtol=1e-10), name
-        for p, (g, w) in zip(("image", "text", "scale", "bias"), zip(got, want)):
+        for p, (g, w) in zip(("scale", "bias", "image", "text"), zip(got, want)):
             assert torch.allclose(g, w, rtol=1e-9, atol=1e-12), (name, p)
 
 
@@ -162,6 +200,20 @@ def test_gradients_keep_their_weights_type(folder):
         half, whole = torch.load(folder / "0" / f"half-{rank}.pt", weights_only=True)
         assert (half.dtype, whole.dtype) == (torch.bfloat16, torch.float32)
         assert half.tolist() == [0.5] * 2 and whole.tolist() == [0.5] * 3
+
+
+def test_gradients_are_sent_while_the_pass_goes_on(folder):
+    (first, want), (second, got) = (torch.load(folder / f"told-{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert first == ["layer 3", 64, "layer 2", 64, "layer 1", 64, "layer 0", 64]
+    assert second == ["layer 2", "layer 1", "layer 0", 64, 64, 64, 64], "the first message waits for layer 3 in vain"
+    for a, b in zip(want, got):
+        assert torch.equal(a, b)
+    assert want[3].abs().max() > 0, "rank 1 had none: half of the other's"
+
+
+def test_a_pass_that_raises_sends_nothing(folder):
+    for rank in (0, 1):
+        assert torch.load(folder / f"failed-{rank}.pt", weights_only=True).tolist() == [rank + 1.0] * 3
 
 
 # Two network namespaces joined by one cable: two machines, as far as the network is concerned.

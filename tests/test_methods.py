@@ -105,9 +105,8 @@ def on_one_of_two_ranks(rank, folder):
         cut = 6 if options.get("duplicates") == "merge" else 5  # whose mention is the first is told for equal ranks
         part = part_of(method.view(samples, step), rank, cut)
         method.view = lambda *_, part=part: part
-        losses = backward(towers, method, [None], step, "cpu")
-        trained = [*towers.model.parameters(), *method.objective.parameters()]
-        average_gradients([p for p in trained if p.requires_grad])
+        exchange = average_gradients([*method.objective.parameters(), *towers.model.parameters()], most=2**18)
+        losses = backward(towers, method, [None], step, "cpu", exchange=exchange)
         for k, v in losses.items():
             total, want = sum_over_ranks(v.detach().clone()).item(), whole["losses"][k]
             assert abs(total - want) <= 1e-6 * max(1, abs(total)), (CASES[case], k, total, want)

@@ -224,14 +224,14 @@ def gradients(rank, ranks, parts):
     for make, options in WAYS:
         towers.model.zero_grad()
         method = make(towers, **options)
+        exchange = average_gradients(towers.model.parameters(), most=2**18)
         if parts == 1:
-            losses = backward(towers, method, own, 0, "cpu")
+            losses = backward(towers, method, own, 0, "cpu", exchange=exchange)
         else:
-            losses = backward_in_parts(towers, method, own, 0, "cpu", parts=parts)
+            losses = backward_in_parts(towers, method, own, 0, "cpu", parts=parts, exchange=exchange)
         named = [
             (n, p) for n, p in towers.model.named_parameters() if not n.endswith("pos_embed")
         ]  # timm resizes it in float32
-        average_gradients([p for _, p in named])
         yield {k: v.detach() for k, v in losses.items()}, {n: p.grad.clone() for n, p in named if p.grad is not None}
 
 
