@@ -37,7 +37,7 @@ def _read_files(files):
             data = file.read_bytes()
         except FileNotFoundError:
             continue  # merged or pruned by another process
-        if _digest_of(data) != file.stem:
+        if _digest_of(data) != file.stem.split("-")[0]:
             print(f"the kept embeddings {file} are damaged; they are made again")
             file.unlink(missing_ok=True)
             continue
@@ -64,9 +64,8 @@ def _write_rows(folder, digests, rows):
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False) as half:
         half.write(data)
     os.chmod(half.name, 0o644)
-    file = folder / f"{_digest_of(data)}.safetensors"
-    os.replace(half.name, file)
-    return file
+    # no two files share a name: whoever deletes what it has merged deletes nothing that was written since
+    os.replace(half.name, folder / f"{_digest_of(data)}-{uuid.uuid4().hex}.safetensors")
 
 
 def keep_rows(
@@ -87,10 +86,9 @@ def keep_rows(
     if kept:
         digests = [*last, *digests]
         rows = torch.cat([torch.cat(kept)[list(last.values())], rows])
-    merged = _write_rows(folder, digests, rows)
+    _write_rows(folder, digests, rows)
     for file in read:  # and no other: what was not read here is not in the merged file
-        if file != merged:
-            file.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
 
 # %% ../../nbs/4_evaluation/03_cache.ipynb #68fe1be1
 def world_version() -> str:  # 8 hexadecimal digits
