@@ -81,5 +81,5 @@ def test_the_steps_say_their_options_in_full():
 
 
 def test_the_record_meets_the_targets():
-    found = check_targets(read_json(project_root() / "data" / "results" / "benchmark-cpu.json"))
+    found = check_targets(read_json(project_root() / "data" / "results" / "benchmark-cpu" / "sections.json"))
     assert len(found) == 9 and found.met.all(), found.to_string()

@@ -13,10 +13,10 @@ import pandas as pd
 
 from ..attention.probes import binding_scenes, scene_probes
 from ..concepts import noun_phrases_many
+from ..evaluation.records import keep_record
 from ..evaluation.size_and_place import by_size_and_place
 from ..release.trials import PlannedTrial, TrialSetup
 from .attention_spread import attention_spread
-from .ladder import keep_record
 from .negatives import count_negatives, gradient_by_kind
 from .object_probes import binding_by_place, scenes_with_rivals
 from ..towers import Towers, load
@@ -90,8 +90,7 @@ def keep_causes(
     device="cpu",
     folder=None,  # None: data/results
 ):
-    "Keep each table under the record's name and its own; beside them the negatives of a batch of the embedded world"
-    for what, table in found.items():
-        keep_record(table.round(3), f"{record}_{what}", command, device, folder)
+    "Add each table to the record, and the negatives of a batch of the embedded world"
     counted = count_negatives(_phrases(train_records(2048)), 64, batches=8)
-    keep_record(counted.round(3), f"{record}_negatives", command, device, folder)
+    tables = {what: table.round(3) for what, table in {**found, "negatives": counted}.items()}
+    keep_record(record, tables, command, device=device, folder=folder)
