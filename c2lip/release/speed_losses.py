@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..evaluation.plots import Page
-from ..pooling import attn_pool, concept_similarity, gram_pays
+from ..pooling import attn_pool, concept_similarity
 from .speed import peak_memory, time_calls
 
 # %% ../../nbs/7_release/10_speed_losses.ipynb #9eb46a58
@@ -50,7 +50,7 @@ def whole_similarity(
     scale: float = 1.0,
 ) -> Tensor:  # (B,K)
     "Ours without chunks, with everything kept for the backward pass"
-    return concept_similarity(phrase, tokens, scale, chunk_elements=2**50, keep_elements=2**50)
+    return concept_similarity(phrase, tokens, scale, chunk_elements=2**50)
 
 
 FORMS = {"loop": loop_similarity, "broadcast": broadcast_similarity, "ours": concept_similarity}
@@ -65,8 +65,7 @@ def similarity_floor(
 ) -> tuple[float, float, float]:  # operations, bytes moved, bytes of new memory
     "What both passes of the similarity cost at least"
     with_gram = 3 * K * M * D + 2 * M * M * D + 2 * K * M * M  # of an image; cosines from the tokens' Gram matrix
-    without = 6 * K * M * D
-    products = with_gram if gram_pays(K, M, D) else without
+    products = with_gram
     inputs = K * D + B * M * D
     return 2.0 * B * products, item * (3.0 * inputs + 2 * B * K), item * (inputs + 1.0 * B * K)
 
