@@ -649,7 +649,7 @@ def test_how_quick(page, tmp_path):
     "Seconds by the clock, in JupyterLab with base and tuned side by side, from the act until status and maps are there"
     import statistics
 
-    from c2lip.release.speed import machine
+    from c2lip.study.ladder import machine
 
     times, rows = int(os.environ["C2LIP_TIME"]), []
 
