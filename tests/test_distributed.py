@@ -78,7 +78,7 @@ def objective(name):
 
     if name.startswith("softmax"):
         return Objective(
-            partial(softmax_c2lip_losses, duplicates=name.split()[1], xac_scale=3.0, own_loss=clip_loss),
+            partial(softmax_c2lip_losses, duplicates=name.split()[1], xac_scale=3.0),
             {"contrastive": 1.0, "npc": 0.7, "xac": 0.3},
             columns=("image", "caption", "phrase"),
         )

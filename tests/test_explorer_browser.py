@@ -592,7 +592,7 @@ def test_a_screen_reader(servers, browser):
     page.context.close()
 
 
-# ---- how quick it is: C2LIP_TIME=20 pytest tests/test_explorer_browser.py -k quick writes data/results/explorer.json
+# ---- how quick it is: C2LIP_TIME=20 pytest tests/test_explorer_browser.py -k quick writes data/results/explorer
 
 
 def timed_acts(page, tmp_path):
@@ -648,7 +648,7 @@ def test_how_quick(page, tmp_path):
     "Seconds by the clock, in JupyterLab with base and tuned side by side, from the act until status and maps are there"
     import statistics
 
-    from c2lip.study.ladder import machine
+    from c2lip.evaluation.records import machine
 
     times, rows = int(os.environ["C2LIP_TIME"]), []
 
@@ -677,6 +677,7 @@ def test_how_quick(page, tmp_path):
             download(page, kind)
             took.append(time.time() - start)
         add_row(f"{kind} of four phrases, 300 dots an inch", took)
-    record = dict(machine=machine(), browser=page.context.browser.version, rows=rows)
-    (ROOT / "data" / "results" / "explorer.json").write_text(json.dumps(record, indent=1) + "\n")
+    file = ROOT / "data" / "results" / "explorer" / "record.json"
+    record = json.loads(file.read_text()) | dict(machine=machine(), browser=page.context.browser.version, rows=rows)
+    file.write_text(json.dumps(record, indent=1) + "\n")
     print(*rows, sep="\n")
