@@ -18,8 +18,7 @@ from .maps import View
 from ..concepts import canonical_caption, noun_phrases
 from ..core import UserError
 from ..methods.edits import WORD_KINDS, swap_spans, tag_words
-from ..sprites import COLOURS, NOUNS, PATTERNS
-from ..world import SIZES, Scene, object_mask
+from ..world import COLOURS, NOUNS, PATTERNS, SIZES, Scene, object_mask
 
 # %% ../../nbs/6_attention/09_questions.ipynb #77908bcd
 _MOST_PHRASES = 4
