@@ -39,19 +39,33 @@ _PHRASE_KINDS = "centred", "similarity", "softmax"
 class Selection:
     "All that determines the figure; each field is a control"
 
-    models: tuple = _row((), "model", "base, a run, a release folder, or an open_clip name; up to four", "text", label="add")
+    models: tuple = _row(
+        (), "model", "base, a run, a release folder, or an open_clip name; up to four", "text", label="add"
+    )
     image: Any = _row(None, "image", "path of an image of your own, or a number of the gallery", "text")
     beside: Any = _row(None, "beside", "a second image for the same phrases: a path, or a number of the gallery")
     caption: str = _row("", "caption", "what the image shows; its noun phrases become buttons", "text")
     phrases: tuple = _row((), "phrase", "phrases to look for, such as: a red mug | a blue mug", "text")
-    kind: str = _row("centred", "kind", "what a map shows: centred, similarity, softmax or head", "buttons", _KINDS, "map")
+    kind: str = _row(
+        "centred", "kind", "what a map shows: centred, similarity, softmax or head", "buttons", _KINDS, "map"
+    )
     smooth: bool = _row(False, "smooth", "smooth maps; else patches", "check")
-    same_scale: bool = _row(False, "same_scale", "one scale for all models; else one for each", "check", label="same scale")
+    same_scale: bool = _row(
+        False, "same_scale", "one scale for all models; else one for each", "check", label="same scale"
+    )
     scale: float = _row(10.0, "scale", "β of the softmax, 1 to 100", "log", (1.0, 100.0), "β", ("softmax",))
     opacity: float = _row(0.75, "opacity", "0 shows the images alone, 1 the maps alone", "slider", (0.0, 1.0))
-    head: int = _row(0, "head", "one head of the pooling head, from 1", "menu", ("all, their mean", "{}"), kinds=("head",))
+    head: int = _row(
+        0, "head", "one head of the pooling head, from 1", "menu", ("all, their mean", "{}"), kinds=("head",)
+    )
     layer: int = _row(
-        0, "layer", "maps of tokens so many blocks before the last", "menu", ("last", "{} before the last"), "", _PHRASE_KINDS
+        0,
+        "layer",
+        "maps of tokens so many blocks before the last",
+        "menu",
+        ("last", "{} before the last"),
+        "",
+        _PHRASE_KINDS,
     )
 
     @property
@@ -123,9 +137,13 @@ def add_control_flags(
         if isinstance(default, bool):
             parser.add_argument(flag, dest=name, action="store_const", const="1", help=control.help)
         elif isinstance(default, tuple):
-            parser.add_argument(flag, dest=name, action="append", metavar="NAME", help=f"{control.help}; may be repeated")
+            parser.add_argument(
+                flag, dest=name, action="append", metavar="NAME", help=f"{control.help}; may be repeated"
+            )
         else:
-            parser.add_argument(flag, dest=name, metavar="N" if isinstance(default, int | float) else "TEXT", help=control.help)
+            parser.add_argument(
+                flag, dest=name, metavar="N" if isinstance(default, int | float) else "TEXT", help=control.help
+            )
 
 
 def flag_changes(

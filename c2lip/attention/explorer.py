@@ -19,7 +19,7 @@ from matplotlib import rc_context
 from torch import Tensor
 
 from .comparison import MapPage, grid_note, maps_figure, maps_html
-from .controls import CONTROLS, MAP_CONTROLS, Selection, read_selection, selection_text
+from .controls import MAP_CONTROLS, Selection, read_selection, selection_text
 from .figures import ImageMaps, map_columns, share_scales
 from .gallery import Exhibit, ModelEntry, find_models, gallery, open_exhibit, short_name, usual_models
 from .maps import MAP_KINDS, View, blocks_and_heads, embed_phrases, encode_view

@@ -23,7 +23,9 @@ from .maps import MAP_KINDS, SHARE_KINDS, on_finest_grid, sample_map
 _CHANGE = LinearSegmentedColormap.from_list(
     "change", ["#4a1a6b", "#8e5aa8", "#cdb4d8", "#ffffff", "#b5dcb4", "#4ba35f", "#0f5a2c"], N=257
 )  # violet less, white same, green more; 257, so that one of them is white itself
-_AMOUNT = LinearSegmentedColormap.from_list("amount", ["#ffffff", "#fdedc4", "#f8c35c", "#e4862a", "#a94a14", "#5c230d"])
+_AMOUNT = LinearSegmentedColormap.from_list(
+    "amount", ["#ffffff", "#fdedc4", "#f8c35c", "#e4862a", "#a94a14", "#5c230d"]
+)
 
 
 def overlay(
@@ -180,7 +182,10 @@ def _describe(column, i, phrase, mask):
     row, place = divmod(int(values.argmax()), values.shape[1])
     x = left + (right - left) * (place + 0.5) / values.shape[1]
     y = top + (bottom - top) * (row + 0.5) / values.shape[0]
-    third = ("top", "middle", "bottom")[min(int(3 * max(y, 0)), 2)], ("left", "centre", "right")[min(int(3 * max(x, 0)), 2)]
+    third = (
+        ("top", "middle", "bottom")[min(int(3 * max(y, 0)), 2)],
+        ("left", "centre", "right")[min(int(3 * max(x, 0)), 2)],
+    )
     where = "in the centre" if third == ("middle", "centre") else f"at the {' '.join(third)}"
     text = f"map of “{phrase}”, {column.name}: {'largest gain' if column.signed else 'highest'} {where}"
     if mask is None:

@@ -50,7 +50,9 @@ def _menu(name, label_width="60px"):
 def _field(name, hint):
     "A labelled text field that acts on Enter"
     style = dict(description_width="60px")
-    return widgets.Text(description=name, placeholder=hint, continuous_update=False, layout=_growing("240px"), style=style)
+    return widgets.Text(
+        description=name, placeholder=hint, continuous_update=False, layout=_growing("240px"), style=style
+    )
 
 
 def _widget_of(control):
@@ -63,7 +65,9 @@ def _widget_of(control):
         case "menu":
             return _menu(name)
         case "check":
-            return widgets.Checkbox(description=name, indent=False, layout=widgets.Layout(width=f"{40 + 7 * len(name)}px"))
+            return widgets.Checkbox(
+                description=name, indent=False, layout=widgets.Layout(width=f"{40 + 7 * len(name)}px")
+            )
         case "buttons":
             layout = widgets.Layout(width="max-content")
             style = dict(button_width="auto", description_width="60px")
@@ -98,7 +102,9 @@ class Panel(widgets.VBox):
         self._worker = ThreadPoolExecutor(1) if in_background else None
         self._refresher = 0  # the thread that sets the widgets just now: what it changes is nobody's act
         self._answers = 0  # how many were given: what tells an answer from the same one before
-        self.chips: dict[str, tuple] = {}  # phrase of the caption → the buttons that show it, alone and beside the others
+        self.chips: dict[
+            str, tuple
+        ] = {}  # phrase of the caption → the buttons that show it, alone and beside the others
         self._make_widgets()
         super().__init__(self._rows())
         self.add_class("c2lip-explorer")
