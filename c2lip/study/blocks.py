@@ -22,8 +22,8 @@ from ..core.files import shipped
 from ..data.loading import Samples
 from ..data.records import RecordList
 from ..evaluation.seeds import row_list
-from ..release.trials import PlannedTrial, TrialSetup, run_trials
 from .ladder import CONCEPT_SETTINGS, keep_record, paired_changes, plan_rungs, rungs
+from .trials import PlannedTrial, TrialSetup, run_trials
 from ..training.config import Config
 from ..world_captions import LENGTHS, caption_of_length, numbered_scene, train_records
 
