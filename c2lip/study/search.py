@@ -19,11 +19,11 @@ import yaml
 from ..core import UserError
 from ..core.files import shipped
 from ..evaluation.plots import SMALL, Page, plain_axes
+from ..evaluation.records import keep_record, read_record
 from ..evaluation.seeds import row_list
 from ..evaluation.tables import model_label
 from .comparison import method_settings
 from .derived import measure_derived
-from .ladder import keep_record
 from .trials import PlannedTrial, TrialSetup, measure_model, start_trials, trial
 
 # %% ../../nbs/8_study/10_search.ipynb #eed94722
@@ -179,7 +179,7 @@ def find_settings(
             "own shipped: the settings that ship were found for the embedded base on the embedded world; "
             "give own now, or none"
         )
-    searched = pd.read_csv(shipped("results/compare_search.csv"))
+    searched = read_record("compare", "search")
     without = [method for method in methods if method not in set(searched.method)]
     if without:
         print(f"nothing was searched for {', '.join(without)}, which take lr and epochs as they are given", flush=True)
@@ -248,11 +248,11 @@ def keep_comparison(
     "Keep a comparison under a record's name, its search and the cost of a step beside it"
     wanted = row_list("compare table")
     shown = [key in wanted for key in zip(found.suite, found.name)]
-    keep_record(found[shown].reset_index(drop=True), name, command, device, folder)
     steps = pd.DataFrame({"method": list(costs), "seconds": list(costs.values())})
-    keep_record(steps, f"{name}_steps", command, device, folder)
+    tables = {"trials": found[shown].reset_index(drop=True), "steps": steps}
     if len(searched):
-        keep_record(searched.round(4), f"{name}_search", command, device, folder)
+        tables["search"] = searched.round(4)
+    keep_record(name, tables, command, device=device, folder=folder)
 
 # %% ../../nbs/8_study/10_search.ipynb #630c5916
 def plot_search(
