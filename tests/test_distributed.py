@@ -73,7 +73,7 @@ def objective(name):
 
         return ToyObjective(clip, {"contrastive": 1.0}, columns=("image", "caption"))
     if name.startswith("softmax"):
-        losses = partial(softmax_c2lip_losses, duplicates=name.split()[1], xac_scale=3.0, own_loss=clip_loss)
+        losses = partial(softmax_c2lip_losses, duplicates=name.split()[1], xac_scale=3.0)
         return ToyObjective(losses, weights, columns=("image", "caption", "phrase"))
 
     def c2lip(f, b, terms):
