@@ -1,4 +1,4 @@
-"""A setting is entered once: launchers, recipes, resume and the card of a release agree with c2lip.training.settings."""
+"""A setting is entered once: launchers, recipes, resume and the card agree with c2lip.training.settings."""
 
 import inspect
 from dataclasses import replace

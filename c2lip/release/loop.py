@@ -17,7 +17,7 @@ from ..core import Phrase, Sample, UserError
 from ..data.loading import has_token_positions
 from ..data.records import find_phrases
 from ..distributed import gather, rank_and_world_size
-from ..methods.c2lip import SoftmaxC2LIP, c2lip
+from ..methods.c2lip import c2lip
 from .foreign import towers_of
 
 # %% ../../nbs/7_release/15_own_loop.ipynb #8886ca72
@@ -101,7 +101,6 @@ class C2LIPLoss(nn.Module):
         concepts: str = "encode",  # how a phrase is read: alone ("encode"), or from its caption's tokens ("pool")
         duplicates: str = "merge",  # equal phrases of a batch: separate, mask or merge
         nlp=None,  # finds phrases that are not given: None: the embedded pipeline; a name or a spaCy pipeline
-        bias: float | None = None,  # first bias of npc and xac for a model without a logit bias; None: chosen
     ):
         super().__init__()
         self.model, self.nlp, self.concepts = model, nlp, concepts
@@ -110,18 +109,6 @@ class C2LIPLoss(nn.Module):
         self.view, self.objective = method.view, method.objective
         if concepts == "pool" and not has_token_positions(self.towers.tokenizer):
             raise UserError('this tokenizer does not tell the tokens of a phrase; use a fast one, or concepts "encode"')
-        if bias is not None:
-            self._set_bias(bias)
-
-    def _set_bias(self, bias):
-        if not isinstance(self.objective, SoftmaxC2LIP):
-            raise UserError("bias is for a model without a logit bias, with lambda_npc or lambda_xac above 0")
-        nn.init.constant_(self.objective.bias, bias)
-
-    @property
-    def bias(self) -> Tensor | None:  # (); NaN before the first phrase
-        "The bias of npc and xac where it is not the model's own"
-        return getattr(self.objective, "bias", None)
 
     def batch(
         self,
