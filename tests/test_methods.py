@@ -309,8 +309,7 @@ def test_a_method_whose_first_parameter_has_another_name(own_modules, samples):
     towers = load("base")
     method = build("half", towers, {"share": 0.25, "lr": 1.0})
     losses = {
-        name: backward(towers, m, samples, 1)
-        for name, m in (("half", method), ("c2lip", made("c2lip", False)[1]))
+        name: backward(towers, m, samples, 1) for name, m in (("half", method), ("c2lip", made("c2lip", False)[1]))
     }
     assert math.isclose(losses["half"]["half"].item(), 0.25 * losses["c2lip"]["contrastive"].item(), rel_tol=1e-5)
     with pytest.raises(UserError, match="has no option 'towers'"):

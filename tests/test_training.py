@@ -204,6 +204,7 @@ def test_a_rank_that_fails_is_named(tmp_path):
 
 # Accumulation
 
+
 def test_parts_keep_less(samples):
     "Bytes that autograd holds for the backward pass after a step's losses, in the end or in between"
     towers = load()

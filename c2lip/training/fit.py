@@ -29,7 +29,7 @@ from ..data.sources import open_data
 from ..distributed import rank_and_world_size, sum_over_ranks
 from ..methods import Method, Step
 from ..towers import Towers, has_bias
-from .checkpoint import CHECKPOINTS, load_checkpoint, save_checkpoint, resume_hint
+from .checkpoint import CHECKPOINTS, load_checkpoint, resume_hint, save_checkpoint
 from .config import Config, binding, choose_by_model, phrase_rules
 from .log import Log
 from c2lip.training.step import (

@@ -9,7 +9,6 @@ __all__ = ['parameter_groups', 'schedule', 'make_optimizer', 'limit_scale', 'aut
 # %% ../../nbs/5_training/03_step.ipynb #0b30130c
 import math
 import re
-from contextlib import nullcontext
 
 import open_clip
 import torch
