@@ -70,8 +70,8 @@ def _widget_of(control):
             )
         case "buttons":
             layout = widgets.Layout(width="max-content")
-            style = dict(button_width="auto", description_width="60px")
-            return widgets.ToggleButtons(description=name, options=control.choices, layout=layout, style=style)
+            style = dict(button_width="auto")
+            return widgets.ToggleButtons(options=control.choices, layout=layout, style=style)
         case "log":
             return widgets.FloatLogSlider(value=10, min=0, max=2, step=0.05, readout_format=".3g", **slider)
         case "slider":
