@@ -32,7 +32,7 @@ def _row(default, *about, **more):
 
 
 _KINDS = ("centred", "centred"), ("similarity", "similarity"), ("softmax", "softmax"), ("pooling head", "head")
-_PHRASE_KINDS = "centred", "similarity", "softmax"
+_TOKENS = "centred", "similarity", "softmax"  # kinds that are made from tokens
 
 
 @dataclass(frozen=True)
@@ -46,26 +46,16 @@ class Selection:
     beside: Any = _row(None, "beside", "a second image for the same phrases: a path, or a number of the gallery")
     caption: str = _row("", "caption", "what the image shows; its noun phrases become buttons", "text")
     phrases: tuple = _row((), "phrase", "phrases to look for, such as: a red mug | a blue mug", "text")
-    kind: str = _row(
-        "centred", "kind", "what a map shows: centred, similarity, softmax or head", "buttons", _KINDS, "map"
-    )
+    kind: str = _row("centred", "kind", "what a map shows: centred, similarity, softmax or head", "buttons", _KINDS)
     smooth: bool = _row(False, "smooth", "smooth maps; else patches", "check")
-    same_scale: bool = _row(
-        False, "same_scale", "one scale for all models; else one for each", "check", label="same scale"
-    )
+    same_scale: bool = _row(False, "same_scale", "one scale for all models; else one for each", "check")
     scale: float = _row(10.0, "scale", "β of the softmax, 1 to 100", "log", (1.0, 100.0), "β", ("softmax",))
     opacity: float = _row(0.75, "opacity", "0 shows the images alone, 1 the maps alone", "slider", (0.0, 1.0))
     head: int = _row(
-        0, "head", "one head of the pooling head, from 1", "menu", ("all, their mean", "{}"), kinds=("head",)
+        0, "head", "one head of the pooling head, from 1", "menu", ("all, their mean", "{}"), "", ("head",)
     )
     layer: int = _row(
-        0,
-        "layer",
-        "maps of tokens so many blocks before the last",
-        "menu",
-        ("last", "{} before the last"),
-        "",
-        _PHRASE_KINDS,
+        0, "layer", "blocks before the last that is read", "menu", ("last", "{} before the last"), "", _TOKENS
     )
 
     @property

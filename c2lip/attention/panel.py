@@ -57,7 +57,7 @@ def _field(name, hint):
 
 def _widget_of(control):
     "The widget of a control, as its row in the table says"
-    name, style = control.label or control.key, dict(description_width="60px")
+    name, style = control.label or control.key.replace("_", " "), dict(description_width="60px")
     slider = dict(description=name, continuous_update=False, layout=_growing("220px"), style=style)
     match control.widget:
         case "text":
