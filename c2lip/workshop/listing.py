@@ -137,30 +137,11 @@ def list_recipes() -> pd.DataFrame:  # recipe, launcher, method, model, about
     return pd.DataFrame(rows)
 
 # %% ../../nbs/9_workshop/01_listing.ipynb #c79a2343
-def _suite_names():
-    "The names of the readers and of what is read on request only, as the source of c2lip.evaluation.suites has them"
-    tree = ast.parse(_sources_in("c2lip.evaluation")["suites"])
-    known: dict = {a.name: None for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names}
-    for node in tree.body:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if target.id in ("RETRIEVAL_SETS", "CLASS_SETS", "MORE_CLASS_SETS", "READERS", "ON_REQUEST"):
-                known[target.id] = eval(compile(ast.Expression(node.value), "suites", "eval"), known)
-    return list(known["READERS"]), list(known["ON_REQUEST"])
-
-
 def list_suites() -> pd.DataFrame:  # suite, size, from
     "The suites that `evaluate` knows, how large each is, and where its files come from"
-    names, on_request = _suite_names()
-    data = read_yaml(shipped("suites.yaml"))
-    known = data["sources"]
     rows = []
-    for name in names:
-        source = known.get(name, {"size": "any", "home": "the embedded world, or your own folder"})
-        rows.append({"suite": name, "size": source["size"], "from": source["home"]})
-    for name in on_request:
-        kind, _, of = name.partition("/")
-        probe = {"size": "a linear probe", "from": f"as {of}; on request"}
-        other = {"size": "", "from": f"{data['other_class_sets']['home']}; on request"}
-        rows.append({"suite": name, **(probe if kind == "probe" else other)})
+    for name, row in read_yaml(shipped("suites.yaml"))["suites"].items():
+        home = row.get("home", "the embedded world, or your own folder")
+        on_request = "; on request" if row.get("on_request") else ""
+        rows.append({"suite": name, "size": row.get("size", "any"), "from": home + on_request})
     return pd.DataFrame(rows)
