@@ -5,6 +5,7 @@
 # %% ../nbs/1_method/07_concepts.ipynb #0c861c9c
 from __future__ import annotations
 
+import hashlib
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['CLASSIFIERS', 'FRAMES', 'PLACES_IN', 'RELATIVE', 'GENERIC_PLACES', 'PRONOUNS', 'DETERMINERS', 'ALLOWED', 'ZONE',
-           'Rules', 'make_rules', 'phrases_of', 'noun_phrases_many', 'noun_phrases']
+           'Rules', 'make_rules', 'phrase_number', 'phrases_of', 'noun_phrases_many', 'noun_phrases']
 
 # %% ../nbs/1_method/07_concepts.ipynb #8a71f3f8
 def _with_plurals(words: str) -> set[str]:
@@ -202,6 +203,13 @@ def _candidates(doc, words, rules):
         yield first, end
 
 
+def phrase_number(
+    text: str,
+) -> int:  # below 2⁶³, the same on every rank and machine
+    "A number for a phrase's words, letter case ignored: phrases are equal where their numbers are"
+    return int.from_bytes(hashlib.blake2b(text.lower().encode(), digest_size=8).digest(), "big") >> 1
+
+
 def phrases_of(
     doc: Doc,  # a tagged and parsed text
     rules: Rules = Rules(),  # what counts
@@ -211,7 +219,7 @@ def phrases_of(
     found, seen = [], set()
     for first, end in _candidates(doc, words, rules):
         phrase = _characters(doc, text, first, end)
-        key = phrase.text.casefold()
+        key = phrase_number(phrase.text)
         if len(phrase.text) < 2 or key in seen or not any(map(str.isalpha, phrase.text)):
             continue
         seen.add(key)

@@ -592,13 +592,12 @@ def test_a_screen_reader(servers, browser):
     page.context.close()
 
 
-# ---- how quick it is: C2LIP_TIME=20 pytest tests/test_explorer_browser.py -k quick writes data/results/explorer.json
+# ---- how quick it is: C2LIP_TIME=20 pytest tests/test_explorer_browser.py -k quick writes data/results/explorer
 
 
 def timed_acts(page, tmp_path):
     "Act → a function of a number that prepares it and returns what is timed, each time another one"
-    from c2lip.sprites import COLOURS, NOUNS
-    from c2lip.world import draw_scene, make_scene
+    from c2lip.world import COLOURS, NOUNS, draw_scene, make_scene
 
     phrases = [f"a {colour} {noun}" for noun in NOUNS for colour in COLOURS]
     both = ("model", "base"), ("model", "tuned")
@@ -649,7 +648,7 @@ def test_how_quick(page, tmp_path):
     "Seconds by the clock, in JupyterLab with base and tuned side by side, from the act until status and maps are there"
     import statistics
 
-    from c2lip.release.speed import machine
+    from c2lip.evaluation.records import machine
 
     times, rows = int(os.environ["C2LIP_TIME"]), []
 
@@ -678,6 +677,7 @@ def test_how_quick(page, tmp_path):
             download(page, kind)
             took.append(time.time() - start)
         add_row(f"{kind} of four phrases, 300 dots an inch", took)
-    record = dict(machine=machine(), browser=page.context.browser.version, rows=rows)
-    (ROOT / "data" / "results" / "explorer.json").write_text(json.dumps(record, indent=1) + "\n")
+    file = ROOT / "data" / "results" / "explorer" / "record.json"
+    record = json.loads(file.read_text()) | dict(machine=machine(), browser=page.context.browser.version, rows=rows)
+    file.write_text(json.dumps(record, indent=1) + "\n")
     print(*rows, sep="\n")

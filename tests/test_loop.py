@@ -1,4 +1,4 @@
-"""C2LIPLoss on two ranks under DDP equals one process: losses, gradients, and the bias of the first batch."""
+"""C2LIPLoss on two ranks under DDP equals one process: losses and gradients."""
 
 import re
 from pathlib import Path
@@ -13,10 +13,9 @@ from transformers import SiglipModel
 from c2lip import C2LIPLoss
 from c2lip.concepts import noun_phrases
 from c2lip.core import Sample, UserError
+from c2lip.methods import Step
 from c2lip.methods.c2lip import c2lip
 from c2lip.release.foreign import SMALL_SIDE, small_clip, small_siglip, towers_of
-from c2lip.training.config import Config
-from c2lip.training.step import backward, backward_in_parts, parameter_groups
 from c2lip.world_captions import train_records
 
 CAPTIONS = [record[2] for record in train_records(6)]
@@ -41,15 +40,15 @@ def step(case, rows, several):
     losses = module(images[rows], [CAPTIONS[i] for i in rows], [phrases[i] for i in rows])
     losses["total"].backward()
     values = torch.stack([value.detach() for value in losses.values()])
-    return values, {name: p.grad for name, p in loss.named_parameters()}, loss.bias
+    return values, {name: p.grad for name, p in loss.named_parameters()}
 
 
 def run_rank(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     for number, case in enumerate(CASES):
-        values, grads, bias = step(case, SHARES[rank], several=True)
-        torch.save((values, grads, bias), f"{folder}/{number}-{rank}.pt")
+        values, grads = step(case, SHARES[rank], several=True)
+        torch.save((values, grads), f"{folder}/{number}-{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -62,18 +61,15 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
 def test_two_ranks_equal_one_process(number, folder):
-    want, want_grads, want_bias = step(list(CASES)[number], SHARES[0] + SHARES[1], several=False)
+    want, want_grads = step(list(CASES)[number], SHARES[0] + SHARES[1], several=False)
     ranks = [torch.load(folder / f"{number}-{rank}.pt", weights_only=True) for rank in range(2)]
     mean = (ranks[0][0] + ranks[1][0]) / 2
     assert torch.allclose(mean, want, rtol=1e-5)
     assert not torch.allclose(ranks[0][0], ranks[1][0]), "each rank has its own share"
-    for _, grads, bias in ranks:
-        assert bias is want_bias is None or torch.allclose(bias, want_bias, rtol=1e-5)
+    for _, grads in ranks:
         for name, gradient in want_grads.items():
             largest = gradient.abs().max().item()
             assert torch.allclose(grads[name], gradient, rtol=1e-4, atol=1e-5 * largest + 1e-7), name
-    if want_bias is not None:
-        assert torch.equal(ranks[0][2], ranks[1][2]), "the chosen bias is the same on both ranks, bit by bit"
 
 
 def test_a_wrapped_model_is_refused(tmp_path):
@@ -87,19 +83,15 @@ def test_a_wrapped_model_is_refused(tmp_path):
 
 
 def test_the_trainer_takes_a_model_without_a_logit_bias():
-    "The objective's bias is among what is optimised, and a batch encoded in parts has the same gradients"
+    "A batch encoded in parts has the same gradients"
     images = torch.randn(6, 3, SMALL_SIDE, SMALL_SIDE, generator=torch.Generator().manual_seed(0))
     samples = [Sample(str(i), images[i], CAPTIONS[i], PHRASES[i]) for i in range(6)]
     gradients = []
-    for run in (backward, backward_in_parts):
+    for parts in (1, 2):
         towers = small_clip()
         method = c2lip(towers)
-        groups = parameter_groups(towers, method, Config(lr=1e-3))
-        run(towers, method, samples, 0, torch.device("cpu"))
-        bias = method.objective.bias
-        assert any(parameter is bias for group in groups for parameter in group["params"])
-        assert bias.grad.abs() > 0
-        gradients.append([bias.grad, *(p.grad for p in towers.model.parameters())])
+        Step(towers, method, parts)(method.view(samples, 0))["total"].backward()
+        gradients.append([p.grad for p in towers.model.parameters()])
     for whole, parts in zip(*gradients):
         assert torch.allclose(whole, parts, rtol=1e-3, atol=1e-5 * whole.abs().max().item() + 1e-7)
 

@@ -12,7 +12,7 @@ from c2lip.data.loading import Samples
 from c2lip.encoding import encode, encode_texts
 from c2lip.losses import c2lip_losses, phrase_signs
 from c2lip.methods.c2lip import c2lip
-from c2lip.pooling import attn_pool, concept_similarity, gram_pays, project_tokens
+from c2lip.pooling import attn_pool, concept_similarity, project_tokens
 from c2lip.towers import load
 from c2lip.world_captions import train_records
 
@@ -190,13 +190,9 @@ def test_gradients_at_the_scale_and_bias_of_a_pretrained_model():
     )
 
 
-FORMS = pytest.mark.parametrize("K, D", [(1, 16), (60, 16)], ids=["through the reading", "through the Gram matrix"])
-
-
-@FORMS
 @pytest.mark.parametrize("gap", [0, 1e-7, 1e-4, 1e-2])
-def test_tokens_that_nearly_cancel_stay_finite(K, D, gap):
-    assert gram_pays(K, 2, D) == (K == 60)
+def test_tokens_that_nearly_cancel_stay_finite(gap):
+    K, D = 60, 16
     c, t = unit(K, D).float(), unit(1, D, seed=1).float()
     V = F.normalize(torch.cat([t, -t + gap * unit(1, D, seed=2).float()]), dim=-1)[None].requires_grad_()
     s = concept_similarity(c, V)
@@ -204,46 +200,27 @@ def test_tokens_that_nearly_cancel_stay_finite(K, D, gap):
     loss.backward()
     assert loss.isfinite() and V.grad.isfinite().all() and s.isfinite().all()
     if gap >= 1e-2:
-        assert torch.allclose(
-            s.double(), torch.einsum("bkd,kd->bk", attn_pool(c.double(), V.double()), c.double()), atol=1e-3
-        )
+        exact = torch.einsum("bkd,kd->bk", attn_pool(c.double(), V.double()), c.double())
+        assert torch.allclose(s.double(), exact, atol=1e-3)
     if gap == 0:
         assert s.abs().max() < 1.1
 
 
-def test_a_norm_that_is_held_has_no_gradient():
-    c, V = unit(3, 16), torch.cat([unit(1, 16, seed=1), -unit(1, 16, seed=1)])[None].requires_grad_()
-    s = concept_similarity(c, V, 0.0)  # every weight is ½, and the two tokens are opposite
-    assert (s.abs() < 1e-7).all() and torch.autograd.grad(s.sum(), V)[0].isfinite().all()
-
-
-@FORMS
-@pytest.mark.parametrize(
-    "settings",
-    [dict(chunk_elements=1), dict(chunk_elements=800), dict(keep_elements=0), dict(chunk_elements=1, keep_elements=0)],
-)
-def test_chunked_similarity_equals_whole(K, D, settings):
+@pytest.mark.parametrize("K", [1, 60])
+@pytest.mark.parametrize("chunk_elements", [1, 800, 2**24])
+def test_similarity_equals_the_readings_own(K, chunk_elements):
+    "Values and gradients of the Gram form, whole and in chunks, against v̂ itself"
     results, weights = [], unit(7, K, seed=2)
-    for how in (dict(chunk_elements=2**30), settings):
-        c, V = unit(K, D).requires_grad_(), unit(7, 6, D, seed=1).requires_grad_()
-        s = concept_similarity(c, V, 3.0, **how)
+    for gram in (True, False):
+        c, V = unit(K, 16).requires_grad_(), unit(7, 6, 16, seed=1).requires_grad_()
+        if gram:
+            s = concept_similarity(c, V, 3.0, chunk_elements)
+        else:
+            s = torch.einsum("bkd,kd->bk", attn_pool(c, V, 3.0), c)
         (s * s * weights).sum().backward()
         results.append((s.detach(), c.grad, V.grad))
     for a, b in zip(*results):
-        assert torch.allclose(a, b, rtol=1e-10, atol=1e-14)
-    naive = torch.einsum("bkd,kd->bk", attn_pool(c, V, 3.0), c)
-    assert torch.allclose(s, naive, rtol=1e-12)
-    for a, b in zip(torch.autograd.grad((naive * naive * weights).sum(), (c, V)), (c.grad, V.grad)):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-13)
-
-
-def test_only_one_gradient_may_be_asked_for():
-    c, V = unit(3, 8), unit(2, 4, 8, seed=1)
-    both = torch.autograd.grad(
-        concept_similarity(x := c.clone().requires_grad_(), y := V.clone().requires_grad_()).sum(), (x, y)
-    )
-    assert torch.equal(torch.autograd.grad(concept_similarity(x, V).sum(), x)[0], both[0])
-    assert torch.equal(torch.autograd.grad(concept_similarity(c, y).sum(), y)[0], both[1])
 
 
 def test_a_weight_of_zero_computes_nothing(monkeypatch):
@@ -265,7 +242,7 @@ def test_a_weight_of_zero_computes_nothing(monkeypatch):
         assert "image_tokens" not in features
         losses[name] = method.objective(features, batch)
     distinct = {p.text.lower() for r in rows for p in r.phrases}
-    assert seen == [4 + len(distinct), 4], "with both weights 0 the text tower sees captions only"
+    assert seen == [4, len(distinct), 4], "with both weights 0 the text tower sees captions only"
     assert set(losses["both"]) == {"contrastive"} and set(losses["npc"]) == {"contrastive", "npc"}
     with pytest.raises(AssertionError, match="visual tokens"):
         encode(towers.model, batch, {"image_tokens"})

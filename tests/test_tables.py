@@ -17,6 +17,7 @@ from c2lip.evaluation.changes import before_after, compare_table, name_models
 from c2lip.evaluation.folders import benchmark_folder
 from c2lip.evaluation.plots import plot_pareto, plot_radar
 from c2lip.evaluation.published import lay_out, layouts, paper_rows, published, read_published, with_means
+from c2lip.evaluation.records import read_record
 from c2lip.evaluation.scores import Hits, mean_of, score
 from c2lip.evaluation.seeds import pick_rows, row_list, side_by_side, summarise
 from c2lip.evaluation.suites import evaluate, tabulate
@@ -24,10 +25,7 @@ from c2lip.evaluation.tables import show_rows, show_table, show_texts
 from c2lip.evaluation.uncertainty import bootstrap, interval, sign_test, standard_error, with_errors
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
 from c2lip.evaluation.writing import ShownLayout, printed_rows, to_great_table, write_tables
-from c2lip.study.ladder import (
-    DEFAULT_RUNG,
-    read_record,
-)
+from c2lip.study.ladder import DEFAULT_RUNG
 from c2lip.towers import load
 from c2lip.training.config import BY_MODEL
 
@@ -106,8 +104,7 @@ def test_launcher(run, tmp_path):
 
 def test_tables_fit_a_terminal(three):
     "The text of every kind of table: at most 80 characters a line, no empty line, every model and task in it"
-    results = Path(__file__).parents[1] / "data" / "results"
-    world, trials = pd.read_csv(results / "world.csv"), pd.read_csv(results / "compare.csv")
+    world, trials = read_record("world"), read_record("compare")
     tables, hits = three
     last = list(tables)[-1]
     change = before_after(tables["base"], tables[last], hits["base"], hits[last])
@@ -134,12 +131,12 @@ def test_the_ladder_says_where_it_comes_from():
     seeds = found[found.model != "base"].groupby("model").seed.unique().map(sorted)
     assert list(seeds.index) == ["+ npc", "+ npc + xac, β 1", "+ npc + xac, β 10", "plain"]
     assert all(own == [0, 1, 2, 3, 4] for own in seeds)
-    made = json.loads((root / "ladder.json").read_text())
+    made = json.loads((root / "ladder" / "record.json").read_text())
     assert "split test" in made["command"] and made["commit"] and made["machine"]["cpu"]
 
 
 def test_the_default_is_the_chosen_share():
-    "train.ipynb's share is the default rung's, and the best of data/results/interpolation.csv"
+    "train.ipynb's share is the default rung's, and the best of record interpolation"
     sweep = read_record("interpolation")
     assert sweep.alpha[sweep.composition.idxmax()] == BY_MODEL["embedded"]["alpha"] == 0.4
     assert DEFAULT_RUNG.endswith("α 0.4")
@@ -269,7 +266,7 @@ def test_names_of_models():
 
 
 def test_the_stored_table_is_whole():
-    rows = pd.read_csv(Path(__file__).parents[1] / "data" / "results" / "world.csv")
+    rows = read_record("world")
     assert (
         list(dict.fromkeys(rows.model)) == ["base", "plain", "C2LIP"]
         and (rows.groupby("model").size() == rows.groupby("model").size().iloc[0]).all()

@@ -133,7 +133,7 @@ def cache_instead(
 
 # %% ../../nbs/1_method/02_files.ipynb #aa0c5ee6
 def shipped(
-    name: str,  # of a file or folder below data/ in the clone, such as "suites.yaml" or "results/compare.csv"
+    name: str,  # of a file or folder below data/ in the clone, such as "suites.yaml" or "results/index.csv"
 ) -> Path:  # an existing file or folder
     "What comes with the library; raise `UserError` where this installation lacks it"
     clone = _own_clone()

@@ -15,9 +15,8 @@ from ..core.files import write_json
 from .base import suite_data
 from .embeddings import embed_images, embed_texts
 from .world_benchmark import benchmark_scenes
-from ..sprites import COLOURS
 from ..towers import Towers
-from ..world import HELD_OUT, Dice, Scene, draw_scene
+from ..world import COLOURS, HELD_OUT, Dice, Scene, draw_scene
 from ..world_captions import caption_scene, name_thing
 
 # %% ../../nbs/4_evaluation/29_size_and_place.ipynb #0e230005

@@ -21,9 +21,10 @@ from ..core import Phrase, UserError, did_you_mean
 from ..core.files import shipped
 from ..data.loading import Samples
 from ..data.records import RecordList
+from ..evaluation.records import keep_record
 from ..evaluation.seeds import row_list
-from ..release.trials import PlannedTrial, TrialSetup, run_trials
-from .ladder import CONCEPT_SETTINGS, keep_record, paired_changes, plan_rungs, rungs
+from .ladder import CONCEPT_SETTINGS, paired_changes, plan_rungs, rungs
+from .trials import PlannedTrial, TrialSetup, run_trials
 from ..training.config import Config
 from ..world_captions import LENGTHS, caption_of_length, numbered_scene, train_records
 
@@ -247,8 +248,8 @@ def keep_study(
     wanted = row_list("ladder table")
     for block, (trials, changes) in found.items():
         name = record if block == "ladder" else f"{record}_{block}"
-        keep_record(_only(trials, wanted), name, command, device, folder)
-        keep_record(_only(changes, wanted), f"{name}_changes", command, device, folder)
+        kept = {"trials": _only(trials, wanted), "changes": _only(changes, wanted)}
+        keep_record(name, kept, command, block_questions()[block], device, folder)
 
 
 def _only(table, rows):

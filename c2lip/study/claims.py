@@ -12,9 +12,10 @@ import yaml
 
 from ..core import UserError
 from ..core.files import shipped
+from ..evaluation.records import read_record
 from ..evaluation.seeds import row_list, summarise
 from ..evaluation.tables import markdown_table, suite_label, task_label
-from .ladder import read_record, verdict
+from .ladder import verdict
 
 # %% ../../nbs/8_study/08_claims.ipynb #1a250005
 def read_claims(
@@ -69,7 +70,7 @@ def judge(
     rows = []
     for claim in claims:
         row, above = tuple(claim["row"]), claim.get("above", 0)
-        mean, half = change_of(read_record(claim["record"]), claim["rung"], claim["against"], row)
+        mean, half = change_of(read_record(claim["record"], "changes"), claim["rung"], claim["against"], row)
         what = f"{row_label('/'.join(row))}: {claim['rung']} against {claim['against']}"
         measured = f"{what}, {_told(mean, half)}"
         rows.append((claim["claim"], claim["source"], measured, verdict(mean, half, above)))
@@ -90,13 +91,13 @@ def _key(row):
 
 
 def told_change(
-    record: str,  # name of a record of changes
+    record: str,  # name of a record with changes
     rung: str,
     against: str,  # base, plain, or another rung
     row: str,  # suite and name, with a slash between: sugarcrepe/average
 ) -> str:  # such as +1.4 ± 0.8
     "A change as prose quotes it"
-    return _told(*change_of(read_record(record), rung, against, _key(row)))
+    return _told(*change_of(read_record(record, "changes"), rung, against, _key(row)))
 
 
 def row_label(
@@ -108,14 +109,14 @@ def row_label(
 
 
 def changes_table(
-    rungs: dict[str, tuple[str, str]],  # what it is called here → its record of changes, its name there
+    rungs: dict[str, tuple[str, str]],  # what it is called here → its record, its name there
     rows: list[str],  # as of `told_change`
     against: str = "base",  # base, plain, or another rung of the same record
 ) -> str:  # markdown
     "Changes of rungs in rows; the longer of the two lists goes downwards"
     keys = [_key(row) for row in rows]
     records = {record for record, _ in rungs.values()}
-    found = {record: _summary(read_record(record), against, keys) for record in records}
+    found = {record: _summary(read_record(record, "changes"), against, keys) for record in records}
     told = [[_told(*_found(found[record], rung, against, key)) for key in keys] for record, rung in rungs.values()]
     down, across = list(rungs), [row_label(row) for row in rows]
     if len(rows) > len(rungs):
@@ -125,14 +126,14 @@ def changes_table(
 
 
 def beyond_intervals(
-    records: list[str],  # names of records of changes
+    records: list[str],  # names of records with changes
     row: str,  # suite and name, with a slash between
     against: str = "plain",  # base or plain
 ) -> tuple[int, list[str], list[str]]:  # rungs asked; those above 0, those below, each with its change
     "The rungs of some records whose change of a row lies beyond its 95 % interval; a rung is counted once"
     told: dict[str, tuple[float, str]] = {}
     for record in records:
-        changes = read_record(record)
+        changes = read_record(record, "changes")
         found = _summary(changes, against, [_key(row)])
         for rung in dict.fromkeys(changes[changes.against == against].model):
             mean, half = _found(found, rung, against, _key(row))

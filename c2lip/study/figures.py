@@ -73,7 +73,7 @@ def plot_changes_of(
 
 
 def plot_causes(
-    found: pd.DataFrame,  # a table of `causes_of_study`: what was asked, value, se where there is one, model, seed
+    found: pd.DataFrame,  # a record of causes: what was asked, value, se where there is one, model, seed
     asked: list[str],  # columns that name a panel
     unit: str,
     value: str = "value",  # column that is drawn

@@ -258,7 +258,7 @@ def _store_launcher(root, path):
 
     notebook = with_outputs(read_json(path), executed, clean)
     write_notebook(path, notebook)
-    register = root / "data" / "results" / "launchers.json"
+    register = root / "data" / "outputs.json"
     known = read_json(register) if register.exists() else {}
     known[path.stem] = {"parameters": parameters_digest(notebook)}
     write_json(register, dict(sorted(known.items())))
