@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import sprites, world_captions
 from .. import world as world_module
+from .. import world_captions
 from ..core import UserError
-from ..core.files import cache_folder, cache_instead, project_root, user_path, write_json
+from ..core.files import cache_folder, cache_instead, project_root, shipped, user_path, write_json
 from ..data.images import BadImage, open_image
 from ..data.sources import detect_source, open_data
 from . import world_benchmark
@@ -30,8 +30,9 @@ from .world_benchmark import write_benchmark
 # %% ../../nbs/4_evaluation/18_folders.ipynb #656a7319
 def _world_version():
     "Digest of the code that draws the embedded benchmark: the last part of its folder's name"
-    modules = (sprites, world_module, world_captions, world_benchmark)
-    return hashlib.sha256(b"".join(Path(inspect.getfile(m)).read_bytes() for m in modules)).hexdigest()[:8]
+    modules = (world_module, world_captions, world_benchmark)
+    files = [shipped("sprites.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 
 def _given_folder(name):
