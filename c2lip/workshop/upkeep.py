@@ -33,7 +33,7 @@ def notebooks_of(
     found = sorted((Path(root) / "nbs").rglob("*.ipynb"))
     return [p for p in found if not any(part.startswith((".", "_")) for part in p.relative_to(root).parts)]
 
-
+# %% ../../nbs/9_workshop/07_upkeep.ipynb #43580528
 def _settle(path):
     notebook = read_json(path)
     for cell in notebook["cells"]:
@@ -165,9 +165,8 @@ def _passed_over(cell, flags):
     "Whether nbdev_test passes a cell over"
     code = "".join(cell["source"])
     marks = set(re.findall(r"^#\|\s*(.+?)\s*$", code, re.M))
-    return (
-        cell["cell_type"] != "code" or bool({"eval: false", *flags} & marks) or bool(re.search(r"nbdev_export\(", code))
-    )
+    exports = re.search(r"nbdev_export\(", code)
+    return cell["cell_type"] != "code" or bool({"eval: false", *flags} & marks or exports)
 
 
 def _run_and_store(path, folder, flags, parameters, clean):
