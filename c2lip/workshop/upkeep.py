@@ -117,9 +117,8 @@ def _stored(output, clean):
     shown = {k: _small_png(text) if k == "image/png" else clean(text).splitlines(True) for k, text in kept.items()}
     size = output["metadata"].get("image/png", {})
     width = {"image/png": {"width": size["width"]}} if "width" in size else {}
-    return (
-        output | {"data": shown, "metadata": width} | ({"execution_count": None} if "execution_count" in output else {})
-    )
+    stored = output | {"data": shown, "metadata": width}
+    return stored | {"execution_count": None} if "execution_count" in output else stored
 
 
 def page_outputs(
