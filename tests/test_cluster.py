@@ -17,9 +17,9 @@ from c2lip.core import UserError
 from c2lip.core.files import read_json, write_json
 from c2lip.release.run import train, train_from_terminal
 from c2lip.towers import load
-from c2lip.training.config import complete
 from c2lip.training.log import read_log
 from c2lip.training.ranks import launch_ranks
+from c2lip.training.settings import complete
 from c2lip.world_captions import train_records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,7 +119,7 @@ step = fit.train_step
 
 
 def broken(*args, **kw):
-    if os.environ["RANK"] == "1" and args[4] == 3:
+    if os.environ["RANK"] == "1" and args[3] == 3:
         print(f"raised at {time.time()}\\n", end="", flush=True)  # in one piece: two ranks print
         raise RuntimeError("a GPU fell off the bus")
     return step(*args, **kw)
