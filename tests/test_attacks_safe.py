@@ -26,7 +26,7 @@ from c2lip.data.sources import detect_source, open_data
 from c2lip.evaluation import folders
 from c2lip.evaluation.readers import read_lines
 from c2lip.release import save
-from c2lip.release.run import train
+from c2lip.training.run import train
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
 from c2lip.training.config import Config, own_options
