@@ -17,7 +17,7 @@ from filelock import FileLock
 from PIL import Image
 
 from c2lip.core import UserError
-from c2lip.core.files import run_folder
+from c2lip.core.files import check_free, run_folder
 from c2lip.data.images import BadImage, open_image
 from c2lip.data.index import open_index
 from c2lip.data.prepare import prepare
@@ -139,8 +139,8 @@ def test_a_run_is_not_written_over(tmp_path):
     train(SMALL, tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.glob("*.*")}
     refused(lambda: train({**SMALL, "seed": 3}, tmp_path), "another run_dir", "resume True")
-    refused(lambda: run_folder(str(tmp_path), "train"), "another run_dir", "resume True")
-    refused(lambda: run_folder(str(tmp_path), "evaluate"), "another run_dir")
+    refused(lambda: check_free(tmp_path), "another run_dir", "resume True")
+    refused(lambda: check_free(tmp_path, resumable=False), "another run_dir", "delete it")
     assert {p.name: p.read_bytes() for p in tmp_path.glob("*.*")} == before
     (tmp_path / "metrics.jsonl").write_text("null\n7\n{}\n" + (tmp_path / "metrics.jsonl").read_text())
     train({**SMALL, "resume": True}, tmp_path)
