@@ -348,7 +348,7 @@ def parameters(
     names = [*read_parameters(notebook), *sorted(passed)]
     given = {n: namespace[n] for n in names if n in namespace}
     if os.environ.get("IN_TEST"):  # nbdev_test, and nothing else, sets it
-        given |= smoke(name) | {"run_dir": tempfile.mkdtemp(prefix=f"c2lip-{name}-")}
+        given |= smoke(name) | {"run_dir": tempfile.mkdtemp(prefix=f"c2lip-{Path(name).name}-")}
     declared = launcher_settings(notebook, given)
     settings = check(declared, given, f"nbs/{name}.ipynb")
     if settings.get("run_dir"):

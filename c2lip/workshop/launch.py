@@ -19,6 +19,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from ..core import UserError, did_you_mean, one_line
 from ..core.files import output_place, project_of
@@ -145,7 +146,7 @@ class RunOutput:
             self.shown = not text.endswith("\n")
 
 # %% ../../nbs/9_workshop/03_launch.ipynb #8c1f2a3d
-_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+_SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 if hasattr(signal, "SIGHUP"):
     _SIGNALS[signal.SIGHUP] = "SIGHUP: the terminal was closed"
 
@@ -168,12 +169,13 @@ def how_to_go_on(
 
 
 def failure(
-    error: BaseException,  # what ended the run
+    error: Any,  # what ended the run
     output: Path,  # the executed notebook
 ) -> str:  # what the terminal shows
     "An end in one line, and where to read more or how to go on"
     if isinstance(error, SystemExit):
-        return f"c2lip: stopped by {_SIGNALS.get(error.code - 128, error.code)}; {how_to_go_on(output.parent)}"
+        number = int(error.code or 0) - 128
+        return f"c2lip: stopped by {_SIGNALS.get(number, number)}; {how_to_go_on(output.parent)}"
     if hasattr(error, "ename"):  # of a cell
         name = "" if error.ename == "UserError" else f"{error.ename}: "
         return f"c2lip: {name}{one_line(error.evalue) or 'stopped'}\n       the executed notebook: {output}"
