@@ -198,8 +198,8 @@ class Run:
 
     def start(self):
         "Measure the start, restore the checkpoint of a resumed run, and open the log"
-        if self.rank == 0:
-            check_free(Path(self.folder), "run", self.cfg.resume, RUN_RESULTS)
+        if self.rank == 0 and not self.cfg.resume:
+            check_free(Path(self.folder), RUN_RESULTS)
         self.before = self.validate(self.towers)  # of a resumed run too: its weights are not restored yet
         if self.ranks > 1:
             dist.barrier()  # all read the checkpoint when the first rank holds the folder, not before

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ..core import UserError
-from ..core.files import project_root, read_json, read_yaml, run_folder, write_json
+from ..core.files import check_free, project_root, read_json, read_yaml, run_folder, write_json
 from ..data.loading import Samples
 from ..distributed import rank_and_world_size
 from ..release import save
@@ -202,7 +202,9 @@ def train_from_terminal(
 
     def work(settings):
         rank, ranks = rank_and_world_size()
-        home = run_folder(folder, resume=repeated or rank > 0 or settings["resume"])  # the first rank looks for all
+        home = run_folder(folder)
+        if not settings["resume"] and rank == 0 and not repeated:  # the first rank looks for all
+            check_free(home)
         if rank == 0 and not repeated:
             save_parameters(settings, home)
         train({**settings, "gpus": ranks}, home)

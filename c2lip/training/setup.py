@@ -45,7 +45,7 @@ def read_records(
     if folder:
         path = Path(folder) / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
         if not cfg.resume:
-            check_free(path.parent, "run", False, RUN_RESULTS)
+            check_free(path.parent, RUN_RESULTS)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("")
     skips = Skips(cfg.max_skipped, path)
