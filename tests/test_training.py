@@ -19,12 +19,12 @@ from c2lip.evaluation.folders import benchmark_folder
 from c2lip.methods import Step
 from c2lip.methods.c2lip import c2lip
 from c2lip.methods.finetune import siglip
-from c2lip.training.run import train
 from c2lip.towers import load
 from c2lip.training import fit as fit_room
 from c2lip.training.checkpoint import load_checkpoint
 from c2lip.training.config import Config
 from c2lip.training.log import plot_log, read_log
+from c2lip.training.run import train
 from c2lip.training.step import make_optimizer, train_step
 from c2lip.world_captions import train_records
 

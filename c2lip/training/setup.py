@@ -21,6 +21,7 @@ from ..data.sources import open_data
 from ..distributed import rank_and_world_size
 from ..methods import Method, build
 from ..towers import Towers, load
+from .checkpoint import disk_errors
 from c2lip.training.config import (
     CHOSEN,
     Config,
@@ -30,9 +31,8 @@ from c2lip.training.config import (
     phrase_rules,
     values_by_model,
 )
-from .settings import AUTO, save_parameters
-from .checkpoint import disk_errors
 from .fit import RUN_RESULTS, check_parts, count_steps
+from .settings import AUTO, save_parameters
 
 # %% ../../nbs/5_training/09_setup.ipynb #df9a286d
 def read_records(
