@@ -8,6 +8,7 @@ __all__ = ['negclip_softmax', 'negclip_sigmoid', 'negclip', 'labclip']
 # %% ../../nbs/2_relatives/03_negclip.ipynb #b6f50692
 import re
 from dataclasses import replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +79,7 @@ def _chosen_kinds(kinds):
 def negclip(
     towers: Towers,
     kinds: list | str = "all",  # which kinds are exchanged: noun, adjective, verb, adverb, phrase; "all" of them
-    negatives: str = "swap",  # how a hard caption is made; one of: swap, replace, add
+    negatives: Literal["swap", "replace", "add"] = "swap",  # how a hard caption is made
 ) -> Method:
     "NegCLIP: hard captions by exchanging words; softmax for CLIP towers, the sigmoid form for those with a bias"
     view = _negclip_view(towers, _chosen_kinds(kinds), negatives)
@@ -115,7 +116,7 @@ def _last_map(towers):
 def labclip(
     towers: Towers,
     kinds: list | str = "noun, adjective",  # which are exchanged: noun, adjective, verb, adverb, phrase; "all" of them
-    negatives: str = "swap",  # how a hard caption is made; one of: swap, replace, add
+    negatives: Literal["swap", "replace", "add"] = "swap",  # how a hard caption is made
 ) -> Method:
     "LABCLIP: NegCLIP's loss, and of the towers only the linear map that ends the text tower is trained"
     trained = "|".join(re.escape(name) for name in _last_map(towers))
