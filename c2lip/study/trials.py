@@ -27,11 +27,10 @@ from ..evaluation.suites import evaluate
 from ..evaluation.uncertainty import answers, with_errors
 from ..methods import build
 from ..release import save
-from ..release.run import record_choices
 from ..towers import Towers, load
-from ..training.advice import first_phrases, say_choices, warnings_before
 from ..training.config import Config, choose_by_model, fill_auto, own_options, values_by_model
-from ..training.fit import check_parts, count_steps, fit, read_records
+from ..training.fit import check_parts, count_steps, fit
+from ..training.setup import print_advice, read_records, record_choices
 from ..world import draw_scene
 
 # %% ../../nbs/8_study/00_trials.ipynb #22f0b9d7
@@ -92,10 +91,7 @@ def start_trials(
     taken = fill_auto(settings, values_by_model(base, steps, given.method))
     record_choices(settings, taken, run)
     shared = _shared(taken)
-    phrases = [] if drawn else [first_phrases(records)]
-    chosen = choose_by_model(given, base, steps)
-    said = [*phrases, say_choices(given, chosen, base), *warnings_before(chosen, steps, base, records)]
-    print(*filter(None, said), sep="\n", flush=True)
+    print_advice(given, choose_by_model(given, base, steps), steps, base, records)
     samples = Samples(records, base.preprocess, base.tokenizer, cache=drawn, skips=skips)
     benchmark = choose_benchmark(
         "auto",
