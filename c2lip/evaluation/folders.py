@@ -16,7 +16,7 @@ from typing import Any
 from ..core import UserError
 from ..core.files import cache_folder, cache_instead, project_root, user_path, write_json
 from ..data.images import BadImage, open_image
-from ..data.sources import detect_source, open_data
+from ..data.sources import find_source, open_data
 from .cache import prune, world_version
 from .suites import READERS
 from .world_benchmark import write_benchmark
@@ -128,7 +128,7 @@ def open_benchmark(
     if _is_drawn(data) or (place.is_dir() and _holds_a_suite(place)):
         return benchmark_folder(data, split, images=images, **sizes)
     try:
-        detect_source(data)
+        find_source(data)
     except UserError:
         return benchmark_folder(data, split)  # a folder whose suites nobody knows yet, or a name that is wrong
     records = open_data(data)

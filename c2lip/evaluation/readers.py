@@ -18,7 +18,7 @@ from ..core import UserError
 from ..core.files import read_json, regular
 from ..data.images import SHARD_IMAGES
 from ..data.shards import shard_samples
-from ..data.skips import Skips
+from ..data.records import Skips
 from .embeddings import ImageRef
 
 # the tasks, in the papers' order: the world's benchmark has the same files; other rooms take them from here

@@ -22,8 +22,7 @@ import torch
 from ..core import UserError, pick_device, seed_everything
 from ..core.files import read_json, read_yaml, run_folder, write_json
 from ..data.loading import Samples
-from ..data.records import Records
-from ..data.skips import Skips
+from ..data.records import Records, Skips
 from ..distributed import rank_and_world_size
 from ..methods import Method, build
 from . import save

@@ -23,12 +23,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..core import UserError, derive_seed, seeded
 from ..core.files import check_free, sole_writer
-from ..data.batches import batches
+from ..data.batches import batches, neighbours_digest, neighbours_of
+from ..data.images import TarPart, remote_scheme
 from ..data.loading import Samples, loader
-from ..data.neighbours import neighbours_digest, neighbours_of
-from ..data.records import Records, split_holdout
-from ..data.remote import TarPart, remote_scheme
-from ..data.skips import Skips
+from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
 from ..distributed import rank_and_world_size, sum_over_ranks
 from ..methods import Method
@@ -210,8 +208,7 @@ class Run:
         cfg, share = self.cfg, self.cfg.batch_size // self.ranks
         while self.done < self.total:
             epoch, first = divmod(self.done, self.per_epoch)
-            told = self.samples.phrases
-            whole = batches(told, cfg.batch_size, cfg.seed, epoch, cfg.batches, neighbours=self.neighbours)
+            whole = batches(self.samples, cfg.batch_size, cfg.seed, epoch, cfg.batches, neighbours=self.neighbours)
             left = whole[first : first + self.total - self.done]
             own = [batch[self.rank * share : (self.rank + 1) * share] for batch in left]
             parts = iter(loader(self.samples, own, cfg.workers, derive_seed(cfg.seed, epoch, self.rank), first))
