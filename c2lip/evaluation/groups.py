@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..world import HELD_OUT, Dice, Scene, draw_scene, make_scene
-from ..world_captions import name_thing, relation, tell_pair
+from ..world_captions import name_thing, pair_sentence, relation
 
 # %% ../../nbs/4_evaluation/26_groups.ipynb #821f1c19
 def make_group(
@@ -30,7 +30,7 @@ def make_group(
     captions = []
     for first, second in ((a, b), (c, d)):
         words = Dice("c2lip group words", split, number + 1)
-        captions.append(tell_pair(name_thing(first), where, name_thing(second), words))
+        captions.append(pair_sentence(name_thing(first), where, name_thing(second), words))
     return [scene, other], captions
 
 
