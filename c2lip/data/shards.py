@@ -23,7 +23,7 @@ import pyarrow.compute
 
 from ..core import UserError
 from ..core.files import is_utf8, project_root, read_json, regular, user_path, write_json
-from .images import MAX_MEMBER, SCHEMES, SHARD_IMAGES, TarPart, local_copy, remote_scheme, version_of
+from .images import MAX_MEMBER, SCHEMES, SHARD_IMAGES, TarPart, local_copy, version_of
 from .records import Caption, Record, Skips, caption_texts, read_further, read_phrases
 from c2lip.data.tables import (
     CAPTION_NAMES,
