@@ -68,8 +68,7 @@ class Samples(Dataset):
 
     def __init__(
         self,
-        records: Records
-        | Iterable,  # a plain list of `Record`s, or of tuples (key, image, caption[, phrases]), will do
+        records: Records | Iterable,  # or a plain list of `Record`s, or of tuples (key, image, caption[, phrases])
         transform=None,  # PIL image → tensor (3,H,W); None leaves PIL images
         tokenizer=None,  # of the towers: samples then carry the token spans of their phrases; None: they do not
         cache: bool = False,  # open every image now and keep its bytes

@@ -7,7 +7,7 @@ __all__ = ['MAX_SHARDS', 'MEMBERS', 'EXTENDED', 'PACKED', 'LOST', 'URL_NAMES', '
            'shard_urls', 'shard_names', 'shard_samples', 'shard_records', 'check_shards', 'index_captions',
            'joined_records']
 
-# %% ../../nbs/3_data/07_shards.ipynb #de10e87b
+# %% ../../nbs/3_data/07_shards.ipynb #1863dfde
 import itertools
 import json
 import math

@@ -27,7 +27,7 @@ from filelock import FileLock
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from ..concepts import canonical_caption
+from ..captions import canonical_caption
 from ..core import UserError, did_you_mean
 from c2lip.core.files import (
     cache_folder,
