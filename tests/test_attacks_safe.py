@@ -7,6 +7,7 @@ import resource
 import shutil
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,8 @@ from c2lip.towers import load
 from c2lip.towers.folders import base_folder
 from c2lip.training.config import Config, own_options
 from c2lip.training.log import read_log
-from c2lip.workshop.launch import add_output
-from c2lip.workshop.parameters import read_parameters, save_parameters
+from c2lip.training.settings import read_parameters, save_parameters
+from c2lip.workshop.launch import check_run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -196,8 +197,8 @@ def test_two_columns_of_one_name_are_refused(tmp_path, repeated):
 @pytest.mark.parametrize("left", ["checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl"])
 def test_a_folder_of_checkpoints_is_no_place_for_trials(tmp_path, launcher, left):
     (tmp_path / left).write_text("")
-    words = f"papermill {ROOT}/nbs/{launcher}.ipynb -p run_dir {tmp_path}".split()
-    refused(lambda: add_output(words), f"holds a run ({left})", "another run_dir")
+    launcher, given = ROOT / "nbs" / f"{launcher}.ipynb", {"run_dir": str(tmp_path)}
+    refused(lambda: check_run(launcher, given), f"holds a run ({left})", "another run_dir")
     assert [p.name for p in tmp_path.iterdir()] == [left]
 
 
@@ -208,15 +209,15 @@ def test_a_run_of_another_launcher_is_not_written_over(tmp_path, launcher, owner
         folder = tmp_path / other
         save_parameters({name: p.default for name, p in names[other].items()}, run_folder(str(folder), "explore"))
         before = {path: path.read_bytes() for path in folder.iterdir()}
-        ways = [""] if "resume" not in names[mine] else ["", " -p resume True"]
-        for way in ways:
-            words = f"papermill {ROOT}/nbs/{mine}.ipynb -p run_dir {folder}{way}".split()
-            refused(lambda words=words: add_output(words), "another launcher", "another run_dir", "delete that folder")
+        given = {"run_dir": str(folder)}
+        for way in [{}, {"resume": True}] if "resume" in names[mine] else [{}]:
+            call = partial(check_run, ROOT / "nbs" / f"{mine}.ipynb", given | way)
+            refused(call, "another launcher", "another run_dir", "delete that folder")
         assert {path: path.read_bytes() for path in folder.iterdir()} == before
-        assert add_output(["papermill", f"{ROOT}/nbs/explore.ipynb", "-p", "run_dir", str(folder)])
-    own = tmp_path / "compare"
+        assert check_run(ROOT / "nbs" / "explore.ipynb", given) == folder
     if launcher == "compare":
-        assert add_output(["papermill", f"{ROOT}/nbs/compare.ipynb", "-p", "run_dir", str(own), "-p", "images", "64"])
+        given = {"run_dir": str(tmp_path / "compare"), "images": 64}
+        assert check_run(ROOT / "nbs" / "compare.ipynb", given) == tmp_path / "compare"
 
 
 def test_prepare_replaces_its_own_files_only(tmp_path):
@@ -338,7 +339,7 @@ def test_a_value_is_not_written_out(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join(9 * [f'*a{i - 1}'])}]" for i in range(1, 12)]
     bomb = "{" + ", ".join(lines) + "}"
-    refused(lambda: own_options(Config.of(dict(method_options=bomb))), "method_options", "aliases written out")
+    refused(lambda: own_options(Config.of(dict(method_options=bomb))), "method_options", "has aliases of YAML")
 
 
 def test_places_that_hold_no_data(tmp_path):

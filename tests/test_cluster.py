@@ -17,9 +17,9 @@ from c2lip.core import UserError
 from c2lip.core.files import read_json, write_json
 from c2lip.release.run import train, train_from_terminal
 from c2lip.towers import load
-from c2lip.training.config import complete
 from c2lip.training.log import read_log
 from c2lip.training.ranks import launch_ranks
+from c2lip.training.settings import complete
 from c2lip.world_captions import train_records
 
 ROOT = Path(__file__).resolve().parent.parent

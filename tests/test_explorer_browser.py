@@ -597,8 +597,7 @@ def test_a_screen_reader(servers, browser):
 
 def timed_acts(page, tmp_path):
     "Act → a function of a number that prepares it and returns what is timed, each time another one"
-    from c2lip.sprites import COLOURS, NOUNS
-    from c2lip.world import draw_scene, make_scene
+    from c2lip.world import COLOURS, NOUNS, draw_scene, make_scene
 
     phrases = [f"a {colour} {noun}" for noun in NOUNS for colour in COLOURS]
     both = ("model", "base"), ("model", "tuned")

@@ -44,15 +44,11 @@ from c2lip.towers.folders import base_folder
 from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
 from c2lip.training.config import Config, own_options
 from c2lip.training.log import read_log
-from c2lip.training.progress import Screen, fit_line, wrap_line
 from c2lip.training.runs import list_runs
-from c2lip.training.settings import check, parse_parameters
+from c2lip.training.settings import check, check_own, read_parameters
 from c2lip.training.step import parameter_groups
 from c2lip.workshop.command import main
-from c2lip.workshop.endings import failure
-from c2lip.workshop.launch import add_output
-from c2lip.workshop.parameters import check_own, read_parameters
-from c2lip.workshop.text_table import text_table
+from c2lip.workshop.launch import check_run, failure
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHERS = sorted(path for path in (ROOT / "nbs").glob("*.ipynb") if path.stem != "index")
@@ -133,11 +129,6 @@ def declared(path):
     return read_parameters(path)
 
 
-def parameters_text(dice, folder):
-    cell = "".join(next(c["source"] for c in read_json(LAUNCHERS[-2])["cells"] if "parameters" in str(c["metadata"])))
-    parse_parameters(hurt(cell.encode(), dice).decode("utf8", "replace"))
-
-
 def parameters_given(dice, folder):
     known = declared(dice.choice(LAUNCHERS))
     names = dice.sample(list(known), min(3, len(known)))
@@ -148,12 +139,8 @@ def parameters_given(dice, folder):
 
 def papermill_line(dice, folder):
     path = dice.choice(LAUNCHERS)
-    names = [*declared(path), "lamda_xac"]
-    words = ["papermill", str(path)]
-    for _ in range(dice.randrange(1, 4)):
-        option = dice.choice(["-p", "-p", "-p", "-y", "-f", "-b", "-r", "--engine", odd_text(dice)])
-        words += [option, dice.choice([*names, odd_text(dice)]), odd_text(dice)][: dice.randrange(1, 4)]
-    add_output([word for word in words if "\0" not in word])  # no command line holds a NUL
+    names = [*declared(path), "lamda_xac", odd_text(dice)]
+    check_run(path, {dice.choice(names): dice.choice([*ODD, odd_text(dice)]) for _ in range(2)})
 
 
 def settings_of_a_run(dice, folder):
@@ -446,37 +433,7 @@ def odd_moments(dice, folder):
         os.utime(run / "params.json", (moment, moment))
     table = list_runs(folder / "runs")
     named = [run for run in (folder / "runs").iterdir() if is_utf8(run.name)]
-    assert len(table) == len(named) and text_table(table, dice.choice([20, 80, 140]))
-
-
-def pieces_of_output(dice, folder):
-    "However a kernel cuts its output into pieces, the same lines stay, and each is shown within the width"
-    lines = [dice.choice(["done", "", "a  b  1.0", odd_text(dice).replace("\r", "").split("\n")[0]]) for _ in range(5)]
-    text = "".join(f"{line}\n" for line in lines)
-    bar = "".join(f"\r{i}/9 · npc {i / 3:.3f}" for i in range(9)) + "\n"
-    screen, stay = Screen(), []
-    ends = [i for i, letter in enumerate(bar) if letter in "\r\n"]  # a kernel cuts between what it writes
-    cuts = sorted(dice.sample(ends, dice.randrange(4)))
-    for piece in [text, *(bar[a:b] for a, b in zip([0, *cuts], [*cuts, len(bar)]))]:
-        stay += screen.feed(piece)
-        assert "\r" not in screen.drawn
-    assert screen.drawn == "" and stay[-1].endswith("npc 2.667") and not any("\r" in line for line in stay)
-    width = dice.randrange(1, 200)
-    assert all(len(fit_line(line, width)) <= width for line in stay)
-    for line in stay:
-        words = wrap_line(line, width).replace("\n", " ").split()
-        assert words == line.split() or "  " in line
-
-
-def odd_tables(dice, folder):
-    "A table of anything is plain lines, no wider than its numbers need"
-    cells = [[dice.choice([*ODD, odd_text(dice)]) for _ in range(3)] for _ in range(4)]
-    frame = pd.DataFrame(
-        [[str(cell) for cell in row] for row in cells], columns=["a", "b", "longer name"], dtype=object
-    )
-    shown = text_table(frame.assign(number=1.5), dice.choice([40, 80, 140]))
-    assert all(line.isprintable() for line in shown.splitlines())
-    assert max(map(len, shown.splitlines())) <= 140
+    assert len(table) == len(named)
 
 
 def selections(dice, folder):
@@ -501,7 +458,6 @@ def ends_of_papermill(dice, folder):
 
 
 KINDS = {  # kind → cases
-    parameters_text: 80,
     parameters_given: 150,
     papermill_line: 100,
     settings_of_a_run: 80,
@@ -523,8 +479,6 @@ KINDS = {  # kind → cases
     damaged_checkpoint: 40,
     damaged_cache: 40,
     odd_moments: 60,
-    pieces_of_output: 300,
-    odd_tables: 100,
     selections: 100,
     ends_of_papermill: 150,
 }

@@ -7,7 +7,7 @@ import pytest
 
 from c2lip.core.files import read_json
 from c2lip.training.log import read_log
-from c2lip.workshop.parameters import read_parameters, smoke
+from c2lip.training.settings import read_parameters, smoke
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN = ROOT / "nbs" / "train.ipynb"

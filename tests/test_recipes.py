@@ -27,10 +27,9 @@ from c2lip.study.claims import told_change
 from c2lip.towers import load
 from c2lip.training.config import Config, recipe_rules
 from c2lip.training.log import read_log
-from c2lip.training.settings import check
+from c2lip.training.settings import check, launcher_settings
 from c2lip.training.step import make_optimizer, train_step
 from c2lip.workshop.command import main
-from c2lip.workshop.parameters import read_parameters
 from c2lip.world_captions import train_records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,7 +108,7 @@ def damaged(shards, tmp_path_factory):
 def test_every_recipe_is_accepted(recipe):
     given = yaml.safe_load(recipe.read_text(encoding="utf8"))
     launcher = "pretrain" if recipe.stem.startswith("base") else "train"
-    settings = check(read_parameters(ROOT / "nbs" / f"{launcher}.ipynb"), given, launcher)
+    settings = check(launcher_settings(ROOT / "nbs" / f"{launcher}.ipynb", given), given, launcher)
     assert all(settings[k] == v for k, v in given.items()), "a value is read as something else"
     assert f"-f data/recipes/{recipe.name}" in recipe.read_text(encoding="utf8")
     if launcher == "train":

@@ -20,8 +20,7 @@ from .maps import View
 from ..core import UserError
 from ..methods.edits import WORD_KINDS, Word, swap_spans, tag_words
 from ..pooling import concept_similarity
-from ..sprites import COLOURS, NOUNS, PATTERNS
-from ..world import SIZES, Scene, object_mask
+from ..world import COLOURS, NOUNS, PATTERNS, SIZES, Scene, object_mask
 
 # %% ../../nbs/6_attention/09_questions.ipynb #24a5cfea
 _PHOTO_COLOURS = (*COLOURS, "black", "brown", "grey")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # %% auto #0
-__all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError', 'did_you_mean', 'seed_everything',
-           'pick_device', 'derive_seed', 'seeded', 'full_precision']
+__all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError', 'did_you_mean', 'Range',
+           'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'full_precision']
 
 # %% ../../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -142,6 +142,25 @@ def did_you_mean(
     lower = {str(w).lower(): str(w) for w in words}
     near = difflib.get_close_matches(str(word).lower(), lower, 1)
     return f"; did you mean {lower[near[0]]}?" if near else ""
+
+# %% ../../nbs/1_method/01_core.ipynb #c4a7d211
+class Range(NamedTuple):
+    "The numbers that a setting may be, as in `weight: Annotated[float, Range(0, 1000)] = 1.0`"
+
+    least: float
+    most: float = 2**32 - 1  # a seed has 32 bits
+    above: bool = False  # `least` itself is refused
+    auto: bool = False  # the word auto is allowed too
+
+    def holds(self, number: float) -> bool:
+        "Whether `number` is in the range"
+        return (self.least < number if self.above else self.least <= number) and number <= self.most
+
+    def __str__(self):
+        limit = "" if self.most == Range(0).most else f"{self.most:g}" if self.most < 1e5 else f"{self.most:,}"
+        if self.above:
+            return f"above {self.least:g}" + (f", at most {limit}" if limit else "")
+        return f"from {self.least:g} to {limit}" if limit else f"at least {self.least:g}"
 
 # %% ../../nbs/1_method/01_core.ipynb #90b8822b
 def seed_everything(seed: int):  # any non-negative integer

@@ -19,8 +19,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from .. import sprites, world, world_captions
-from ..core.files import cache_folder
+from .. import world, world_captions
+from ..core.files import cache_folder, shipped
 from . import world_benchmark
 
 # %% ../../nbs/4_evaluation/03_cache.ipynb #035d1e40
@@ -93,8 +93,9 @@ def keep_rows(
 # %% ../../nbs/4_evaluation/03_cache.ipynb #68fe1be1
 def world_version() -> str:  # 8 hexadecimal digits
     "Digest of the code that draws the embedded benchmark: the last part of its folder's name"
-    modules = (sprites, world, world_captions, world_benchmark)
-    sources = [Path(inspect.getfile(module)).read_bytes() for module in modules]
+    modules = (world, world_captions, world_benchmark)
+    files = [shipped("sprites.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
+    sources = [file.read_bytes() for file in files]
     return hashlib.sha256(b"".join(sources)).hexdigest()[:8]
 
 

@@ -14,9 +14,8 @@ from typing import NamedTuple
 from ..core import UserError
 from ..core.files import write_json
 from .world_scenes import benchmark_scenes, write_groups, write_localisation, write_size_and_place
-from ..sprites import COLOURS, NOUNS, PATTERNS
-from ..world import CONTACTS, GRID, HELD_OUT, Dice, Scene, Thing, draw_scene, make_scene
-from ..world_captions import OPPOSITE, caption_scene, name_thing, relation, tell_pair
+from ..world import COLOURS, CONTACTS, GRID, HELD_OUT, NOUNS, PATTERNS, Dice, Scene, Thing, draw_scene, make_scene
+from ..world_captions import OPPOSITE, caption_scene, name_thing, pair_sentence, relation
 
 # %% ../../nbs/4_evaluation/02_world_benchmark.ipynb #d18b2920
 SUGARCREPE = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
@@ -129,7 +128,7 @@ def make_item(
 
     def tell(fact, wording):
         names = name_thing(fact.a, pattern=True), name_thing(fact.b, pattern=True)
-        return tell_pair(names[0], fact.where, names[1], Dice("c2lip wording", task, *seed, wording))
+        return pair_sentence(names[0], fact.where, names[1], Dice("c2lip wording", task, *seed, wording))
 
     return tell(fact, 0), tell(_Fact(b, OPPOSITE[where], a), 1), tell(edited, 0) + added
 

@@ -16,9 +16,8 @@ import pandas as pd
 from pycocotools import mask as coco
 
 from ..core.files import write_json
-from ..sprites import COLOURS, NOUNS
-from ..world import GRID, HELD_OUT, Dice, Scene, draw_scene, make_scene, object_mask
-from ..world_captions import caption_scene, name_thing, numbered_scene, relation, tell_pair
+from ..world import COLOURS, GRID, HELD_OUT, NOUNS, Dice, Scene, draw_scene, make_scene, object_mask
+from ..world_captions import caption_scene, name_thing, numbered_scene, pair_sentence, relation
 
 # %% ../../nbs/4_evaluation/01_world_scenes.ipynb #522b93f3
 def benchmark_scenes(
@@ -48,7 +47,7 @@ def make_group(
     captions = []
     for first, second in ((a, b), (c, d)):
         words = Dice("c2lip group words", split, number + 1)
-        captions.append(tell_pair(name_thing(first), where, name_thing(second), words))
+        captions.append(pair_sentence(name_thing(first), where, name_thing(second), words))
     return [scene, other], captions
 
 

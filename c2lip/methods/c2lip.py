@@ -9,12 +9,13 @@ __all__ = ['CONCEPTS', 'encoded_phrases', 'sample_spans', 'pooled_phrases', 'con
 # %% ../../nbs/1_method/20_c2lip.ipynb #29e1b927
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from ..concepts import phrase_number
-from ..core import Batch, Features, Sample, Texts, UserError, did_you_mean
+from ..core import Batch, Features, Range, Sample, Texts, UserError, did_you_mean
 from ..distributed import gather_rows, rank_and_world_size, shared_place
 from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, scaled_cosines, softmax_loss
 from . import Method, Objective, caption_view
@@ -135,11 +136,11 @@ def softmax_c2lip_losses(
 # %% ../../nbs/1_method/20_c2lip.ipynb #8389abdf
 def c2lip(
     towers: Towers,
-    lambda_npc: float = 1.0,  # weight of the noun-phrase concept loss, from 0 to 1000
-    lambda_xac: float = 0.01,  # weight of the cross-attention concept loss, from 0 to 1000
-    xac_scale: float = 10.0,  # sharpness β of the attention in xac, from 0 to 1000
-    concepts: str = "encode",  # how a phrase is read, from its caption's tokens or alone, one of: pool, encode
-    duplicates: str = "merge",  # equal phrases of a batch, one of: separate, mask, merge
+    lambda_npc: Annotated[float, Range(0, 1000)] = 1.0,  # weight of the noun-phrase concept loss
+    lambda_xac: Annotated[float, Range(0, 1000)] = 0.01,  # weight of the cross-attention concept loss
+    xac_scale: Annotated[float, Range(0, 1000)] = 10.0,  # sharpness β of the attention in xac
+    concepts: Literal["pool", "encode"] = "encode",  # how a phrase is read, from its caption's tokens or alone
+    duplicates: Literal["separate", "mask", "merge"] = "merge",  # equal phrases of a batch
 ) -> Method:
     """C2LIP: contrastive + λ_npc·npc + λ_xac·xac (Eq. 8), all parameters trained.
     The losses are sigmoid losses where the towers carry a logit bias, softmaxes where they do not"""

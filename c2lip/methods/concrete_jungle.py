@@ -8,7 +8,7 @@ __all__ = ['MARGINS', 'LARGEST_BALANCED', 'DEFAULT_MARGIN', 'add_margin', 'defau
 
 # %% ../../nbs/2_relatives/05_concrete_jungle.ipynb #5643a4ef
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -149,7 +149,7 @@ def concrete_jungle(
     ratings: str = "",  # a file of Brysbaert's form; "": the workbook's own small list
     negative_images: bool = True,  # negatives have images where the world can draw them or the user gives them
     negatives_file: str = "",  # a JSON file of a user's own negatives with images
-    negatives: str = "replace",  # by ConcretePlant, or words swapped or added; one of: swap, replace, add
+    negatives: Literal["swap", "replace", "add"] = "replace",  # by ConcretePlant, or words swapped or added
 ) -> Method:
     "Concrete Jungle, reconstructed: the most concrete word replaced, in captions and images, and the Cement loss"
     for value, known, what in ((regime, REGIMES, "regime"), (margin, MARGINS, "margin")):

@@ -8,6 +8,7 @@ __all__ = ['last_map', 'labclip']
 # %% ../../nbs/2_relatives/11_labclip.ipynb #66969970
 import re
 from dataclasses import replace
+from typing import Literal
 
 from torch import nn
 
@@ -40,7 +41,7 @@ def last_map(
 def labclip(
     towers: Towers,
     kinds: list | str = "noun, adjective",  # which are exchanged: noun, adjective, verb, adverb, phrase; "all" of them
-    negatives: str = "swap",  # how a hard caption is made; one of: swap, replace, add
+    negatives: Literal["swap", "replace", "add"] = "swap",  # how a hard caption is made
 ) -> Method:
     "LABCLIP: NegCLIP's loss, and of the towers only the linear map that ends the text tower is trained"
     trained = "|".join(re.escape(name) for name in last_map(towers))

@@ -9,13 +9,13 @@ __all__ = ['GROUP', 'IMAGES', 'CAPTIONS', 'Hidden', 'hidden_places', 'CrossBlock
 # %% ../../nbs/2_relatives/08_macco.ipynb #589dd0ee
 import math
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core import Batch, Features, UserError, full_precision
+from ..core import Batch, Features, Range, UserError, full_precision
 from ..distributed import sum_over_ranks
 from ..encoding import as_weights, encode_images, encode_texts, entry_of, scale_and_bias
 from ..losses import scaled_cosines, sigmoid_loss, softmax_loss
@@ -283,9 +283,9 @@ def macco(
     lambda_mim: float = 250.0,  # weight of hidden patches
     words: str = "tree",  # what is hidden of a caption: tree, phrase or tags
     boxes: str = "",  # a JSON file of boxes for a user's own images
-    rectangles: float = 0.1,  # how often a random rectangle is hidden in place of boxes, from 0 to 1
-    text_depth: int = 2,  # blocks of the predictor of words, at least 1
-    image_depth: int = 3,  # blocks of the predictor of patches, at least 1
+    rectangles: Annotated[float, Range(0, 1)] = 0.1,  # how often a random rectangle is hidden in place of boxes
+    text_depth: Annotated[int, Range(1)] = 2,  # blocks of the predictor of words
+    image_depth: Annotated[int, Range(1)] = 3,  # blocks of the predictor of patches
     inject: bool = True,  # average every token with its sequence's embedding before the predictors
     stop_image: bool = True,  # no gradient of the predictors reaches the image tower
     softmax: bool = False,  # MCA as a softmax, as published, on towers with a bias too

@@ -7,6 +7,7 @@ __all__ = ['negclip_view', 'negclip_softmax', 'negclip_sigmoid', 'choose_kinds',
 
 # %% ../../nbs/2_relatives/03_negclip.ipynb #b6f50692
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -83,7 +84,7 @@ def choose_kinds(
 def negclip(
     towers: Towers,
     kinds: list | str = "all",  # which kinds are exchanged: noun, adjective, verb, adverb, phrase; "all" of them
-    negatives: str = "swap",  # how a hard caption is made; one of: swap, replace, add
+    negatives: Literal["swap", "replace", "add"] = "swap",  # how a hard caption is made
 ) -> Method:
     "NegCLIP: hard captions by exchanging words; softmax for CLIP towers, the sigmoid form for those with a bias"
     view = negclip_view(towers, choose_kinds(kinds), negatives)

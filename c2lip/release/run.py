@@ -30,10 +30,10 @@ from . import save
 from ..towers import Towers, load
 from ..training.advice import first_phrases, say_choices, warnings_before
 from ..training.checkpoint import what_stands
-from ..training.config import CHOSEN, Config, choose_by_model, complete, own_options
+from ..training.config import CHOSEN, Config, choose_by_model, own_options
 from ..training.fit import check_parts, check_precision, count_steps, fit, read_records
 from ..training.ranks import launch_ranks, run_as_rank, uses_gpus
-from ..training.settings import AUTO, save_parameters
+from ..training.settings import AUTO, complete, save_parameters
 from ..training.validation import make_validator
 
 # %% ../../nbs/7_release/07_run.ipynb #23389b66

@@ -23,8 +23,8 @@ from ..data.loading import Samples
 from ..data.records import RecordList
 from ..evaluation.records import keep_record
 from ..evaluation.seeds import row_list
-from ..release.trials import PlannedTrial, TrialSetup, run_trials
 from .ladder import CONCEPT_SETTINGS, paired_changes, plan_rungs, rungs
+from .trials import PlannedTrial, TrialSetup, run_trials
 from ..training.config import Config
 from ..world_captions import LENGTHS, caption_of_length, numbered_scene, train_records
 

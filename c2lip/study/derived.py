@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..core import UserError
 from ..release.interpolation import interpolate, skills
-from ..release.trials import PlannedTrial, TrialSetup, measure_model
+from .trials import PlannedTrial, TrialSetup, measure_model
 from ..towers import Towers, load
 
 # %% ../../nbs/8_study/03_derived.ipynb #d19c0005

@@ -22,7 +22,7 @@ from ..evaluation.records import read_record
 from ..evaluation.seeds import pick_rows, row_list, side_by_side, summarise
 from ..evaluation.tables import markdown_table, suite_label, task_label
 from ..evaluation.uncertainty import paired_errors
-from ..release.trials import PlannedTrial
+from .trials import PlannedTrial
 from ..training.config import Config
 
 # %% ../../nbs/8_study/01_ladder.ipynb #f23ebb7a

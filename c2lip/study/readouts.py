@@ -13,8 +13,8 @@ import pandas as pd
 
 from ..core import UserError
 from ..evaluation.readouts import readout_record
-from ..release.trials import PlannedTrial, TrialSetup
 from .derived import trained_model
+from .trials import PlannedTrial, TrialSetup
 
 # %% ../../nbs/8_study/13_readouts.ipynb #ad8347f4
 def check_readouts(
