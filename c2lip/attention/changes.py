@@ -27,7 +27,7 @@ from c2lip.attention.figures import (
     rounded_range,
 )
 from .maps import open_user_image, resample_map
-from .probes import Probe, probe_maps
+from ..evaluation.localisation import Probe, probe_maps
 from ..towers import Towers
 
 # %% ../../nbs/6_attention/06_changes.ipynb #de882b74

@@ -246,6 +246,12 @@ class Table:
     cells: list[list[Cell]]
     caption: str = ""
 
+    def texts(self) -> pd.DataFrame:
+        "What is printed, as a pandas table"
+        heads = ["suite", "task", *(_joined(head, " ") for head in self.heads)]
+        cells = [[_joined((cell.value, cell.small), " ") for cell in row] for row in self.cells]
+        return pd.DataFrame([[*name, *row] for name, row in zip(self.rows, cells)], columns=heads)
+
     def _repr_html_(self):
         return render(self, "html")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..core import UserError
 from ..core.files import write_json
-from .world_scenes import benchmark_scenes, write_groups, write_localisation, write_size_and_place
+from .world_scenes import benchmark_scenes, write_localisation, write_size_and_place
 from ..world import COLOURS, CONTACTS, GRID, HELD_OUT, NOUNS, PATTERNS, Dice, Scene, Thing, draw_scene, make_scene
 from ..world_captions import OPPOSITE, caption_scene, name_thing, pair_sentence, relation
 
@@ -284,7 +284,6 @@ def write_benchmark(
     for name, scene in [*seen, *(row for row in held_out if row[0] in used)]:
         _save_image(scene, size, folder / "images" / name)
     _write_zero_shot(folder, split, single, size)
-    write_groups(folder, items, split)
     write_size_and_place(folder, min(items, images), split)
     write_localisation(folder, max(1, items // 3), split, size)
     return folder

@@ -11,8 +11,7 @@ import math
 import pandas as pd
 
 from ..evaluation.plots import SMALL, Page, plain_axes
-from ..evaluation.seeds import summarise
-from ..evaluation.tables import suite_label, task_label
+from ..evaluation.tables import suite_label, summarise, task_label
 
 # %% ../../nbs/8_study/09_figures.ipynb #1a250008
 def _colour(mean, half, zero):
