@@ -7,7 +7,6 @@ __all__ = ['encode_images', 'text_ends', 'encode_texts', 'as_weights', 'encode_i
            'scale_and_bias', 'encode', 'entry_of']
 
 # %% ../nbs/1_method/15_encoding.ipynb #3c2e4dad
-from itertools import accumulate
 from typing import Any
 
 import open_clip
@@ -15,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from .core import Batch, Features, Texts, UserError
 from .pooling import project_tokens, span_pool
@@ -84,10 +82,12 @@ def encode_images(
 
 # %% ../nbs/1_method/15_encoding.ipynb #b328c5a5
 def _text_tower(model):
-    "The text tower's parts, whether they hang under `model.text` or on the model itself; None where they are hidden"
+    "The text tower (`model.text` or the model itself), how and where it pools; None where its parts are hidden"
     text = getattr(model, "text", model)
     if not all(hasattr(text, part) for part in ("token_embedding", "positional_embedding", "transformer", "ln_final")):
         return None
+    if getattr(text, "use_pad_mask", False) or getattr(text, "cls_emb", None) is not None:
+        return None  # it masks its padding
     pool = getattr(text, "pool_type", None) or getattr(text, "text_pool_type", "argmax")
     return text, pool, getattr(text, "eos_id", None) or getattr(text, "text_eos_id", None)
 
@@ -98,11 +98,9 @@ def text_ends(
 ) -> Tensor | None:  # (T,) tokens that matter in each row; None where the whole row does
     "How much of each row a causal tower with an end token reads"
     tower = _text_tower(model)
-    if tower is None:
+    if tower is None or tower[0].attn_mask is None:
         return None
-    text, pool, eos = tower
-    if text.attn_mask is None or getattr(text, "cls_emb", None) is not None:
-        return None
+    _, pool, eos = tower
     if pool == "argmax":
         return ids.argmax(-1) + 1
     if pool == "eos":
@@ -119,149 +117,37 @@ def _project(text, x):
     return x @ text.text_projection
 
 
-def _encode_hidden(model, ids, tokens):
-    "The same as `_encode_rows` for a text tower whose parts are not open_clip's"
-    if not tokens:
-        return model.encode_text(ids), None
-    if not hasattr(getattr(model, "text", None), "pooled_and_tokens"):
-        raise UserError('this text tower hides its tokens; use concepts "encode"')
-    return model.text.pooled_and_tokens(ids)
-
-
-def _encode_rows(model, ids, tokens):
+def _pooled_and_words(model, ids, tokens):
     "Pooled output of rows of one length and, if asked, their projected tokens"
     tower = _text_tower(model)
+    if tower is None and not tokens:
+        return model.encode_text(ids), None
+    if tower is None and not hasattr(getattr(model, "text", None), "pooled_and_tokens"):
+        raise UserError('this text tower hides its tokens; use concepts "encode"')
     if tower is None:
-        return _encode_hidden(model, ids, tokens)
-    text, pool, eos = tower
-    L = ids.shape[1]
+        return model.text.pooled_and_tokens(ids)
+    (text, pool, eos), L = tower, ids.shape[1]
     mask = None if text.attn_mask is None else text.attn_mask[:L, :L]
     x = text.token_embedding(ids) + text.positional_embedding[:L]
     x = text.ln_final(text.transformer(x, attn_mask=mask))
     pooled = _project(text, open_clip.transformer.text_global_pool(x, ids, pool, eos_token_id=eos))
     return pooled, _project(text, x) if tokens else None
 
-# %% ../nbs/1_method/15_encoding.ipynb #05d49cd8
-def _group_widths(
-    ends: Tensor,  # (T,) tokens that matter in each row
-    call: float,  # what a group costs beside its tokens, in tokens
-    bucket: int,  # widths are multiples of this
-) -> Tensor:  # (G,) ascending
-    "The widths at which rows are cut: those with the smallest sum of tokens and calls"
-    length, count = ((ends + bucket - 1) // bucket * bucket).unique(return_counts=True)
-    lengths, rows_before = length.tolist(), [0, *accumulate(count.tolist())]
-    best: list[tuple[float, list[int]]] = [(0.0, [])]  # of the first n lengths: cost, widths
-    for n, width in enumerate(lengths, 1):
-        ways = [(best[i][0] + call + width * (rows_before[n] - rows_before[i]), i) for i in range(n)]
-        cost, i = min(ways)
-        best.append((cost, [*best[i][1], width]))
-    return torch.tensor(best[-1][1], device=ends.device)
 
-
-def _groups(ends, call, bucket, most):
-    "Rows of each group and its width, `most` at the most"
-    widths = _group_widths(ends, call, bucket)
-    group = torch.bucketize(ends, widths)
-    return [((group == g).nonzero()[:, 0], min(w, most)) for g, w in enumerate(widths.tolist())]
-
-# %% ../nbs/1_method/15_encoding.ipynb #14675cb3
-_CALL_OF_ATTENTION, _CALL_OF_TOWER = 2e6, 2e7  # multiplications that take as long as a group's calls, on a CPU
-
-
-def _separable(transformer):
-    "Whether the parts of its blocks may be called one by one"
-    return all(
-        type(block) is open_clip.transformer.ResidualAttentionBlock
-        and type(block.attn) is nn.MultiheadAttention
-        and block.attn.in_proj_bias is not None
-        and not (block.attn.dropout and block.training)
-        and not (block._compiled_call_impl or block._forward_hooks or block._forward_pre_hooks)
-        for block in transformer.resblocks
-    )
-
-
-def _attend(attn, x, shapes, mask):
-    "Attention of packed tokens (N,W), group by group; `shapes` are rows and width of each"
-    qkv = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
-    read = []
-    for (rows, width), part in zip(shapes, qkv.split([rows * width for rows, width in shapes])):
-        q, k, v = part.view(rows, width, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:width, :width].to(q.dtype))
-        read.append(out.transpose(1, 2).reshape(rows * width, -1))
-    return attn.out_proj(torch.cat(read))
-
-
-def _block(block, x, shapes, mask):
-    "One of open_clip's blocks for packed tokens"
-    x = x + block.ls_1(_attend(block.attn, block.ln_1(x), shapes, mask))
-    return x + block.ls_2(block.mlp(block.ln_2(x)))
-
-
-def _hidden_packed(text, ids, groups):
-    "Output of the last norm for the tokens of all groups, one after the other: (N,W)"
-    shapes = [(len(rows), width) for rows, width in groups]
-    parts = [text.token_embedding(ids[rows, :w]) + text.positional_embedding[:w] for rows, w in groups]
-    x = torch.cat([part.flatten(0, 1) for part in parts])
-    for block in text.transformer.resblocks:
-        if text.transformer.grad_checkpointing:
-            x = checkpoint(_block, block, x, shapes, text.attn_mask, use_reentrant=False)
-        else:
-            x = _block(block, x, shapes, text.attn_mask)
-    return text.ln_final(x)
-
-
-def _hidden_by_group(text, ids, groups):
-    "The same, with every group alone through the whole tower"
-    parts = []
-    for rows, w in groups:
-        x = text.token_embedding(ids[rows, :w]) + text.positional_embedding[:w]
-        x = text.ln_final(text.transformer(x, attn_mask=text.attn_mask[:w, :w]))
-        parts.append(x.flatten(0, 1))
-    return torch.cat(parts)
-
-
-def _encode_groups(model, ids, ends, tokens, bucket):
-    "The same as `_encode_rows` for rows of unlike lengths, grouped by them"
-    text, L = _text_tower(model)[0], ids.shape[1]
-    separable, transformer = _separable(text.transformer), text.transformer
-    call = _CALL_OF_ATTENTION if separable else _CALL_OF_TOWER
-    groups = _groups(ends, call / (12 * transformer.width**2 * transformer.layers), bucket, L)
-    if len(groups) == 1:
-        width = groups[0][1]
-        pooled, parts = _encode_rows(model, ids[:, :width], tokens)
-        return pooled, F.pad(parts, (0, 0, 0, L - width)) if tokens else None
-    x = (_hidden_packed if separable else _hidden_by_group)(text, ids, groups)
-    place, start = torch.empty_like(ends), 0
-    for rows, w in groups:
-        place[rows] = start + torch.arange(len(rows), device=rows.device) * w + ends[rows] - 1
-        start += len(rows) * w
-    pooled = _project(text, x[place])
-    if not tokens:
-        return pooled, None
-    parts = _project(text, x).split([len(rows) * w for rows, w in groups])
-    padded = [F.pad(part.unflatten(0, (-1, w)), (0, 0, 0, L - w)) for part, (_, w) in zip(parts, groups)]
-    return pooled, torch.cat(padded)[torch.cat([rows for rows, _ in groups]).argsort()]
-
-# %% ../nbs/1_method/15_encoding.ipynb #7f428c01
 def encode_texts(
     model: Any,  # an open_clip model
     ids: Tensor,  # (T,L) token ids
     tokens: bool = False,  # also the projected text tokens
-    bucket: int | None = None,  # rows are cut at multiples of this; None: 1 on a CPU, 8 elsewhere
     unit: bool = True,  # embeddings at length 1; False leaves them as the tower gives them
-) -> tuple[Tensor, Tensor | None]:  # (T,D), (T,L,D) or None; what stands past a row's end means nothing
-    "Text embeddings and, if asked, their projected tokens; padding that cannot matter is not computed"
-    text, ends = getattr(model, "text", None), text_ends(model, ids)
-    if getattr(text, "use_pad_mask", False) or getattr(text, "cls_emb", None) is not None:
-        if tokens:
-            raise UserError('this text tower masks its padding; use concepts "encode"')
-        pooled, parts = model.encode_text(ids), None
-    elif ends is None or len(ids) == 0:
-        pooled, parts = _encode_rows(model, ids, tokens)
-    else:
-        bucket = bucket or (1 if ids.device.type == "cpu" else 8)
-        pooled, parts = _encode_groups(model, ids, ends, tokens, bucket)
-    return F.normalize(pooled, dim=-1) if unit else pooled, parts
+) -> tuple[Tensor, Tensor | None]:  # (T,D), (T,L,D) or None; what is past a row's end means nothing
+    "Text embeddings and, if asked, their projected tokens; cut at the longest row where the tower allows it"
+    L, ends = ids.shape[1], text_ends(model, ids)
+    if ends is not None and len(ids):
+        ids = ids[:, : int(ends.max())]
+    pooled, words = _pooled_and_words(model, ids, tokens)
+    if words is not None:
+        words = F.pad(words, (0, 0, 0, L - words.shape[1]))
+    return F.normalize(pooled, dim=-1) if unit else pooled, words
 
 # %% ../nbs/1_method/15_encoding.ipynb #efd8fe23
 def as_weights(
@@ -296,21 +182,15 @@ def encode_text_entries(
     model: Any,  # an open_clip model
     texts: dict[str, Texts],  # name → its texts
 ) -> Features:  # name → (U,D)
-    "All text entries in one forward of the text tower; those with spans are pooled from another entry's tokens"
-    read: dict[str, Tensor] = {}
+    "A forward of the text tower for each entry; those with spans are pooled from another entry's tokens"
+    pooled_from = {entry.of for entry in texts.values() if entry.spans is not None}
+    features, words = {}, {}
     for name, entry in texts.items():
         if entry.spans is None:
-            assert entry.ids is not None  # texts are read either from ids or from spans
-            read[name] = entry.ids
-    if not read:
-        return {}
-    sizes = [len(ids) for ids in read.values()]
-    embedded, tokens = encode_texts(model, torch.cat(list(read.values())), tokens=len(read) < len(texts))
-    features = dict(zip(read, embedded.split(sizes)))
-    parts = {} if tokens is None else dict(zip(read, tokens.split(sizes)))
+            features[name], words[name] = encode_texts(model, entry.ids, name in pooled_from)
     for name, entry in texts.items():
         if entry.spans is not None:
-            features[name] = span_pool(parts[entry.of], entry.spans)
+            features[name] = span_pool(words[entry.of], entry.spans)
     return features
 
 

@@ -95,11 +95,11 @@ def run():
     return call
 
 
-def on_ranks(work, folder, ranks):
-    "Run `work(rank, folder)` in so many processes, forked from one that has imported the library"
+def on_ranks(work, folder, ranks, *more):
+    "Run `work(rank, folder, *more)` in so many processes, forked from one that has imported the library"
     import torch.multiprocessing as mp
 
-    mp.start_processes(work, (str(folder),), nprocs=ranks, start_method="forkserver")
+    mp.start_processes(work, (str(folder), *more), nprocs=ranks, start_method="forkserver")
 
 
 def _place(item):

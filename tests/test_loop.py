@@ -13,9 +13,9 @@ from transformers import SiglipModel
 from c2lip import C2LIPLoss
 from c2lip.concepts import noun_phrases
 from c2lip.core import Sample, UserError
+from c2lip.methods import Step
 from c2lip.methods.c2lip import c2lip
 from c2lip.release.foreign import SMALL_SIDE, small_clip, small_siglip, towers_of
-from c2lip.training.step import backward, backward_in_parts
 from c2lip.world_captions import train_records
 
 CAPTIONS = [record[2] for record in train_records(6)]
@@ -87,10 +87,10 @@ def test_the_trainer_takes_a_model_without_a_logit_bias():
     images = torch.randn(6, 3, SMALL_SIDE, SMALL_SIDE, generator=torch.Generator().manual_seed(0))
     samples = [Sample(str(i), images[i], CAPTIONS[i], PHRASES[i]) for i in range(6)]
     gradients = []
-    for run in (backward, backward_in_parts):
+    for parts in (1, 2):
         towers = small_clip()
         method = c2lip(towers)
-        run(towers, method, samples, 0, torch.device("cpu"))
+        Step(towers, method, parts)(method.view(samples, 0))["total"].backward()
         gradients.append([p.grad for p in towers.model.parameters()])
     for whole, parts in zip(*gradients):
         assert torch.allclose(whole, parts, rtol=1e-3, atol=1e-5 * whole.abs().max().item() + 1e-7)

@@ -12,25 +12,27 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT, on_ranks
+from torch.nn.parallel import DistributedDataParallel
 
 import c2lip.methods
 from c2lip.concepts import noun_phrases
 from c2lip.core import Batch, Sample, Texts, UserError
 from c2lip.data.loading import Samples
-from c2lip.distributed import average_gradients, sum_over_ranks
-from c2lip.methods import build, method_names
+from c2lip.distributed import sum_over_ranks
+from c2lip.methods import Step, build, method_names
 from c2lip.methods.clic import squeeze_whole
 from c2lip.release import save
 from c2lip.towers import load
 from c2lip.training.config import Config
 from c2lip.training.fit import fit
-from c2lip.training.step import backward, backward_in_parts, halve_weights, parameter_groups, train_step
+from c2lip.training.step import halve_weights, parameter_groups, train_step
 from c2lip.world_captions import train_records
 
 METHODS = """finetune c2lip c2lip_sharpened c2lip_hard c2lip_both clic negclip concrete_jungle macco uniformity labclip
 tripletclip""".split()
 CASES = [*((name, 1, {}) for name in METHODS), ("clic", 2, {})]  # CLIC's second step is a plain one
 CASES += [("c2lip", 1, {"concepts": "pool", "duplicates": duplicates}) for duplicates in ("separate", "mask", "merge")]
+CASES += [("c2lip", 1, {"trainable": r"text\..*"}), ("macco", 1, {"lambda_mlm": 0.0})]  # the predictor of words rests
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def twelve():
     ]
 
 
-def made(name, double=True, **options):
+def made(name, double=True, trainable="", **options):
     torch.manual_seed(0)
     towers = load("base")
     method = build(name, towers, {}, options)
@@ -54,8 +56,15 @@ def made(name, double=True, **options):
         towers.model.double()
         method.objective.double()
         method = with_double_images(method)
-    parameter_groups(towers, method, Config(lr=1e-3))
+    parameter_groups(towers, method, Config(lr=1e-3, trainable=trainable))
     return towers, method
+
+
+def backward(towers, method, samples, step, parts=1):
+    "The losses of a step, whose gradients are there afterwards"
+    losses = Step(towers, method, parts)(method.view(samples, step))
+    losses["total"].backward()
+    return losses
 
 
 def gradients(towers, method):
@@ -82,12 +91,12 @@ def doubled(samples):
 @pytest.mark.parametrize("name, step, options", CASES)
 def test_parts_give_the_gradients_of_the_whole(name, step, options, samples):
     towers, method = made(name, **options)
-    whole = backward(towers, method, doubled(samples), step, "cpu")
+    whole = backward(towers, method, doubled(samples), step)
     right = gradients(towers, method)
     assert any(g.abs().max() > 0 for g in right.values())
     for p in [*towers.model.parameters(), *method.objective.parameters()]:
         p.grad = None
-    parts = backward_in_parts(towers, method, doubled(samples), step, "cpu", parts=3)
+    parts = backward(towers, method, doubled(samples), step, parts=3)
     for k in whole:
         assert math.isclose(whole[k].item(), parts[k].item(), rel_tol=1e-6)
     for n, g in gradients(towers, method).items():
@@ -95,26 +104,27 @@ def test_parts_give_the_gradients_of_the_whole(name, step, options, samples):
         assert torch.allclose(g, right[n], rtol=1e-5, atol=1e-7 * max(1.0, right[n].abs().max().item())), n
 
 
-def on_one_of_two_ranks(rank, folder):
-    "Its part of each batch gives what one process has stored in `folder`: losses by their sum, gradients by their mean"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+def on_one_rank(rank, folder, ranks):
+    "Its part of each batch gives what one process has stored in `folder`; on three ranks it is encoded in two parts"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet{ranks}", rank=rank, world_size=ranks)
     samples = doubled(twelve())
     for case, (name, step, options) in enumerate(CASES):
         towers, method = made(name, **options)
         whole = torch.load(f"{folder}/{case}.pt", weights_only=True)
-        cut = 6 if options.get("duplicates") == "merge" else 5  # whose mention is the first is told for equal ranks
-        part = part_of(method.view(samples, step), rank, cut)
-        method.view = lambda *_, part=part: part
-        exchange = average_gradients([*method.objective.parameters(), *towers.model.parameters()], most=2**18)
-        losses = backward(towers, method, [None], step, "cpu", exchange=exchange)
+        even = options.get("duplicates") == "merge"  # which mention is the first is known for equal ranks
+        sizes = [12 // ranks] * ranks if even else [5, 7] if ranks == 2 else [3, 4, 5]
+        part = part_of(method.view(samples, step), sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        module = DistributedDataParallel(Step(towers, method, parts=ranks - 1), find_unused_parameters=True)
+        losses = module(part)
+        losses["total"].backward()
         for k, v in losses.items():
-            total, want = sum_over_ranks(v.detach().clone()).item(), whole["losses"][k]
-            assert abs(total - want) <= 1e-6 * max(1, abs(total)), (CASES[case], k, total, want)
+            mean, want = sum_over_ranks(v.detach().clone()).item() / ranks, whole["losses"][k]
+            assert abs(mean - want) <= 1e-6 * max(1, abs(mean)), (CASES[case], k, mean, want)
         for k, g in gradients(towers, method).items():
             want = whole["gradients"][k]
             assert torch.allclose(g, want, rtol=1e-5, atol=1e-7 * max(1.0, want.abs().max().item())), (CASES[case], k)
         if rank == 0:
-            Path(folder, f"{case}.equal").touch()
+            Path(folder, f"{case}.equal{ranks}").touch()
     dist.destroy_process_group()
 
 
@@ -136,9 +146,9 @@ def part_of_entry(entry, images):
     )
 
 
-def part_of(batch, rank, cut):
-    "What one of two ranks would have made: its images of the twelve, and the texts of these"
-    mine = (slice(0, cut), slice(cut, 12))[rank]
+def part_of(batch, first, end):
+    "What one of the ranks would have made: its images of the twelve, and the texts of these"
+    mine = slice(first, end)
     images = {name: x[mine] for name, x in batch.images.items() if name != "negative_image"}
     if "negative_image" in batch.images:  # a row for each negative, not for each image
         owner = batch.texts["negative"].owner
@@ -150,17 +160,18 @@ def part_of(batch, rank, cut):
     )
 
 
-def test_two_ranks_give_what_one_gives(samples, tmp_path):
-    "The same batch, cut in two with uneven numbers of hard captions"
+def test_two_and_three_ranks_give_what_one_gives(samples, tmp_path):
+    "The same batch, cut with uneven numbers of hard captions"
     for case, (name, step, options) in enumerate(CASES):
         towers, method = made(name, **options)
-        losses = backward(towers, method, doubled(samples), step, "cpu")
+        losses = backward(towers, method, doubled(samples), step)
         torch.save(
             {"losses": {k: v.item() for k, v in losses.items()}, "gradients": gradients(towers, method)},
             tmp_path / f"{case}.pt",
         )
-    on_ranks(on_one_of_two_ranks, tmp_path, 2)
-    assert len(list(tmp_path.glob("*.equal"))) == len(CASES)
+    for ranks in (2, 3):
+        on_ranks(on_one_rank, tmp_path, ranks, ranks)
+        assert len(list(tmp_path.glob(f"*.equal{ranks}"))) == len(CASES)
 
 
 @pytest.mark.parametrize("name", ["macco", "clic"])
@@ -169,7 +180,7 @@ def test_the_release_holds_the_towers_alone(name, samples, tmp_path):
     names = set(towers.model.state_dict())
     optimizer = torch.optim.AdamW(parameter_groups(towers, method, Config(lr=1e-3)))
     for step in (1, 2):
-        row = train_step(towers, method, optimizer, samples, step, "cpu")
+        row = train_step(Step(towers, method), optimizer, method.view(samples, step), step)
     assert math.isfinite(row["total"])
     save(towers, tmp_path / "model")
     again = load(str(tmp_path / "model"))
@@ -187,7 +198,7 @@ def test_clic_leaves_the_images_tower_alone(samples):
     before = {n: p.clone() for n, p in towers.model.named_parameters()}
     optimizer = torch.optim.AdamW(parameter_groups(towers, method, Config(lr=1e-3)))
     for step in (1, 2):
-        train_step(towers, method, optimizer, samples, step, "cpu")
+        train_step(Step(towers, method), optimizer, method.view(samples, step), step)
     moved = {n for n, p in towers.model.named_parameters() if not torch.equal(p, before[n])}
     assert (
         moved
@@ -202,7 +213,7 @@ def test_labclip_releases_one_other_matrix(samples, tmp_path):
     before = {n: x.clone() for n, x in towers.model.state_dict().items()}
     optimizer = torch.optim.AdamW(parameter_groups(towers, method, Config(lr=1e-3)))
     for step in (1, 2):
-        train_step(towers, method, optimizer, samples, step, "cpu")
+        train_step(Step(towers, method), optimizer, method.view(samples, step), step)
     save(towers, tmp_path / "model")
     after = load(str(tmp_path / "model")).model.state_dict()
     assert set(after) == set(before)
@@ -298,8 +309,7 @@ def test_a_method_whose_first_parameter_has_another_name(own_modules, samples):
     towers = load("base")
     method = build("half", towers, {"share": 0.25, "lr": 1.0})
     losses = {
-        name: backward(towers, m, samples, 1, "cpu")
-        for name, m in (("half", method), ("c2lip", made("c2lip", False)[1]))
+        name: backward(towers, m, samples, 1) for name, m in (("half", method), ("c2lip", made("c2lip", False)[1]))
     }
     assert math.isclose(losses["half"]["half"].item(), 0.25 * losses["c2lip"]["contrastive"].item(), rel_tol=1e-5)
     with pytest.raises(UserError, match="has no option 'towers'"):
@@ -331,7 +341,7 @@ def test_weights_in_bfloat16(name, samples):
         towers, method = made(name, double=False)
         if halved:
             halve_weights(towers)
-        losses = backward(towers, method, samples, 1, "cpu")
+        losses = backward(towers, method, samples, 1)
         found.append({term: loss.item() for term, loss in losses.items()})
     assert found[1] == pytest.approx(found[0], rel=0.25)
 

@@ -348,7 +348,7 @@ def test_resume_is_bit_equal_on_damaged_shards(damaged, tmp_path, monkeypatch, w
     step = train_step
 
     def stopping(*args, **kw):
-        if args[4] == 6:
+        if args[3] == 6:
             raise KeyboardInterrupt
         return step(*args, **kw)
 
@@ -387,7 +387,7 @@ def test_resume_is_bit_equal_with_several_captions_an_image(tmp_path, monkeypatc
     step = train_step
 
     def stopping(*args, **kw):
-        if args[4] == 4:
+        if args[3] == 4:
             raise KeyboardInterrupt
         return step(*args, **kw)
 

@@ -26,7 +26,6 @@ from c2lip.release.run import train
 from c2lip.towers import load
 from c2lip.training import checkpoint as checkpoint_room
 from c2lip.training import fit as fit_room
-from c2lip.training.checkpoint import HashedFile
 from c2lip.training.log import Log, read_log
 
 SETTINGS = dict(
@@ -39,7 +38,7 @@ SETTINGS = dict(
     lr=1e-3,
     duplicates="merge",
     crop_scale=0.8,
-    ema=0.5,
+    alpha=0.5,
     save_every=2,
     log_every=1,
     threads=1,
@@ -48,7 +47,7 @@ SETTINGS = dict(
 )
 TOTAL = 10  # steps
 EVERYWHERE = ("step", "gradient", "time")  # any rank may die here
-FIRST_RANK = ("writing", "flushing", "moving", "moved", "logging", "release")  # these only the first has
+FIRST_RANK = ("writing", "written", "flushing", "moving", "moved", "logging", "release")  # these only the first has
 
 
 def die():
@@ -57,7 +56,7 @@ def die():
 
 def arm(place, step):
     "Let this process kill itself at `place`, at or after step `step`"
-    now = {"step": 0, "writes": 0}
+    now = {"step": 0}
 
     def wrap(owner, name, before):
         usual = getattr(owner, name)
@@ -67,8 +66,8 @@ def arm(place, step):
         if now["step"] >= step:
             die()
 
-    def stepping(towers, method, optimizer, samples, s, *a):
-        now["step"] = s
+    def stepping(module, optimizer, batch, number, *a):
+        now["step"] = number
         if place == "step":
             strike()
 
@@ -84,16 +83,13 @@ def arm(place, step):
             Path, "replace", lambda self, to: strike() if self.name == "checkpoint.tmp" else None
         )  # the old one has been moved away
     if place == "moved":
-        wrap(checkpoint_room, "sync", strike)
+        wrap(checkpoint_room, "sync_folder", strike)
     if place == "release":
         wrap(run_room, "save", lambda *a, **k: die())
     if place == "writing":
-
-        def writing(*a):
-            now["writes"] += 1
-            now["writes"] % 40 == 17 and strike()
-
-        wrap(HashedFile, "write", writing)
+        wrap(torch, "save", lambda state, path: (Path(path).write_bytes(b"half a file"), strike()))
+    if place == "written":
+        wrap(checkpoint_room, "_digest", strike)  # the file is there without its digest
     if place == "time":
         threading.Timer(0.3 + 0.08 * step, die).start()
 

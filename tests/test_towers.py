@@ -12,9 +12,8 @@ import torch
 
 from c2lip.core import UserError
 from c2lip.release import origin, save
-from c2lip.towers import load
+from c2lip.towers import load, resolve
 from c2lip.towers.folders import base_folder
-from c2lip.towers.names import resolve
 
 OPENAI, HALF = (0.48145466, 0.4578275, 0.40821073), (0.5, 0.5, 0.5)
 SIGLIP = [  # name, pixels, vocabulary, repository of the weights, of the tokenizer
@@ -170,10 +169,10 @@ def test_no_pickle_is_opened(tmp_path):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda c: c.pop("preprocess_cfg"), "mean and std"),
+        (lambda c: c.pop("preprocess_cfg"), "does not say the mean"),
         (lambda c: c["preprocess_cfg"].pop("std"), "does not say the std"),
         (lambda c: c.pop("model_cfg"), "model_cfg"),
-        (lambda c: c["model_cfg"].update(embed_dim=65), "has the shape"),
+        (lambda c: c["model_cfg"].update(embed_dim=65), "size mismatch"),
     ],
 )
 def test_a_folder_must_say_everything(change, said, tmp_path):

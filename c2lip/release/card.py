@@ -13,7 +13,7 @@ from pathlib import Path
 from ..core import UserError
 from ..core.files import read_json
 from ..evaluation.tables import markdown_table
-from ..towers.names import resolve
+from ..towers import resolve
 
 # %% ../../nbs/7_release/04_card.ipynb #2c4d0006
 def _short_path(value):

@@ -16,7 +16,7 @@ from ..concepts import make_rules, noun_phrases_many
 from ..core import Phrase, Sample, UserError
 from ..data.loading import has_token_positions
 from ..data.records import find_phrases
-from ..distributed import gather, rank_and_world_size
+from ..methods import Step
 from ..methods.c2lip import c2lip
 from .foreign import towers_of
 
@@ -88,7 +88,7 @@ def _refuse_unplaced(samples):
                 raise UserError(f'{phrase.text!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
 
 
-class C2LIPLoss(nn.Module):
+class C2LIPLoss(Step):
     "contrastive + λ_npc·npc + λ_xac·xac (Eq. 8) of a model and its tokenizer; the model is a part of this module"
 
     def __init__(
@@ -102,11 +102,10 @@ class C2LIPLoss(nn.Module):
         duplicates: str = "merge",  # equal phrases of a batch: separate, mask or merge
         nlp=None,  # finds phrases that are not given: None: the embedded pipeline; a name or a spaCy pipeline
     ):
-        super().__init__()
-        self.model, self.nlp, self.concepts = model, nlp, concepts
-        self.towers = towers_of(model, tokenizer)
-        method = c2lip(self.towers, lambda_npc, lambda_xac, xac_scale, concepts, duplicates)
-        self.view, self.objective = method.view, method.objective
+        towers = towers_of(model, tokenizer)
+        method = c2lip(towers, lambda_npc, lambda_xac, xac_scale, concepts, duplicates)
+        super().__init__(towers, method)
+        self.model, self.view, self.nlp, self.concepts = model, method.view, nlp, concepts
         if concepts == "pool" and not has_token_positions(self.towers.tokenizer):
             raise UserError('this tokenizer does not tell the tokens of a phrase; use a fast one, or concepts "encode"')
 
@@ -130,12 +129,6 @@ class C2LIPLoss(nn.Module):
         images: Tensor,  # (B,3,H,W) preprocessed
         captions: list[str],  # B
         phrases: Sequence[Sequence] | None = None,  # B lists of texts or (text, start, end); None: found here
-    ) -> dict[str, Tensor]:  # total, contrastive, npc, xac: () each; a term with weight 0 is not computed nor named
+    ) -> dict[str, Tensor]:  # contrastive, npc, xac, total: () each; a term with weight 0 is not computed nor named
         "The losses, of which total is to be minimised; all ranks must call it together"
-        objective, batch = self.objective, self.batch(images, captions, phrases)
-        features = objective.encode(self.towers.model, batch)
-        with torch.autocast(features["scale"].device.type, enabled=False):
-            shares = objective(*gather(features, batch, objective.columns))
-        losses = {name: share * rank_and_world_size()[1] for name, share in shares.items()}
-        total = sum(objective.weights[name] * loss for name, loss in losses.items())
-        return {"total": total, **losses}
+        return super().forward(self.batch(images, captions, phrases))

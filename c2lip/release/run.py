@@ -29,9 +29,9 @@ from ..methods import Method, build
 from . import save
 from ..towers import Towers, load
 from ..training.advice import first_phrases, say_choices, warnings_before
-from ..training.checkpoint import what_stands
+from ..training.checkpoint import resume_hint
 from ..training.config import CHOSEN, Config, choose_by_model, own_options
-from ..training.fit import check_parts, check_precision, count_steps, fit, read_records
+from ..training.fit import check_parts, count_steps, fit, read_records
 from ..training.ranks import launch_ranks, run_as_rank, uses_gpus
 from ..training.settings import AUTO, complete, save_parameters
 from ..training.validation import make_validator
@@ -50,7 +50,7 @@ def say_disk_errors(
     except OSError as e:
         if e.errno not in DISK_ERRORS:
             raise
-        raise UserError(f"{folder} cannot be written ({e.strerror}); make room; {what_stands(folder)}") from None
+        raise UserError(f"{folder} cannot be written ({e.strerror}); make room; {resume_hint(folder)}") from None
 
 # %% ../../nbs/7_release/07_run.ipynb #9db83680
 @dataclass
@@ -82,7 +82,6 @@ def _check_resumable(cfg, folder):
 def _choose(cfg, towers, records, held):
     "The settings as the run takes them, and how many steps it has"
     check_parts(cfg, max(cfg.gpus, rank_and_world_size()[1]))
-    check_precision(cfg)
     steps, _ = count_steps(records, cfg)
     taken = choose_by_model(cfg, towers, steps)
     nothing_held = not records.drawn and len(held) < 2 and cfg.validation == AUTO

@@ -16,7 +16,7 @@ import torch
 
 from ..core import UserError, did_you_mean
 from ..core.files import read_json, write_json
-from ..methods import build, method_names
+from ..methods import Step, build, method_names
 from .trials import PlannedTrial, TrialSetup
 from ..towers import load
 from ..training.config import Config
@@ -50,7 +50,7 @@ def check_methods(
 
 
 def _ready_to_step(settings, device):
-    "Towers, method and optimizer as `train_step` takes them, the learning rate 0, and the precision of a run"
+    "View, step and optimizer of a run, the learning rate 0"
     cfg = Config.of(settings)
     model = load(cfg.model, device)
     method = build(cfg.method, model, cfg.options)
@@ -59,15 +59,15 @@ def _ready_to_step(settings, device):
         group["lr"] = 0.0
     model.model.train()
     method.objective.to(device).train()
-    return (model, method, optimizer), autocast_of(cfg, device)
+    return method.view, Step(model, method, autocast=autocast_of(cfg, device)), optimizer
 
 
 def _time_two_steps(ready, samples, device):
     "Seconds of a step; of two, since a method may take turns itself"
-    trained, autocast = ready
+    view, step, optimizer = ready
     begun = time.perf_counter()
-    for step in (1, 2):
-        train_step(*trained, samples, step, device, autocast=autocast)
+    for number in (1, 2):
+        train_step(step, optimizer, view(samples, number).to(device), number)
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
     return (time.perf_counter() - begun) / 2
