@@ -14,10 +14,16 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from c2lip.attention.coco import coco_mask, coco_probes
-from c2lip.attention.comparison import compare_figure, difference_figure
-from c2lip.attention.layers import layer_tokens
+from c2lip.attention.comparison import compare_figure, maps_figure
+from c2lip.attention.figures import ImageMaps, map_columns
 from c2lip.attention.localisation import auroc, localisation, localisation_table, measure_map
-from c2lip.attention.maps import attention_map, embed_phrases, encode_view, head_attention, phrase_scores, resample_map
+from c2lip.attention.maps import (
+    attention_map,
+    embed_phrases,
+    encode_view,
+    head_attention,
+    resample_map,
+)
 from c2lip.attention.probes import Probe, binding_scenes, coverage, probe_maps, scene_probes
 from c2lip.core import UserError
 from c2lip.towers import Towers, load
@@ -52,7 +58,7 @@ def test_cosines_are_those_of_the_tokens(base):
     c = embed_phrases(base, ["a red mug"])[0]
     slow = torch.stack([torch.dot(c, t) for t in view.tokens]).reshape(view.grid)
     assert torch.allclose(maps[0], slow, atol=1e-6)
-    v, read = phrase_scores(base, view, ["a red mug"], xac_scale=3.0)
+    v, read = view.scores(c[None], xac_scale=3.0)
     a = (3 * view.tokens @ c).softmax(0)
     assert math.isclose(read[0], F.normalize(a @ view.tokens, dim=0) @ c, abs_tol=1e-5)
     assert math.isclose(v[0], view.image @ c, abs_tol=1e-6)
@@ -77,7 +83,7 @@ def test_layers_of_a_clip(tiny_clip):
     view = encode_view(tiny_clip, image)
     for hook in hooks:
         hook.remove()
-    layers = layer_tokens(tiny_clip, image)
+    layers = encode_view(tiny_clip, image, layers=True).layers
     with torch.no_grad():
         slow = [F.normalize(visual.ln_post(x)[:, 1:] @ visual.proj, dim=-1)[0] for x in caught]
     assert len(layers) == len(slow) == len(visual.transformer.resblocks)
@@ -89,9 +95,9 @@ def test_head_attention_of_both_towers(base, tiny_clip):
     pool = base.model.visual.trunk.attn_pool
     x = torch.randn(2, 3, 96, 96)
     with torch.no_grad():
-        weights = head_attention(base.model, x)
+        weights = head_attention(base.model, x).mean(1)
         assert weights.shape == (2, 36) and torch.allclose(weights.sum(1), torch.ones(2), atol=1e-5)
-        clip = head_attention(tiny_clip.model, x[..., :64, :64])
+        clip = head_attention(tiny_clip.model, x[..., :64, :64]).mean(1)
         assert clip.shape == (2, 16) and bool((clip.sum(1) < 1).all()) and bool((clip > 0).all())
         seen = {}
         last = tiny_clip.model.visual.transformer.resblocks[-1]
@@ -233,12 +239,13 @@ def test_figure_is_vector_and_reproducible(base):
     maps = attention_map(base, draw, ["a $10 mug", "a_b^c {mug}"])
     pages = []
     for _ in range(2):
-        figure = difference_figure(draw, ["a $10 mug", "a_b^c {mug}"], maps, maps * 2)
+        columns = map_columns(["before", "after"], [maps, maps * 2], [WHOLE] * 2)
+        figure = maps_figure([ImageMaps(draw, columns)], ["a $10 mug", "a_b^c {mug}"])
         with io.BytesIO() as f:
             figure.savefig(f, format="svg", metadata={"Date": None})
             pages.append(f.getvalue())
     assert pages[0].startswith(b"<?xml") and len(pages[0]) > 10_000 and pages[0] == pages[1]
-    same = difference_figure(draw, ["a mug"], maps[:1], maps[:1])
+    same = maps_figure([ImageMaps(draw, map_columns(["a", "b"], [maps[:1]] * 2, [WHOLE] * 2))], ["a mug"])
     assert len(same.axes) == 7  # four panels, a colour bar under each map
 
 

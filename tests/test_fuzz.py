@@ -25,7 +25,7 @@ from benchmark_examples import write_examples
 from PIL import Image
 from tars import write_tar
 
-from c2lip.attention.selection import read_selection
+from c2lip.attention.controls import read_selection
 from c2lip.concepts import make_rules
 from c2lip.core import UserError
 from c2lip.core.files import is_utf8, read_json

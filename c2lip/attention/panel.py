@@ -8,171 +8,232 @@ __all__ = ['Panel']
 # %% ../../nbs/6_attention/18_panel.ipynb #6bc23650
 import base64
 import html
+import io
 import os
-from contextlib import contextmanager
-from threading import RLock
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import ipywidgets as widgets
+from IPython.display import HTML, display
 
-from .explorer import Explorer, selection_text
-from .gallery import caption_phrases, gallery
-from .page import explorer_page
-from .widgets import FILE_KINDS, NO_MODEL, PanelWidgets, download_link
+from .controls import CONTROLS, MAP_CONTROLS, selection_text
+from .explorer import Explorer
+from .gallery import gallery
+from .questions import QUESTIONS, caption_phrases
 from ..core import UserError
+from ..core.files import shipped
+
+# %% ../../nbs/6_attention/18_panel.ipynb #639ebcf9
+_NO_MODEL = ("–", "")  # the option of a menu that chooses none
+
+
+def _growing(width):
+    "A layout that takes `width` and what is left of the row"
+    return widgets.Layout(flex=f"1 1 {width}", width="auto", min_width="0")
+
+
+def _wrapped_row(*parts):
+    "Widgets side by side, wrapped where the page is narrow"
+    layout = widgets.Layout(flex_flow="row wrap", align_items="center", overflow="visible")
+    return widgets.HBox(parts, layout=layout)
+
+
+def _button(name, tooltip="", kind=widgets.Button):
+    return kind(description=name, tooltip=tooltip, layout=widgets.Layout(width="auto"))
+
+
+def _menu(name, label_width="60px"):
+    return widgets.Dropdown(description=name, layout=_growing("180px"), style=dict(description_width=label_width))
+
+
+def _field(name, hint):
+    "A labelled text field that acts on Enter"
+    style = dict(description_width="60px")
+    return widgets.Text(
+        description=name, placeholder=hint, continuous_update=False, layout=_growing("240px"), style=style
+    )
+
+
+def _widget_of(control):
+    "The widget of a control, as its row in the table says"
+    name, style = control.label or control.key.replace("_", " "), dict(description_width="60px")
+    slider = dict(description=name, continuous_update=False, layout=_growing("220px"), style=style)
+    match control.widget:
+        case "text":
+            return _field(name, control.help)
+        case "menu":
+            return _menu(name)
+        case "check":
+            return widgets.Checkbox(
+                description=name, indent=False, layout=widgets.Layout(width=f"{40 + 7 * len(name)}px")
+            )
+        case "buttons":
+            layout = widgets.Layout(width="max-content")
+            style = dict(button_width="auto")
+            return widgets.ToggleButtons(options=control.choices, layout=layout, style=style)
+        case "log":
+            return widgets.FloatLogSlider(value=10, min=0, max=2, step=0.05, readout_format=".3g", **slider)
+        case "slider":
+            low, high = control.choices
+            return widgets.FloatSlider(min=low, max=high, step=(high - low) / 20, **slider)
+    raise ValueError(f"{control.key} has no widget")
+
+
+def _thumbnail(exhibit):
+    "A small image of the gallery, whose name is its button's"
+    with io.BytesIO() as f:
+        exhibit.image.save(f, "PNG")
+        return widgets.HTML(f'<img alt="" src="data:image/png;base64,{base64.b64encode(f.getvalue()).decode()}">')
 
 # %% ../../nbs/6_attention/18_panel.ipynb #1b2c2a19
-_OF_THE_MAP = "kind", "scale", "opacity", "smooth", "same_scale", "head", "layer", "words"  # widgets of the same names
+_FILE_KINDS = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}  # ending → media type
 
 
-def _set_options(menu, options):
-    "Options of a menu; the same ones are not sent again"
-    if list(menu.options) != options:
-        menu.options = options
-
-
-def _answer_on_main_thread(widget):
-    """Have what the browser says to a widget told on the kernel's main thread.
-
-    JupyterLab sends such messages to a thread of their own, and ipykernel 7.4 takes each to the thread that last wrote
-    to its widget: two buttons would be answered by two threads, at the same time or the later one first."""
-    widget.comm._reply_subshell_for = lambda _data, _thread: None
-
-
-class Panel(PanelWidgets):
+class Panel(widgets.VBox):
     "The widgets of an `Explorer`"
 
-    def __init__(self, explorer: Explorer):
-        super().__init__()
+    def __init__(
+        self,
+        explorer: Explorer,
+        in_background: bool = False,  # acts are done by a worker, one after the other; else where they come
+    ):
         self.explorer = explorer
-        self.chip: dict[str, widgets.Button] = {}  # phrase of the caption → the button that shows it
-        self.beside: dict[str, widgets.Button] = {}  # … that shows it beside the others, or takes it away
-        self._quiet = False  # True while the panel itself sets its widgets
+        self._worker = ThreadPoolExecutor(1) if in_background else None
+        self._refresher = 0  # the thread that sets the widgets just now: what it changes is nobody's act
         self._answers = 0  # how many were given: what tells an answer from the same one before
-        self._turn = RLock()  # whose holder does what its user did
+        self.chips: dict[
+            str, tuple
+        ] = {}  # phrase of the caption → the buttons that show it, alone and beside the others
+        self._make_widgets()
+        super().__init__(self._rows())
+        self.add_class("c2lip-explorer")
         self._connect()
         self._refresh()
 
+    def _make_widgets(self):
+        self.controls = {name: _widget_of(control) for name, control in CONTROLS.items() if control.widget}
+        self.menus = [_menu("before"), _menu("after", "34px"), _menu("third"), _menu("fourth", "42px")]
+        self.swap = _button("⇄", "exchange before and after")
+        self.shelf = [_button(e.place, f"{e.name}: {e.caption}") for e in gallery()]
+        self.upload = widgets.FileUpload(description="upload", accept="image/*", layout=widgets.Layout(width="90px"))
+        hint = "keep the image on show beside the next one that you choose; once more: show one image"
+        self.keep = _button("keep beside the next", hint, widgets.ToggleButton)
+        self.questions = {name: _button(name, f"{name}: show the answer beside") for name in QUESTIONS}
+        self.files = {kind: _button(kind.upper(), f"download maps.{kind}") for kind in _FILE_KINDS}
+        self.save = _button("save in runs/", "write PNG, SVG, PDF and what they show into a new folder under runs/")
+        self.state = _field("state", "the text of another visit")
+        self.link, self.address, self.status, self.maps = (widgets.HTML() for _ in range(4))
+        self.status.add_class("c2lip-live")
+        self.chip_row = widgets.HBox()
+        self.chip_row.add_class("c2lip-chips")
+
+    def _rows(self):
+        "The widgets in reading order"
+        before, after, third, fourth = self.menus
+        models, image, caption, phrase = (self.controls[name] for name in ("models", "image", "caption", "phrases"))
+        folds = {
+            "more models": [_wrapped_row(third, fourth), _wrapped_row(models)],
+            "images": [_wrapped_row(image, self.upload, self.keep), _wrapped_row(caption)],
+            "map": [_wrapped_row(*(self.controls[name] for name in MAP_CONTROLS))],
+            "take along": [
+                _wrapped_row(widgets.Label("download"), *self.files.values(), self.link, self.save),
+                _wrapped_row(self.state, self.address),
+            ],
+        }
+        self.folds = {name: widgets.VBox(own, layout=widgets.Layout(display="none")) for name, own in folds.items()}
+        self.fold_buttons = {name: _button(f"{name} ▾", kind=widgets.ToggleButton) for name in folds}
+        for name, fold in self.folds.items():
+            fold.add_class("c2lip-fold")
+            self.fold_buttons[name].observe(partial(self._on_fold, fold), "value")
+        shelf = widgets.HBox([widgets.VBox([_thumbnail(e), button]) for e, button in zip(gallery(), self.shelf)])
+        shelf.add_class("c2lip-shelf")
+        for part in (after, phrase):
+            part.add_class("c2lip-own-row")  # on a narrow page
+        return [
+            _wrapped_row(before, self.swap, after, _wrapped_row(*self.fold_buttons.values())),
+            *self.folds.values(),
+            _wrapped_row(phrase, *self.questions.values()),
+            self.chip_row,
+            self.status,
+            self.maps,
+            shelf,
+        ]
+
+    def _on_fold(self, fold, change):
+        fold.layout.display = None if change["new"] else "none"
+
     def _connect(self):
         "Send what the user does to the explorer"
-        for name in (*_OF_THE_MAP, "caption", "phrase"):
-            self._listen(getattr(self, name), self._on_value, name)
+        for name, widget in self.controls.items():
+            self._listen(widget, partial(self._on_control, name))
         for menu in self.menus:
-            self._listen(menu, self._on_menu)
-        self._listen(self.model, self._on_model)
-        self._listen(self.path, self._on_typed, "image")
-        self._listen(self.state, self._on_typed, "state")
-        self._listen(self.upload, self._on_upload)
-        self._listen(self.keep, self._on_keep)
-        self._listen(self.trials, self._on_trials)
+            self._listen(menu, lambda _: self._update(model=[menu.value for menu in self.menus if menu.value]))
+        self._listen(self.state, lambda text: self._update(state=text) if text.strip() else self._refresh())
+        self._listen(self.upload, lambda files: self._update(image=bytes(files[0].content), name=files[0].name))
+        self._listen(self.keep, lambda on: self._update(beside=self.explorer.selection.image if on else None))
         self._listen(self.swap, self._on_swap)
-        self._listen(self.all_models, self._on_all_models)
         self._listen(self.save, self._on_save)
         for number, button in enumerate(self.shelf, 1):
-            self._listen(button, self._on_click, dict(exhibit=number))
+            self._listen(button, partial(self._update, image=number))
         for name, button in self.questions.items():
-            self._listen(button, self._on_click, dict(question=name))
+            self._listen(button, partial(self._update, question=name))
         for kind, button in self.files.items():
-            self._listen(button, self._on_download, kind)
+            self._listen(button, partial(self._on_download, kind))
 
-    def _listen(self, widget, act, *known):
-        "Do `act` when a button is clicked or a value has changed: one act after the other, whatever thread brings it"
-
-        def in_turn(*told):
-            with self._turn:
-                act(*known, *told)
-
-        _answer_on_main_thread(widget)
+    def _listen(self, widget, act):
+        "Do `act` when a button is clicked, or with the value when one has changed"
         if isinstance(widget, widgets.Button):
-            widget.on_click(in_turn)
+            widget.on_click(lambda _: self._do(act))
         else:
-            widget.observe(in_turn, "value")
+            widget.observe(lambda change: self._do(act, change["new"]), "value")
 
-    def _on_value(self, name, change):
-        if not self._quiet:
-            self._update(**{name: change["new"]})
-
-    def _on_click(self, changes, _button):
-        self._update(**changes)
-
-    def _on_typed(self, name, change):
-        "A path or a state; an emptied field changes nothing"
-        if self._quiet:
+    def _do(self, act, *value):
+        "Do an act of the user, or queue it for the worker"
+        if threading.get_ident() == self._refresher:
             return
-        if text := change["new"].strip():
-            self._update(**{name: text})
+        if self._worker:
+            self._worker.submit(self._answer, act, *value)
         else:
-            self._refresh()
+            self._answer(act, *value)
 
-    def _on_menu(self, _change):
-        if not self._quiet:
-            self._update(models=[menu.value for menu in self.menus if menu.value])
-
-    def _on_model(self, change):
-        "A model that is not in the menus takes the place of the second"
-        if not self._quiet and change["new"].strip():
-            first, *_ = self.explorer.selection.models
-            self._update(models=[first, change["new"].strip()])
-
-    def _on_trials(self, _change):
-        if not self._quiet:
-            self._refresh()
-
-    def _on_upload(self, change):
-        if not self._quiet and change["new"]:
-            file = change["new"][0]
-            self._update(image=bytes(file.content), name=file.name)
-
-    def _on_keep(self, change):
-        if not self._quiet:
-            self._update(beside=self.explorer.selection.exhibit if change["new"] else None)
-
-    def _on_swap(self, _button):
-        first, *rest = self.explorer.selection.models
-        self._update(models=[*rest[:1], first, *rest[1:]])
-
-    def _on_all_models(self, _button):
-        names = [entry.name for entry in self._menu_entries()]
-        shown = self.explorer.selection.models
-        self._update(models=[*shown, *(name for name in names if name not in shown)][:4])
-
-    def _on_save(self, _button):
+    def _answer(self, act, *value):
+        self.status.value = '<div class="c2lip-status" aria-busy="true">drawing…</div>'
         try:
-            self._write_status(f"written: {self.explorer.save()}/maps.png, maps.svg, maps.pdf")
-        except UserError as e:
-            self._write_status(str(e), wrong=True)
-
-    def _on_download(self, kind, _button):
-        said = self.status.value
-        self._write_drawing()
-        self.link.value = ""  # else the same file again would be no change, and nothing would follow it
-        self.link.value = download_link(f"maps.{kind}", FILE_KINDS[kind], self.explorer.file(kind, dpi=300))
-        self.status.value = said
-
-    def _on_chip(self, phrase, _button):
-        self._update(phrase=phrase)
-
-    def _on_beside(self, phrase, _button):
-        "Put a phrase beside those on show, or take it away again"
-        shown = self.explorer.selection.phrases
-        wanted = [p for p in shown if p != phrase] if phrase in shown else [*shown, phrase]
-        self._update(phrase=" | ".join(wanted))
+            act(*value)
+        except Exception as e:
+            self._write_status(str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}", wrong=True)
 
     def _update(self, **changes):
-        self._write_drawing()
         self.explorer.update(**changes)
         self._refresh()
 
-    @contextmanager
-    def _quietly(self):
-        "Set widgets without asking the explorer again"
-        self._quiet = True
-        try:
-            yield
-        finally:
-            self._quiet = False
+    def _on_control(self, name, value):
+        if name == "models":  # one that is not in the menus takes the place of the second
+            value = [self.explorer.selection.models[0], value.strip()] if value.strip() else []
+        if value or name not in ("models", "image"):  # an emptied field changes nothing
+            self._update(**{CONTROLS[name].key: value})
+        else:
+            self._refresh()
 
-    def _write_drawing(self):
-        self.status.value = '<div class="c2lip-status" aria-busy="true">drawing…</div>'
+    def _on_swap(self):
+        first, *rest = self.explorer.selection.models
+        self._update(model=[*rest[:1], first, *rest[1:]])
+
+    def _on_save(self):
+        self._write_status(f"written: {self.explorer.save()}/maps.png, maps.svg, maps.pdf")
+
+    def _on_download(self, kind):
+        data = base64.b64encode(self.explorer.file(kind, dpi=300)).decode()
+        address, name = f"data:{_FILE_KINDS[kind]};base64,{data}", f"maps.{kind}"
+        self.link.value = ""  # else the same file again would be no change, and nothing would follow it
+        self.link.value = f'<a download="{name}" href="{address}">{name}</a>'
+        self._write_status(self.explorer.status)
+
+    def _on_beside(self, phrase):
+        "Put a phrase beside those on show, or take it away again"
+        shown = self.explorer.selection.phrases
+        self._update(phrase=" | ".join([p for p in shown if p != phrase] if phrase in shown else [*shown, phrase]))
 
     def _write_status(self, text, wrong=False):
         style = "c2lip-status c2lip-wrong" if wrong else "c2lip-status"
@@ -181,91 +242,79 @@ class Panel(PanelWidgets):
 
     def _refresh(self):
         "Set every widget to what the explorer says"
-        with self._quietly():
+        self._refresher = threading.get_ident()
+        try:
             self._refresh_models()
             self._refresh_map()
             if not self.explorer.error:  # else what was typed stays, to be corrected
                 self._refresh_texts()
             self.upload.value = ()
-            self._refresh_shelf()
+            self._refresh_images()
             self._refresh_chips()
-            self.maps.value = explorer_page(self.explorer)
+            self.maps.value = self.explorer.html()
+        finally:
+            self._refresher = 0
         self._write_status(self.explorer.status, wrong=bool(self.explorer.error))
 
-    def _menu_entries(self):
-        "The models of the menus: trials only if they are asked for, or on show"
-        shown = self.explorer.selection.models
-        return [e for e in self.explorer.models.values() if self.trials.value or not e.trial or e.name in shown]
-
     def _refresh_models(self):
-        options = [(entry.label, entry.name) for entry in self._menu_entries()]
-        shown = self.explorer.selection.models
+        options, shown = [(e.label, e.name) for e in self.explorer.models.values()], self.explorer.selection.models
         for place, menu in enumerate(self.menus):
-            own = options if place == 0 else [NO_MODEL, *options]
-            _set_options(menu, own)
+            _set_options(menu, options if place == 0 else [_NO_MODEL, *options])
             menu.value = shown[place] if place < len(shown) else ""
         self.swap.disabled = len(shown) < 2
 
     def _refresh_map(self):
         selection = self.explorer.selection
-        heads, blocks = self.explorer.heads, self.explorer.blocks
-        _set_options(self.head, [("all, their mean", 0), *((str(k + 1), k + 1) for k in range(heads))])
-        _set_options(self.layer, [("last", 0), *((f"{k} before the last", k) for k in range(1, blocks))])
-        for name in _OF_THE_MAP:
-            getattr(self, name).value = getattr(selection, name)
-        self.scale.disabled = selection.kind != "softmax"
-        self.head.disabled = selection.kind != "head"
-        self.layer.disabled = selection.kind == "head"
+        for name, control in MAP_CONTROLS.items():
+            widget = self.controls[name]
+            if control.widget == "menu":
+                none, some = control.choices
+                numbers = range(1, self.explorer.most(name) + 1)
+                _set_options(widget, [(none, 0), *((some.format(k), k) for k in numbers)])
+            widget.value = getattr(selection, name)
+            widget.disabled = bool(control.kinds) and selection.kind not in control.kinds
 
     def _refresh_texts(self):
         selection = self.explorer.selection
-        self.caption.value = selection.caption
-        self.phrase.value = " | ".join(selection.phrases)
-        self.path.value = self.model.value = self.link.value = ""
+        self.controls["caption"].value = selection.caption
+        self.controls["phrases"].value = " | ".join(selection.phrases)
+        self.controls["image"].value = self.controls["models"].value = self.link.value = ""
         self.state.value = text = selection_text(selection)
         if os.environ.get("SERVER_SOFTWARE", "").startswith("voila"):
             self.address.value = f'<a href="?{html.escape(text)}">link to this view</a>'
 
-    def _refresh_shelf(self):
+    def _refresh_images(self):
         selection = self.explorer.selection
         self.keep.value = selection.beside is not None
         for exhibit, button in zip(gallery(), self.shelf):
-            shown, second = exhibit is selection.exhibit, exhibit is selection.beside
+            shown, second = exhibit is selection.image, exhibit is selection.beside
             button.button_style = "primary" if shown else "info" if second else ""
 
     def _refresh_chips(self):
         "Buttons for the caption's phrases; the same ones while the caption stays, so that the focus does"
-        selection = self.explorer.selection
-        wanted = caption_phrases(selection.caption)
-        if wanted != list(self.chip):
-            self._make_chips(wanted)
-        for phrase in wanted:
-            shown = phrase in selection.phrases
-            beside = self.beside[phrase]
-            self.chip[phrase].button_style = "primary" if shown else ""
-            beside.description = "−" if shown else "+"
-            beside.tooltip = f"take “{phrase}” away" if shown else f"show “{phrase}” too"
-            beside.layout.display = "none" if selection.phrases in ((), (phrase,)) else None
+        phrases, shown = caption_phrases(self.explorer.selection.caption), self.explorer.selection.phrases
+        if list(phrases) != list(self.chips):
+            self.chips = {phrase: (_button(phrase), _button("+")) for phrase in phrases}
+            for phrase, (chip, beside) in self.chips.items():
+                self._listen(chip, partial(self._update, phrase=phrase))
+                self._listen(beside, partial(self._on_beside, phrase))
+                beside.add_class("c2lip-beside")
+            self.chip_row.children = [widgets.HBox(pair) for pair in self.chips.values()]  # no line break parts a pair
+        for phrase, (chip, beside) in self.chips.items():
+            chip.button_style = "primary" if phrase in shown else ""
+            beside.description = "−" if phrase in shown else "+"
+            beside.tooltip = f"take “{phrase}” away" if phrase in shown else f"show “{phrase}” too"
+            beside.layout.display = "none" if shown in ((), (phrase,)) else None
 
-    def _make_chips(self, phrases):
-        for button in [*self.chip.values(), *self.beside.values(), *self.chips.children]:
-            button.close()
-        self.chip, self.beside, pairs = {}, {}, []
-        for phrase in phrases:
-            chip = widgets.Button(description=phrase, tooltip=f"show “{phrase}”")
-            self._listen(chip, self._on_chip, phrase)
-            beside = widgets.Button()
-            self._listen(beside, self._on_beside, phrase)
-            beside.add_class("c2lip-beside")
-            self.chip[phrase], self.beside[phrase] = chip, beside
-            pairs.append(widgets.HBox([chip, beside]))  # which no line break parts
-        self.chips.children = pairs
-
-    def _repr_mimebundle_(self, **kwargs):
-        "The widget, and for pages without a kernel its figure"
-        bundle = super()._repr_mimebundle_(**kwargs)
+    def _ipython_display_(self):
+        "Show the panel with its style and its script; where widgets cannot run, its figure"
+        style, script = (shipped(f"explorer.{kind}").read_text(encoding="utf8") for kind in ("css", "js"))
+        display(HTML(f"<style>{style}</style><script>{script}</script>"))
         still = {"image/png": base64.b64encode(self.explorer.file()).decode(), "text/plain": self.explorer.status}
-        if isinstance(bundle, tuple):
-            data, metadata = bundle
-            return data | still, metadata
-        return bundle | still
+        display(self._repr_mimebundle_() | still, raw=True)
+
+
+def _set_options(menu, options):
+    "Options of a menu; the same ones are not sent again"
+    if list(menu.options) != options:
+        menu.options = options

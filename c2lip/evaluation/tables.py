@@ -223,8 +223,10 @@ def _as_text(table):
         rows.append(("  " * bool(group) + name, values))
     heads = [_joined(head, " ") for head in table.heads]
     uncounted = [k for k, head in enumerate(heads) if head not in _COUNTS]
+    if not rows:
+        return table.caption + "\n(no rows)"
     fewer = text_lines([heads[k] for k in uncounted], [(name, [cells[k] for k in uncounted if cells]) for name, cells in rows])
-    text = min(text_lines(heads, rows), fewer, key=lambda text: text.count("\n")) if rows else "(no rows)"
+    text = min(text_lines(heads, rows), fewer, key=lambda text: text.count("\n"))
     return "\n".join([*textwrap.wrap(table.caption, TEXT_WIDTH), text])
 
 

@@ -13,6 +13,7 @@ import re
 import sys
 from pathlib import Path
 
+from ..attention.controls import add_control_flags, flag_changes
 from ..core import UserError, did_you_mean
 from ..core.files import project_of, read_yaml, shipped
 
@@ -250,18 +251,7 @@ def _runs(options):
 def _add_explore(commands):
     about = "Write the explorer's figure: image, maps of one to four models and, of two, their difference."
     p = commands.add_parser("explore", help="where in an image models find a phrase", description=about)
-    which = "base, a release folder, or an open_clip name; repeat it for up to four (default: base and the newest run)"
-    p.add_argument("--model", action="append", default=[], metavar="NAME", help=which)
-    shown = "a file, or the number of one of the twelve images of the gallery (default: 9)"
-    p.add_argument("--image", metavar="FILE", help=shown)
-    second = "a second image for the same phrases, under the first: a file, or a number of the gallery"
-    p.add_argument("--beside", metavar="FILE", help=second)
-    p.add_argument("--caption", metavar="TEXT", help="what the image shows; its first noun phrase is shown")
-    asked = "what to look for; repeat it for up to four (default: the caption's first noun phrase)"
-    p.add_argument("--phrase", action="append", default=[], metavar="TEXT", help=asked)
-    p.add_argument("--kind", metavar="KIND", help="centred, similarity, softmax or head (default: centred)")
-    which = "a head of the pooling head, from 1 (default: the mean of all); with it KIND is head"
-    p.add_argument("--head", type=int, metavar="N", help=which)
+    add_control_flags(p)
     visit = "the text, or the link, under “take along” in the explorer; what is given besides it wins"
     p.add_argument("--state", metavar="TEXT", help=visit)
     into = "folder of maps.png, maps.svg, maps.pdf and maps.json (default: a new dated one under runs/)"
@@ -270,28 +260,17 @@ def _add_explore(commands):
 
 def _explored(options):
     "What the options ask of an explorer"
-    changes = {name: value for name in ("state", "caption", "kind") if (value := getattr(options, name))}
-    if options.image:
-        is_number = options.image.isdecimal()
-        changes |= dict(exhibit=int(options.image)) if is_number else dict(image=_absolute(options.image))
-    if options.beside:
-        is_number = options.beside.isdecimal()
-        changes["beside"] = int(options.beside) if is_number else _absolute(options.beside)
-    if options.head is not None:
-        if options.kind not in (None, "head"):
-            raise UserError(f"--head is of the kind head, not of {options.kind}: leave out one of the two")
-        changes |= dict(kind="head", head=options.head)
-    if options.phrase:
-        changes["phrase"] = " | ".join(options.phrase)
-    if options.model:
-        changes["models"] = [_folder_or_name(name) for name in options.model]
+    changes = flag_changes(options) | ({"state": options.state} if options.state else {})
+    changes |= {key: _absolute(changes[key]) for key in ("image", "beside") if not changes.get(key, "0").isdecimal()}
+    if "model" in changes:
+        changes["model"] = [_folder_or_name(name) for name in changes["model"]]
     return changes
 
 
 def _explore(options):
     from c2lip.attention.explorer import Explorer  # heavy (torch, open_clip)
 
-    explorer = Explorer(["base"] if options.model or options.state else ())
+    explorer = Explorer(["base"] if options.models or options.state else ())
     if not explorer.update(**_explored(options)):
         raise UserError(explorer.error)
     folder = explorer.save(_absolute(options.output))
