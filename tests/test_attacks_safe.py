@@ -24,7 +24,7 @@ from c2lip.data.prepare import prepare
 from c2lip.data.skips import Skips
 from c2lip.data.sources import detect_source, open_data
 from c2lip.evaluation import folders
-from c2lip.evaluation.readers import read_lines
+from c2lip.evaluation.base import read_entries
 from c2lip.release import save
 from c2lip.release.run import train
 from c2lip.towers import load
@@ -389,7 +389,7 @@ def test_names_that_look_like_patterns(tmp_path, monkeypatch):
 
 def test_nested_json_and_many_phrases(tmp_path):
     (tmp_path / "deep.jsonl").write_text("[" * 100_000)
-    refused(lambda: read_lines(tmp_path / "deep.jsonl"), "line 1", "not valid JSON")
+    refused(lambda: read_entries(tmp_path / "deep.jsonl"), "line 1", "not valid JSON")
     folder = table(tmp_path / "data")
     (folder / "captions.csv").unlink()
     rows = [dict(image=f"i{i}.png", caption="a red mug", phrases=["a red mug"] * (i or 100_000)) for i in range(2)]

@@ -10,7 +10,6 @@ __all__ = ['WHOLE_IMAGE', 'field_of', 'grid_of', 'sample_map', 'Probe', 'coverag
 # %% ../../nbs/4_evaluation/16_localisation.ipynb #062643e4
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -322,7 +321,9 @@ def _image_probes(path, annotations, masks, names, group):
     for key, annotation in annotations.items():
         if not annotation.get("phrase"):
             continue
-        alike = [k for k, other in annotations.items() if k != key and other["category_id"] == annotation["category_id"]]
+        alike = [
+            k for k, other in annotations.items() if k != key and other["category_id"] == annotation["category_id"]
+        ]
         rivals = annotation.get("rivals", {"noun": alike})
         shared = {name: np.any([masks[k] for k in keys], 0) for name, keys in rivals.items() if keys}
         probes.append(Probe(path, annotation["phrase"], masks[key], shared, group))

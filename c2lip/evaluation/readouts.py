@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ..concepts import noun_phrases_many
 from ..core import UserError
-from .base import Lookup, PairScore, cosine_score
-from .changes import before_after
+from .base import Lookup, PairScore, Scorer
 from .embeddings import embed_texts, embed_tokens
 from .folders import benchmark_folder
-from .groups import write_groups
 from .suites import embed_all, measure, read_folder, tabulate
+from .uncertainty import item_changes
+from .world_scenes import write_groups
 from ..pooling import concept_similarity
 
 # %% ../../nbs/4_evaluation/28_readouts.ipynb #1281d1c1
@@ -62,7 +62,7 @@ class Reading:
         progress: bool = False,  # show lines that count
         nlp=None,  # a spaCy pipeline; None: the embedded one
     ):
-        self.towers, self.nlp, self.cosine = towers, nlp, cosine_score(image, text)
+        self.towers, self.nlp, self.cosine = towers, nlp, Scorer(image, text).pairs
         self.how: dict[str, Any] = dict(progress=progress, precision=precision)
         self.texts_at_once, self.cache = 4 * batch_size, cache
         names = list(images)
@@ -159,7 +159,7 @@ def measure_readouts(
         image, text = embed_all(towers, asked, words, progress=False)
         reading = Reading(towers, asked, image, text, **settings)
         for readout, measured in rows.items():
-            measured += measure(found, image, text, reading.score(readout))
+            measured += measure(found, Scorer(image, text, reading.score(readout), towers))
     return {r: (tabulate(m), {(suite, name): hits for suite, name, hits in m}) for r, m in rows.items()}
 
 # %% ../../nbs/4_evaluation/28_readouts.ipynb #2910d5d9
@@ -209,7 +209,9 @@ def readout_record(
         chosen: dict[str, Readout] = {}
         for split in ("validation", "test"):
             world = benchmark_folder("world", split, items=items, images=images)
-            folders = [world, write_groups(work / f"{split}-{items}", items, split)]
+            groups = work / f"{split}-{items}"
+            write_groups(groups, items, split)
+            folders = [world, groups]
             tried = READOUTS if split == "validation" else list(chosen.values())
             tables = measure_readouts(towers, folders, [Readout(0.0), *tried])
             if split == "validation":
@@ -217,8 +219,11 @@ def readout_record(
             whole, hits = tables[Readout(0.0)]
             of = {readout: score for score, readout in chosen.items()}
             for readout in tried:
-                changed = before_after(whole, tables[readout][0], hits, tables[readout][1])
-                kept = changed[["suite", "name", "before", "after", "change", "low", "high", "n"]]
+                table, found = tables[readout]
+                changed = whole[["suite", "name"]].merge(item_changes(hits, found), "left", ["suite", "name"])
+                half = 1.96 * changed.se
+                kept = whole[["suite", "name"]].assign(before=whole.value, after=table.value, change=changed.value)
+                kept = kept.assign(low=changed.value - half, high=changed.value + half, n=whole.n)
                 about = dict(model=name, split=split, score=of.get(readout, "tried"), **readout._asdict())
                 rows.append(kept.assign(**about)[[*about, *kept.columns]])
             print(f"{name}, {split}: {len(tried)} readouts, chosen {chosen}", flush=True)

@@ -146,7 +146,7 @@ def text_lines(
     columns = list(zip(*(cells for _, cells in rows if cells))) or [()] * len(heads)
     widths = [max(map(len, [*head.split(), *cells, ""])) for head, cells in zip(heads, columns)]
     blocks: list[list[int]] = [[]]
-    for k, width in enumerate(widths):
+    for k in range(len(widths)):
         if blocks[-1] and left + sum(widths[j] + len(_GAP) for j in [*blocks[-1], k]) > TEXT_WIDTH:
             blocks.append([])
         blocks[-1].append(k)
@@ -219,13 +219,17 @@ def _as_text(table):
     for i, ((group, name), cells) in enumerate(zip(table.rows, table.cells)):
         if group and (i == 0 or group != table.rows[i - 1][0]):
             rows.append((group, []))
-        values = [_joined((cell.value + ("*" if cell.best else " " if bold else ""), cell.small), " ") for cell in cells]
+        values = [
+            _joined((cell.value + ("*" if cell.best else " " if bold else ""), cell.small), " ") for cell in cells
+        ]
         rows.append(("  " * bool(group) + name, values))
     heads = [_joined(head, " ") for head in table.heads]
     uncounted = [k for k, head in enumerate(heads) if head not in _COUNTS]
     if not rows:
         return table.caption + "\n(no rows)"
-    fewer = text_lines([heads[k] for k in uncounted], [(name, [cells[k] for k in uncounted if cells]) for name, cells in rows])
+    fewer = text_lines(
+        [heads[k] for k in uncounted], [(name, [cells[k] for k in uncounted if cells]) for name, cells in rows]
+    )
     text = min(text_lines(heads, rows), fewer, key=lambda text: text.count("\n"))
     return "\n".join([*textwrap.wrap(table.caption, TEXT_WIDTH), text])
 
@@ -239,7 +243,9 @@ def _as_markdown(table):
 
 
 def _html_cell(cell):
-    small = f'<div style="font-size:75%;opacity:.7;font-weight:400">{html.escape(cell.small)}</div>' if cell.small else ""
+    small = (
+        f'<div style="font-size:75%;opacity:.7;font-weight:400">{html.escape(cell.small)}</div>' if cell.small else ""
+    )
     return html.escape(cell.value) + small
 
 
@@ -254,7 +260,9 @@ def _styled(table, cell_text, css):
         grouped = any(group for group, _ in names)
         return pd.MultiIndex.from_tuples(names) if grouped else pd.Index([name for _, name in names])
 
-    texts = pd.DataFrame([[cell_text(cell) for cell in cells] for cells in table.cells], index(table.rows), index(table.heads))
+    texts = pd.DataFrame(
+        [[cell_text(cell) for cell in cells] for cells in table.cells], index(table.rows), index(table.heads)
+    )
     looks = pd.DataFrame([[css(cell) for cell in cells] for cells in table.cells], texts.index, texts.columns)
     name = f"{zlib.crc32((table.caption + texts.to_csv()).encode()):08x}"  # the same table gives the same page
     return Styler(texts, uuid=name, caption=table.caption).apply(lambda _: looks, axis=None)
@@ -290,7 +298,14 @@ def _as_latex(table):
     style = _styled(table, _latex_cell, lambda cell: "font-weight: bold" if cell.best else "")
     style = style.format_index(escape="latex", axis=0).format_index(escape="latex", axis=1)
     text = style.to_latex(convert_css=True, hrules=True, multicol_align="c", position="ht", position_float="centering")
-    for sign, latex in {"→": r"$\to$", "–": "--", "±": r"$\pm$", "·": r"$\cdot$", "λ": r"$\lambda$", "β": r"$\beta$"}.items():
+    for sign, latex in {
+        "→": r"$\to$",
+        "–": "--",
+        "±": r"$\pm$",
+        "·": r"$\cdot$",
+        "λ": r"$\lambda$",
+        "β": r"$\beta$",
+    }.items():
         text = text.replace(sign, latex)
     return text
 
@@ -351,7 +366,13 @@ def _counts(own, keys, models):
             continue
         numbers = counted[count].dropna().astype(int).to_dict()
         shown = models if count != "n" else models[:1]
-        yield count, [Cell(", ".join(f"{numbers.get((model, *key), 0):,}" for model in shown), css="opacity: .6") for key in keys]
+        yield (
+            count,
+            [
+                Cell(", ".join(f"{numbers.get((model, *key), 0):,}" for model in shown), css="opacity: .6")
+                for key in keys
+            ],
+        )
 
 
 def frame_table(
@@ -364,19 +385,28 @@ def frame_table(
     own, changed = frame[against == ""], frame[against != ""]
     keys = list(dict.fromkeys(zip(own.suite, own.name)))
     models = list(dict.fromkeys(own.model))
-    of_own, of_changes = ({(r.model, r.suite, r["name"]): r for _, r in summarise(part).iterrows()} for part in (own, changed))
+    of_own, of_changes = (
+        {(r.model, r.suite, r["name"]): r for _, r in summarise(part).iterrows()} for part in (own, changed)
+    )
     columns = {model: [_mean_cell(of_own.get((model, *key)), spread) for key in keys] for model in models}
     if len(models) > 1:
         best = [mark_best(cells) for cells in zip(*columns.values())]
         columns = {model: [row[i] for row in best] for i, model in enumerate(models)}
     elif models and own.groupby(["suite", "name"]).size().max() == 1:
-        columns["± 95 %"] = [Cell(f"{of_own[(models[0], *key)].half:.1f}".replace("nan", ""), css="opacity: .6") for key in keys]
+        columns["± 95 %"] = [
+            Cell(f"{of_own[(models[0], *key)].half:.1f}".replace("nan", ""), css="opacity: .6") for key in keys
+        ]
     for model in dict.fromkeys(changed.model):
         title = "change" if changed.model.nunique() == 1 else f"{model}: change"
         found = [of_changes.get((model, *key)) for key in keys]
-        cells = [Cell("–") if r is None else Cell(change_text(r["mean"], r.half), css=_look_of_change(r["mean"], r.half)) for r in found]
+        cells = [
+            Cell("–") if r is None else Cell(change_text(r["mean"], r.half), css=_look_of_change(r["mean"], r.half))
+            for r in found
+        ]
         place = list(columns).index(model) + 1
         columns = dict([*list(columns.items())[:place], (title, cells), *list(columns.items())[place:]])
     columns |= dict(_counts(own, keys, models))
     rows = [(suite_label(suite), task_label(name)) for suite, name in keys]
-    return Table(rows, [("", model_label(head)) for head in columns], [list(row) for row in zip(*columns.values())], caption)
+    return Table(
+        rows, [("", model_label(head)) for head in columns], [list(row) for row in zip(*columns.values())], caption
+    )

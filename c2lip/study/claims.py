@@ -112,12 +112,14 @@ def changes_table(
     keys = [_key(row) for row in rows]
     records = {record for record, _ in rungs.values()}
     found = {record: _summary(read_record(record, "changes"), against, keys) for record in records}
-    told = [[change_text(*_found(found[record], rung, against, key)) for key in keys] for record, rung in rungs.values()]
+    texts = [
+        [change_text(*_found(found[record], rung, against, key)) for key in keys] for record, rung in rungs.values()
+    ]
     down, across = list(rungs), [row_label(row) for row in rows]
     if len(rows) > len(rungs):
-        told, down, across = [list(cells) for cells in zip(*told)], across, down
+        texts, down, across = [list(cells) for cells in zip(*texts)], across, down
     head = "change against " + ("the base" if against == "base" else against)
-    return markdown_table([head, *across], [[name, *cells] for name, cells in zip(down, told)])
+    return markdown_table([head, *across], [[name, *cells] for name, cells in zip(down, texts)])
 
 
 def beyond_intervals(

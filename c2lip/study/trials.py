@@ -29,7 +29,6 @@ from ..towers import Towers, load
 from ..training.advice import first_phrases, say_choices, warnings_before
 from ..training.config import Config, choose_by_model, fill_auto, own_options, values_by_model
 from ..training.fit import check_parts, count_steps, fit, read_records
-from ..world import draw_scene
 
 # %% ../../nbs/8_study/00_trials.ipynb #22f0b9d7
 SHARED = (
