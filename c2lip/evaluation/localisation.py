@@ -301,7 +301,10 @@ def localisation_rows(
 def _annotation_mask(annotation, image, points):
     "(h,w) bool of a COCO annotation, its longer side thinned out to at most `points`"
     height, width = image["height"], image["width"]
-    outline = annotation.get("segmentation") or [annotation["bbox"]]
+    outline = annotation.get("segmentation")
+    if not outline:
+        x, y, w, h = annotation["bbox"]
+        outline = [[x, y, x + w, y, x + w, y + h, x, y + h]]
     if isinstance(outline, list):
         outline = coco.merge(coco.frPyObjects(outline, height, width))
     elif isinstance(outline["counts"], list):
