@@ -17,7 +17,7 @@ from filelock import FileLock
 from PIL import Image
 
 from c2lip.core import UserError
-from c2lip.core.files import run_folder
+from c2lip.core.files import check_free, run_folder
 from c2lip.data.images import BadImage, open_image
 from c2lip.data.index import open_index
 from c2lip.data.prepare import prepare
@@ -26,11 +26,11 @@ from c2lip.data.sources import detect_source, open_data
 from c2lip.evaluation import folders
 from c2lip.evaluation.base import read_entries
 from c2lip.release import save
-from c2lip.release.run import train
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
 from c2lip.training.config import Config, own_options
 from c2lip.training.log import read_log
+from c2lip.training.run import train
 from c2lip.training.settings import read_parameters, save_parameters
 from c2lip.workshop.launch import check_run
 
@@ -139,8 +139,8 @@ def test_a_run_is_not_written_over(tmp_path):
     train(SMALL, tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.glob("*.*")}
     refused(lambda: train({**SMALL, "seed": 3}, tmp_path), "another run_dir", "resume True")
-    refused(lambda: run_folder(str(tmp_path), "train"), "another run_dir", "resume True")
-    refused(lambda: run_folder(str(tmp_path), "evaluate"), "another run_dir")
+    refused(lambda: check_free(tmp_path), "another run_dir", "resume True")
+    refused(lambda: check_free(tmp_path, resumable=False), "another run_dir", "delete it")
     assert {p.name: p.read_bytes() for p in tmp_path.glob("*.*")} == before
     (tmp_path / "metrics.jsonl").write_text("null\n7\n{}\n" + (tmp_path / "metrics.jsonl").read_text())
     train({**SMALL, "resume": True}, tmp_path)

@@ -20,8 +20,7 @@ from c2lip.core import Phrase, UserError
 from c2lip.core.files import folder_digest, project_root
 from c2lip.spans import token_spans, token_spans_many
 from c2lip.trees import base_phrases
-from c2lip.workshop.grammar import read_grammar, sentence_text, template_caption
-from c2lip.workshop.treebank import read_conllu, to_doc
+from c2lip.workshop.grammar import read_conllu, read_grammar, sentence_text, template_caption, to_doc
 from c2lip.world import NOUNS
 from c2lip.world_captions import train_records
 

@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['TOWERS', 'tower_of', 'with_tower', 'derive', 'plan_derived', 'trained_model', 'measure_derived', 'add_derived',
-           'shares_of']
+           'shares_of', 'check_readouts', 'readouts_of_study']
 
 # %% ../../nbs/8_study/03_derived.ipynb #d19c0002
+import itertools
 from copy import deepcopy
 from pathlib import Path
 
 import pandas as pd
 
 from ..core import UserError
+from ..evaluation.readouts import readout_record
 from ..release.interpolation import interpolate, skills
 from .trials import PlannedTrial, TrialSetup, measure_model
 from ..towers import Towers, load
@@ -139,3 +141,35 @@ def shares_of(
         table = found[found.model == models[alpha]].groupby(["suite", "name"], as_index=False).value.mean()
         rows.append({"alpha": alpha, **skills(table)})
     return pd.DataFrame(rows)
+
+# %% ../../nbs/8_study/03_derived.ipynb #ad8347f4
+def check_readouts(
+    setup: TrialSetup,
+):
+    "Raise `UserError` where readouts cannot be measured, before anything is trained"
+    if not setup.drawn:
+        raise UserError("readouts are chosen and measured on the embedded world; leave out data, or readouts")
+
+
+def readouts_of_study(
+    plans: dict[str, list[PlannedTrial]],  # whose trials the run folder holds
+    setup: TrialSetup,
+    run,  # the run folder
+) -> pd.DataFrame:  # as `readout_record` gives, with models called "plain, seed 0"
+    "Readouts of the base and of every model of the plans, those that a folder holds not again"
+    check_readouts(setup)
+    models = [None, *itertools.chain.from_iterable(plans.values())]
+    return pd.concat([_readouts_of(planned, setup, Path(run)) for planned in models], ignore_index=True)
+
+
+def _readouts_of(planned, setup, run):
+    "What the folder of a trial, or of the base, holds of its readouts, measured where it does not"
+    name = f"{planned.model}, seed {planned.settings['seed']}" if planned else "base"
+    folder = run / (planned.folder if planned else "base")
+    file = folder / "readouts.csv"
+    if not file.exists():
+        sizes = setup.launcher["items"], setup.launcher["bench_images"]
+        folder.mkdir(exist_ok=True)
+        towers = trained_model(planned, setup, run) if planned else setup.base
+        readout_record({name: towers}, run, *sizes).to_csv(file, index=False)
+    return pd.read_csv(file).assign(model=name)

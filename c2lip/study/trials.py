@@ -24,11 +24,10 @@ from ..evaluation.uncertainty import write_items
 from ..evaluation.world_scenes import write_groups
 from ..methods import build
 from ..release import save
-from ..release.run import record_choices
 from ..towers import Towers, load
-from ..training.advice import first_phrases, say_choices, warnings_before
 from ..training.config import Config, choose_by_model, fill_auto, own_options, values_by_model
-from ..training.fit import check_parts, count_steps, fit, read_records
+from ..training.fit import check_parts, count_steps, fit
+from ..training.setup import print_advice, read_records, record_choices
 
 # %% ../../nbs/8_study/00_trials.ipynb #22f0b9d7
 SHARED = (
@@ -87,10 +86,7 @@ def start_trials(
     taken = fill_auto(settings, values_by_model(base, steps, given.method))
     record_choices(settings, taken, run)
     shared = _shared(taken)
-    phrases = [] if drawn else [first_phrases(records)]
-    chosen = choose_by_model(given, base, steps)
-    said = [*phrases, say_choices(given, chosen, base), *warnings_before(chosen, steps, base, records)]
-    print(*filter(None, said), sep="\n", flush=True)
+    print_advice(given, choose_by_model(given, base, steps), steps, base, records)
     samples = Samples(records, base.preprocess, base.tokenizer, cache=drawn, skips=skips)
     benchmark = choose_benchmark(
         "auto",

@@ -19,10 +19,11 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from ..core import UserError, did_you_mean, one_line
-from ..core.files import check_free, output_place, project_of
-from ..training.settings import Setting, check, check_own, launcher_settings
+from ..core.files import output_place, project_of
+from ..training.settings import Setting, check, check_run_dir, launcher_settings
 
 # %% ../../nbs/9_workshop/03_launch.ipynb #8c1f2a35
 def _new_folder(root, name):
@@ -82,8 +83,7 @@ def check_run(
     if settings["run_dir"].startswith("~"):
         raise UserError(f"run_dir {settings['run_dir']}: write the home folder out")
     if settings["run_dir"]:
-        check_own(folder, name, declared)
-        check_free(output_place(folder), name, settings.get("resume", False))
+        check_run_dir(output_place(folder), name, declared, settings.get("resume", False))
     return folder
 
 
@@ -146,7 +146,7 @@ class RunOutput:
             self.shown = not text.endswith("\n")
 
 # %% ../../nbs/9_workshop/03_launch.ipynb #8c1f2a3d
-_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+_SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 if hasattr(signal, "SIGHUP"):
     _SIGNALS[signal.SIGHUP] = "SIGHUP: the terminal was closed"
 
@@ -169,12 +169,13 @@ def how_to_go_on(
 
 
 def failure(
-    error: BaseException,  # what ended the run
+    error: Any,  # what ended the run
     output: Path,  # the executed notebook
 ) -> str:  # what the terminal shows
     "An end in one line, and where to read more or how to go on"
     if isinstance(error, SystemExit):
-        return f"c2lip: stopped by {_SIGNALS.get(error.code - 128, error.code)}; {how_to_go_on(output.parent)}"
+        number = int(error.code or 0) - 128
+        return f"c2lip: stopped by {_SIGNALS.get(number, number)}; {how_to_go_on(output.parent)}"
     if hasattr(error, "ename"):  # of a cell
         name = "" if error.ename == "UserError" else f"{error.ename}: "
         return f"c2lip: {name}{one_line(error.evalue) or 'stopped'}\n       the executed notebook: {output}"
