@@ -18,7 +18,7 @@ from c2lip.evaluation.published import layout_table, layouts, paper_rows, publis
 from c2lip.evaluation.records import read_record
 from c2lip.evaluation.scores import Hits, mean_of
 from c2lip.evaluation.suites import evaluate, tabulate
-from c2lip.evaluation.tables import frame_table, name_models, pick_rows, render, row_list, write_table
+from c2lip.evaluation.tables import frame_table, name_models, pick_rows, render, row_list, write_forms
 from c2lip.evaluation.uncertainty import change_of_items, results_frame, standard_error
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
 from c2lip.study.ladder import DEFAULT_RUNG
@@ -213,7 +213,7 @@ def test_an_unequal_mean_s_error_equals_a_slow_one(three):
 def test_forms_of_a_table(three, tmp_path):
     "The best is bold once a column and group; names are escaped; every line has all columns; the same page each time"
     table = layout_table("C2LIP Table A3", three[0])
-    write_table(table, tmp_path, "a3")
+    write_forms(table, tmp_path, "a3")
     text = {f.suffix: f.read_text(encoding="utf8") for f in tmp_path.iterdir()}
     assert set(text) == {".html", ".md", ".tex"}
     assert r"full \& final\_50\%" in text[".tex"] and "full &amp; final_50%" in text[".html"]

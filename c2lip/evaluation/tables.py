@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TEXT_WIDTH', 'GAIN', 'LOSS', 'FORMS', 'read_layouts', 'suite_label', 'task_label', 'model_label', 'row_list',
            'pick_rows', 'brief', 'name_models', 'summarise', 'change_text', 'text_lines', 'markdown_table', 'Cell',
-           'Table', 'render', 'write_table', 'mark_best', 'frame_table']
+           'Table', 'render', 'write_forms', 'mark_best', 'frame_table']
 
 # %% ../../nbs/4_evaluation/21_tables.ipynb #0c1f2a03
 import html
@@ -322,7 +322,7 @@ def render(
     return FORMS[form](table)
 
 
-def write_table(
+def write_forms(
     table: Table,
     folder,  # an existing folder
     name: str,  # of the files

@@ -29,7 +29,7 @@ from c2lip.evaluation.tables import (
     summarise,
     task_label,
 )
-from ..evaluation.uncertainty import item_changes, read_items
+from ..evaluation.uncertainty import item_changes, kept_items
 from .trials import PlannedTrial
 from ..training.config import Config
 
@@ -119,7 +119,7 @@ def paired_changes(
         if plain and plain is not planned:
             others["plain"] = run / plain.folder
         for against, folder in others.items():
-            changes = item_changes(*(read_items(place / "items.parquet") for place in (folder, run / planned.folder)))
+            changes = item_changes(*(kept_items(place / "items.parquet") for place in (folder, run / planned.folder)))
             parts.append(changes.assign(model=planned.model, against=against, seed=planned.settings["seed"]))
     return pd.concat(parts, ignore_index=True)
 

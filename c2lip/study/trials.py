@@ -20,7 +20,7 @@ from ..core.files import read_json, write_json
 from ..data.loading import Samples
 from ..evaluation.folders import choose_benchmark
 from ..evaluation.suites import evaluate
-from ..evaluation.uncertainty import write_items
+from ..evaluation.uncertainty import keep_items
 from ..evaluation.world_scenes import write_groups
 from ..methods import build
 from ..release import save
@@ -129,7 +129,7 @@ def measure_model(
     for benchmark in benchmarks:
         parts.append(evaluate(model, benchmark, batch_size=250, progress=False, hits=items, cache=None))
     if folder:
-        write_items(items, Path(folder) / "items.parquet")
+        keep_items(items, Path(folder) / "items.parquet")
     return pd.concat(parts, ignore_index=True)[["suite", "name", "value", "se", "n"]]
 
 
