@@ -27,7 +27,6 @@ from PIL import Image
 from tars import write_tar
 from torchvision import transforms
 
-from c2lip.captions import canonical_caption
 from c2lip.core import Phrase, UserError
 from c2lip.data.batches import batches, epoch_order, hard_distractors
 from c2lip.data.images import BadImage, open_image
@@ -261,27 +260,6 @@ def test_many_batches_from_workers_cost_few_file_handles():
 
 
 # captions and phrases
-
-
-def test_fast_path_of_canonical_caption_agrees_with_the_full_one():
-    texts = [
-        "A red  mug.",
-        " tab\tand\nline ",
-        "a &amp; b",
-        "<b>bold</b> mug",
-        "see http://x.org/a now",
-        "WWW.x.org",
-        "it's 5\" wide, (about) 3/4!",
-        "caf\u00c3\u00a9",
-        "\x00nul",
-        "a\x1b[31mred",
-        "",
-        "   ",
-        "Semi; colon: dash - dot. ~`@#$%^*_+=|\\{}[]'?",
-    ]
-    for text in texts:
-        assert canonical_caption(text) == canonical_caption(text, fast=False), text
-    assert canonical_caption(None) == canonical_caption(3.5) == ""
 
 
 def test_placing_phrases():

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..concepts import canonical_caption
+from ..captions import canonical_caption
 from ..core import UserError
 from ..core.files import is_utf8, project_of, regular
 from .images import IMAGES

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..concepts import canonical_caption, noun_phrases_many
+from ..captions import canonical_caption
+from ..concepts import noun_phrases_many
 from ..core import Phrase, UserError, derive_seed, did_you_mean
 
 # %% ../../nbs/3_data/02_records.ipynb #7105bfb9
