@@ -355,7 +355,7 @@ def run_folders(dice, folder):
     files = {
         "params.json": json.dumps({"method": "c2lip", "data": "world", "methods": ["a"], "epochs": 6}),
         "metrics.jsonl": "".join(json.dumps({"step": i, "lr": 0.1, "total": 3.5}) + "\n" for i in range(4)),
-        "table.csv": "suite,name,before,after\nsugarcrepe,average,68.1,72.3\n",
+        "table.csv": "model,suite,name,value,against\nbase,sugarcrepe,average,68.1,\nc2lip,sugarcrepe,average,72.3,\n",
         "train.ipynb": json.dumps({"cells": [], "metadata": {"papermill": {"end_time": "x", "exception": None}}}),
     }
     for name, text in files.items():

@@ -23,14 +23,14 @@ from ..core import UserError
 from ..core.files import cache_folder, cache_instead, project_root, shipped, user_path, write_json
 from ..data.images import BadImage, open_image
 from ..data.sources import find_source, open_data
-from . import world_benchmark
+from . import world_benchmark, world_scenes
 from .suites import READERS
 from .world_benchmark import write_benchmark
 
 # %% ../../nbs/4_evaluation/18_folders.ipynb #656a7319
 def _world_version():
     "Digest of the code that draws the embedded benchmark: the last part of its folder's name"
-    modules = (world_module, world_captions, world_benchmark)
+    modules = (world_module, world_captions, world_scenes, world_benchmark)
     files = [shipped("sprites.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
