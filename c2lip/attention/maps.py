@@ -11,6 +11,7 @@ __all__ = ['MAP_KINDS', 'SHARE_KINDS', 'WHOLE_IMAGE', 'head_attention', 'blocks_
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -207,8 +208,8 @@ class View:
     tokens: Tensor  # (M,D) unit
     grid: tuple  # rows, columns
     field: tuple  # left, top, right, bottom as shares of the image
-    heads: Tensor | None = None  # (heads,M) attention of the pooling head
-    layers: Tensor | None = None  # (blocks,M,D) unit, the tokens after every block
+    heads: Any = None  # (heads,M) attention of the pooling head, where it is wanted
+    layers: Any = None  # (blocks,M,D) unit, the tokens after every block, where they are wanted
 
     def maps(
         self,
