@@ -17,11 +17,11 @@ from torch import Tensor
 from ..concepts import noun_phrases_many
 from ..core import UserError
 from .base import Lookup, PairScore, Scorer
-from .changes import before_after
 from .embeddings import embed_texts, embed_tokens
 from .folders import benchmark_folder
-from .groups import write_groups
 from .suites import embed_all, measure, read_folder, tabulate
+from .uncertainty import item_changes
+from .world_scenes import write_groups
 from ..pooling import concept_similarity
 
 # %% ../../nbs/4_evaluation/28_readouts.ipynb #1281d1c1
@@ -173,7 +173,9 @@ def readout_record(
         chosen: dict[str, Readout] = {}
         for split in ("validation", "test"):
             world = benchmark_folder("world", split, items=items, images=images)
-            folders = [world, write_groups(work / f"{split}-{items}", items, split)]
+            groups = work / f"{split}-{items}"
+            write_groups(groups, items, split)
+            folders = [world, groups]
             tried = _TRIED if split == "validation" else list(chosen.values())
             tables = measure_readouts(towers, folders, [Readout(0.0), *tried])
             if split == "validation":
@@ -181,8 +183,11 @@ def readout_record(
             whole, hits = tables[Readout(0.0)]
             of = {readout: score for score, readout in chosen.items()}
             for readout in tried:
-                changed = before_after(whole, tables[readout][0], hits, tables[readout][1])
-                kept = changed[["suite", "name", "before", "after", "change", "low", "high", "n"]]
+                table, found = tables[readout]
+                changed = whole[["suite", "name"]].merge(item_changes(hits, found), "left", ["suite", "name"])
+                half = 1.96 * changed.se
+                kept = whole[["suite", "name"]].assign(before=whole.value, after=table.value, change=changed.value)
+                kept = kept.assign(low=changed.value - half, high=changed.value + half, n=whole.n)
                 about = dict(model=name, split=split, score=of.get(readout, "tried"), **readout._asdict())
                 rows.append(kept.assign(**about)[[*about, *kept.columns]])
             print(f"{name}, {split}: {len(tried)} readouts, chosen {chosen}", flush=True)
