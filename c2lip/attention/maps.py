@@ -10,6 +10,7 @@ __all__ = ['MAP_KINDS', 'SHARE_KINDS', 'head_attention', 'blocks_and_heads', 'la
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -175,8 +176,8 @@ class View:
     tokens: Tensor  # (M,D) unit
     grid: tuple  # rows, columns
     field: tuple  # left, top, right, bottom as shares of the image
-    heads: Tensor | None = None  # (heads,M) attention of the pooling head
-    layers: Tensor | None = None  # (blocks,M,D) unit, the tokens after every block
+    heads: Any = None  # (heads,M) attention of the pooling head, where it is wanted
+    layers: Any = None  # (blocks,M,D) unit, the tokens after every block, where they are wanted
 
     def maps(
         self,
