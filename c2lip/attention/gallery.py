@@ -15,9 +15,9 @@ import pandas as pd
 from PIL import Image
 
 from .maps import open_user_image
-from .probes import binding_scenes, scenes_of_three
 from ..core import UserError
 from ..core.files import project_root, shipped, user_path
+from ..evaluation.world_scenes import binding_scenes, scenes_of_three
 from ..towers.folders import EMBEDDED
 from ..training.runs import list_runs, release_folders
 from ..world import draw_scene, make_scene

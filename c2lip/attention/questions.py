@@ -79,7 +79,7 @@ def _without_attribute(phrase, _others):
     return swap_spans(phrase, {(attribute.start, attribute.end + rest.end()): rest[1]}) if rest else None
 
 
-QUESTIONS = {
+QUESTIONS: dict[str, Callable] = {
     "swap colours": partial(_exchanged, "attribute"),
     "swap nouns": partial(_exchanged, "noun"),
     "without attribute": _without_attribute,

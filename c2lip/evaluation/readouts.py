@@ -7,6 +7,7 @@ __all__ = ['Readout', 'Reading', 'measure_readouts', 'readout_record']
 
 # %% ../../nbs/4_evaluation/28_readouts.ipynb #ce513183
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -17,11 +18,11 @@ from torch import Tensor
 from ..concepts import noun_phrases_many
 from ..core import UserError
 from .base import Lookup, PairScore, Scorer
-from .changes import before_after
 from .embeddings import embed_texts, embed_tokens
 from .folders import benchmark_folder
-from .groups import write_groups
-from .suites import embed_all, measure, read_folder, tabulate
+from .suites import embed_suites, measure, read_folder, tabulate
+from .uncertainty import item_changes
+from .world_scenes import write_groups
 from ..pooling import concept_similarity
 
 # %% ../../nbs/4_evaluation/28_readouts.ipynb #1281d1c1
@@ -129,12 +130,11 @@ def measure_readouts(
         names = ("sugarcrepe", "sugarcrepe_pp", "binding", "retrieval", "winoground")
         there = [name for name in names if (folder / name).exists() or (folder / f"{name}.json").exists()]
         found = read_folder(folder, there)
-        shown = {image: who for suite in found.values() for image, who in suite.images.items()}
-        words = [text for suite in found.values() for text in suite.texts]
-        image, text = embed_all(towers, shown, words, progress=False)
-        reading = Reading(towers, shown, image, text)
+        scorer = embed_suites(towers, found, progress=False)
+        images = {image: who for suite in found.values() for image, who in suite.images.items()}
+        reading = Reading(towers, images, scorer.image, scorer.text)
         for readout, measured in rows.items():
-            measured += measure(found, Scorer(image, text, reading.score(readout), towers))
+            measured += measure(found, replace(scorer, readout=reading.score(readout)))
     return {r: (tabulate(m), {(suite, name): hits for suite, name, hits in m}) for r, m in rows.items()}
 
 # %% ../../nbs/4_evaluation/28_readouts.ipynb #2910d5d9
@@ -173,7 +173,9 @@ def readout_record(
         chosen: dict[str, Readout] = {}
         for split in ("validation", "test"):
             world = benchmark_folder("world", split, items=items, images=images)
-            folders = [world, write_groups(work / f"{split}-{items}", items, split)]
+            groups = work / f"{split}-{items}"
+            write_groups(groups, items, split)
+            folders = [world, groups]
             tried = _TRIED if split == "validation" else list(chosen.values())
             tables = measure_readouts(towers, folders, [Readout(0.0), *tried])
             if split == "validation":
@@ -181,8 +183,11 @@ def readout_record(
             whole, hits = tables[Readout(0.0)]
             of = {readout: score for score, readout in chosen.items()}
             for readout in tried:
-                changed = before_after(whole, tables[readout][0], hits, tables[readout][1])
-                kept = changed[["suite", "name", "before", "after", "change", "low", "high", "n"]]
+                table, found = tables[readout]
+                changed = whole[["suite", "name"]].merge(item_changes(hits, found), "left", ["suite", "name"])
+                half = 1.96 * changed.se
+                kept = whole[["suite", "name"]].assign(before=whole.value, after=table.value, change=changed.value)
+                kept = kept.assign(low=changed.value - half, high=changed.value + half, n=whole.n)
                 about = dict(model=name, split=split, score=of.get(readout, "tried"), **readout._asdict())
                 rows.append(kept.assign(**about)[[*about, *kept.columns]])
             print(f"{name}, {split}: {len(tried)} readouts, chosen {chosen}", flush=True)
