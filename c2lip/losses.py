@@ -144,6 +144,7 @@ def c2lip_losses(
             if signs.shape != (n, len(phrase)):
                 raise ValueError(f"owner names {signs.shape[-1]} phrases, but there are {len(phrase)}")
         if "npc" in terms:
+            assert phrase is not None  # as above
             losses["npc"] = sigmoid_loss(scaled_cosines(image, phrase, scale) + bias, signs)
         if "xac" in terms:
             assert phrase is not None and image_tokens is not None  # None only where xac is not wanted
