@@ -351,7 +351,7 @@ def test_many_missing_images_are_counted(folder):
 def test_table_of_a_folder(folder):
     hits = {}
     t = evaluate(towers(), folder, progress=False, hits=hits)
-    assert t.columns.tolist() == ["suite", "name", "value", "n", "ties", "nan"]
+    assert t.columns.tolist() == ["suite", "name", "value", "se", "n", "ties", "nan"]
     assert t[t.suite == "sugarcrepe"].name.tolist() == [*SUGARCREPE, "average"]
     pp = t[t.suite == "sugarcrepe_pp"]
     assert pp.name.tolist()[:6] == [

@@ -18,18 +18,8 @@ import yaml
 from ..core import UserError
 from ..core.files import shipped
 from ..evaluation.records import read_record
-from c2lip.evaluation.tables import (
-    Table,
-    change_text,
-    frame_table,
-    markdown_table,
-    pick_rows,
-    row_list,
-    suite_label,
-    summarise,
-    task_label,
-)
-from ..evaluation.uncertainty import item_changes, kept_items
+from ..evaluation.tables import Table, frame_table, markdown_table, pick_rows, row_list, suite_label, task_label
+from ..evaluation.uncertainty import change_text, item_changes, kept_items, summarise
 from .trials import PlannedTrial
 from ..training.config import Config
 
