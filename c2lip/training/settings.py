@@ -275,19 +275,21 @@ QUIET = ("run_dir", "record", "threads", "device", "resume")  # parameters that 
 
 def launcher_settings(
     notebook,  # path of a launcher
-    given=(),  # names that were passed
+    given: dict | None = None,  # name → value that was passed
     light: bool = False,  # load the methods, which need torch, for a name that nothing else declares only
 ) -> dict[str, Setting]:
     "What a launcher takes: its own parameters, and the settings of a run where it trains with all of them"
-    shown, name = read_parameters(notebook), Path(notebook).stem
+    shown, name, given = read_parameters(notebook), Path(notebook).stem, given or {}
     if name not in TRAIN_ALL:
         return shown
     known = settings_of(Config, Launcher) | shown
     if name == "train" and (not light or set(given) - known.keys()):
         from c2lip.methods import find_methods  # here: it needs torch
 
-        options = [options_of(function) for function in find_methods()[0].values()]
-        for option, setting in ((option, s) for declared in options for option, s in declared.items()):
+        methods = find_methods()[0]
+        chosen = methods.get(given.get("method", Config.method), methods[Config.method])
+        options = {name: option for function in methods.values() for name, option in options_of(function).items()}
+        for option, setting in (options | options_of(chosen)).items():
             if option in shown:
                 known[option] = setting._replace(default=shown[option].default)
             elif option in given:
