@@ -126,7 +126,7 @@ def write_whatsup(home, squares):
 def write_valse(home, pairs):
     "The last item of each task is not valid"
     sources = ("visual7w", "SWiG", "VisDial_v1.0", "coco_2017", "FOIL dataset")
-    for n, task in enumerate(suite_data("valse_tasks")):
+    for n, task in enumerate(suite_data("suites")["valse"]["tasks"]):
         entries, source = {}, sources[n % 5]
         for k, (a, b) in enumerate(pairs[:3]):
             entries[f"{task}_test_{k}"] = dict(
@@ -142,7 +142,7 @@ def write_valse(home, pairs):
 
 def checklist_files():
     "The paths of VL-Checklist's data files, in the repository's layout"
-    aspects = {kind: list(files) for kind, files in suite_data("vl_checklist_files").items()}
+    aspects = {kind: list(files) for kind, files in suite_data("suites")["vl_checklist"]["aspects"].items()}
     files = ["Relation/hake_action", "Relation/swig_action", "Relation/vg/action", "Relation/vg/spatial"]
     files += [f"Attribute/{source}/{aspect}" for source in ("vaw", "vg") for aspect in aspects["Attribute"]]
     swig = [("swig", f"swig_{k}/swig_{k}") for k in ("agent", "destination", "item", "tool")]
@@ -215,7 +215,7 @@ def write_descriptions(folder, pairs):
 
 
 def write_classes(folder, colours):
-    "One set of classes in each of the three layouts; dtd with training images"
+    "A set of classes in each of the layouts; dtd with training images"
     for c in colours:
         put_image(folder / "imagenet1k" / "val" / c / "a.jpeg", c, c)
     food, members = folder / "food101", []
@@ -225,13 +225,9 @@ def write_classes(folder, colours):
     (food / "test" / "nshards.txt").write_text("1\n")
     (food / "classnames.txt").write_text("\n".join(colours) + "\n")
     (food / "zeroshot_classification_templates.txt").write_text("a {c} square\n{c}\n")
-    dtd = folder / "dtd" / "dtd" / "dtd"
-    (dtd / "labels").mkdir(parents=True)
     for split, others in (("train", 3), ("val", 1), ("test", 1)):
-        names = [(c, d) for c in colours for d in colours[:others]]
-        (dtd / "labels" / f"{split}1.txt").write_text("".join(f"{c}/{split}_{d}.jpg\n" for c, d in names))
-        for c, d in names:
-            put_image(dtd / "images" / c / f"{split}_{d}.jpg", c, d)
+        for c, d in [(c, d) for c in colours for d in colours[:others]]:
+            put_image(folder / "dtd" / split / c / f"{split}_{d}.jpg", c, d)
 
 
 def write_examples(folder):

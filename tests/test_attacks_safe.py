@@ -17,14 +17,14 @@ from filelock import FileLock
 from PIL import Image
 
 from c2lip.core import UserError
-from c2lip.core.files import run_folder
+from c2lip.core.files import check_free, run_folder
 from c2lip.data.images import BadImage, open_image
 from c2lip.data.index import open_index
 from c2lip.data.prepare import prepare
 from c2lip.data.skips import Skips
 from c2lip.data.sources import detect_source, open_data
 from c2lip.evaluation import folders
-from c2lip.evaluation.readers import read_lines
+from c2lip.evaluation.base import read_entries
 from c2lip.release import save
 from c2lip.release.run import train
 from c2lip.towers import load
@@ -139,8 +139,8 @@ def test_a_run_is_not_written_over(tmp_path):
     train(SMALL, tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.glob("*.*")}
     refused(lambda: train({**SMALL, "seed": 3}, tmp_path), "another run_dir", "resume True")
-    refused(lambda: run_folder(str(tmp_path), "train"), "another run_dir", "resume True")
-    refused(lambda: run_folder(str(tmp_path), "evaluate"), "another run_dir")
+    refused(lambda: check_free(tmp_path), "another run_dir", "resume True")
+    refused(lambda: check_free(tmp_path, resumable=False), "another run_dir", "delete it")
     assert {p.name: p.read_bytes() for p in tmp_path.glob("*.*")} == before
     (tmp_path / "metrics.jsonl").write_text("null\n7\n{}\n" + (tmp_path / "metrics.jsonl").read_text())
     train({**SMALL, "resume": True}, tmp_path)
@@ -389,7 +389,7 @@ def test_names_that_look_like_patterns(tmp_path, monkeypatch):
 
 def test_nested_json_and_many_phrases(tmp_path):
     (tmp_path / "deep.jsonl").write_text("[" * 100_000)
-    refused(lambda: read_lines(tmp_path / "deep.jsonl"), "line 1", "not valid JSON")
+    refused(lambda: read_entries(tmp_path / "deep.jsonl"), "line 1", "not valid JSON")
     folder = table(tmp_path / "data")
     (folder / "captions.csv").unlink()
     rows = [dict(image=f"i{i}.png", caption="a red mug", phrases=["a red mug"] * (i or 100_000)) for i in range(2)]

@@ -45,7 +45,7 @@ from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
 from c2lip.training.config import Config, own_options
 from c2lip.training.log import read_log
 from c2lip.training.runs import list_runs
-from c2lip.training.settings import check, check_own, read_parameters
+from c2lip.training.settings import check, check_run_dir, read_parameters
 from c2lip.training.step import parameter_groups
 from c2lip.workshop.command import main
 from c2lip.workshop.launch import check_run, failure
@@ -368,7 +368,7 @@ def run_folders(dice, folder):
     table = list_runs(folder / "runs")
     assert len(table) == 1
     assert len(read_log(run)) <= 9
-    check_own(run, "train", declared(ROOT / "nbs" / "train.ipynb"))
+    check_run_dir(run, "train", declared(ROOT / "nbs" / "train.ipynb"))
 
 
 def command_line(dice, folder):

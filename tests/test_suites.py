@@ -16,18 +16,12 @@ import torch.nn.functional as F
 from benchmark_examples import EXAMPLE_COLOURS, put_image, put_tar, write_examples
 
 from c2lip.core import UserError
-from c2lip.evaluation.aro import clean_caption, word_orders
-from c2lip.evaluation.base import Request, missing, sources, suite_data, where_to_get
-from c2lip.evaluation.choices import choice_hits, macro
-from c2lip.evaluation.classes import protocol_sets, read_classes
-from c2lip.evaluation.folders import benchmark_folder
-from c2lip.evaluation.probe import fit_probe, linear_probe, probe_suite, read_probe
-from c2lip.evaluation.readers import ChoiceItem, read_retrieval, read_zeroshot
+from c2lip.evaluation.base import ChoiceItem, Request, Scorer, missing, suite_data, where_to_get
+from c2lip.evaluation.choices import checklist_rows, choice_hits, macro, position_hits, read_vl_checklist
+from c2lip.evaluation.classes import linear_probe, probe_suite, protocol_templates, read_classes, read_probe
 from c2lip.evaluation.scores import Hits, score
-from c2lip.evaluation.suites import CLASS_SETS, MORE_CLASS_SETS, ON_REQUEST, READERS, check_texts, evaluate
-from c2lip.evaluation.vl_checklist import checklist_rows, read_vl_checklist
-from c2lip.evaluation.whatsup import position_hits
-from c2lip.evaluation.winoground import WinogroundItem, winoground_hits
+from c2lip.evaluation.suites import ON_REQUEST, READERS, check_texts, evaluate
+from c2lip.evaluation.word_order import WinogroundItem, winoground_hits, word_orders
 from c2lip.towers import load
 
 
@@ -110,7 +104,7 @@ def test_choices_equal_the_definition():
         )
         for n in range(300)
     ]
-    h = choice_hits(items, lambda k: v[k], lambda k: t[k])
+    h = choice_hits(items, Scorer(lambda k: v[k], lambda k: t[k]))
     for n, i in enumerate(items):
         right, wrong = (v[i.image] @ t[i.right[0]]).item(), [(v[i.image] @ t[w]).item() for w in i.wrong]
         assert h.correct[n] == all(right > w for w in wrong)
@@ -122,7 +116,7 @@ def test_winoground_equals_the_published_formulas():
     g = torch.Generator().manual_seed(2)
     v, t = (torch.randint(-1, 2, (80, 3), generator=g).float() for _ in range(2))
     items = [WinogroundItem(n, (2 * n, 2 * n + 1), (2 * n, 2 * n + 1)) for n in range(40)]
-    h = winoground_hits(items, lambda k: v[k], lambda k: t[k])
+    h = winoground_hits(items, Scorer(lambda k: v[k], lambda k: t[k]))
     for n in range(40):
         s = (v[2 * n : 2 * n + 2] @ t[2 * n : 2 * n + 2].T).tolist()  # image, caption
         text, image = s[0][0] > s[0][1] and s[1][1] > s[1][0], s[0][0] > s[1][0] and s[1][1] > s[0][1]
@@ -142,7 +136,7 @@ def test_macro_equals_pandas():
     for least, without in ((1, set()), (10, set()), (1, {"g1", "g2"})):
         counted = table[~table.group.isin(without)].groupby("group").correct
         want = counted.mean()[counted.size() >= least].mean() * 100
-        assert score("m", macro(groups, hits, least, frozenset(without))).value == pytest.approx(want)
+        assert score("m", macro(groups, hits, least, without)).value == pytest.approx(want)
     assert macro(groups, hits, 10**6) is None
 
 
@@ -151,13 +145,13 @@ def test_scenes_equal_the_public_count():
     items, correct = [], []
     for scene in range(30):
         for position in ("left", "right", "in-front", "behind"):
-            items.append(ChoiceItem("", None, ("",), ("",), f"s{scene} t/{position}"))
+            items.append(ChoiceItem("", f"s{scene}_{position}_t.jpg", ("",), ("",)))
             correct.append(rng.random() < 0.7)
     order = rng.sample(range(len(items)), len(items))
     items, correct = [items[i] for i in order], [correct[i] for i in order]
     found, table = position_hits(items, hits_of(correct)), defaultdict(dict)
     for i, c in zip(items, correct):
-        scene, position = i.group.split("/")
+        scene, position, _ = i.image.split("_")
         table[scene][position] = c
     pairs = sum(s["left"] and s["right"] for s in table.values()) + sum(
         s["in-front"] and s["behind"] for s in table.values()
@@ -173,13 +167,14 @@ def test_checklist_means_of_means(examples):
     "MACCO's rule: relation of actions and places, attribute of five kinds, object of location and size"
     tasks, rng = read_vl_checklist(Request(examples, "vl_checklist")).items, random.Random(0)
     hits = {task: hits_of([rng.random() < 0.5 for _ in range(rng.randint(3, 9))]) for task in tasks}
-    rows = {name: score(name, h).value for name, h in checklist_rows(hits)}
+    kinds = suite_data("suites")["vl_checklist"]["aspects"]
+    rows = {name: score(name, h).value for name, h in checklist_rows(hits, kinds)}
     a = {task: 100 * h.correct.float().mean().item() for task, h in hits.items()}
 
     def pick(start):
         return float(np.mean([v for k, v in a.items() if k.startswith(start)]))
 
-    aspects = {kind: list(files) for kind, files in suite_data("vl_checklist_files").items()}
+    aspects = {kind: list(files) for kind, files in kinds.items()}
     assert rows["relation"] == pytest.approx((pick("Relation/action/") + pick("Relation/spatial/")) / 2)
     assert rows["attribute"] == pytest.approx(np.mean([pick(f"Attribute/{k}/") for k in aspects["Attribute"]]))
     halves = [np.mean([pick(f"Object/{k}/") for k in part]) for part in (aspects["Object"][:3], aspects["Object"][3:])]
@@ -205,7 +200,7 @@ def test_every_shuffle_holds_the_same_words():
             chance.choices("a the red big dog cat mat runs on under near quickly, two".split(), k=chance.randint(1, 45))
         )
         right, orders = word_orders(caption)
-        assert right == clean_caption(caption)
+        assert right == " ".join(caption.lower().replace(",", ",").split()[:30])
         for kind, text in orders.items():
             assert sorted(text.split()) == sorted(right.split()) and text != right
             if kind == "within threes":
@@ -319,7 +314,7 @@ def replaced(old, new, count=1):
         (
             "winoground/examples.jsonl",
             replaced(b'"caption_1"', b'"caption_2"', -1),
-            "in line 1: the key 'caption_1' is missing (there are: id, image_0",
+            "in line 1: the key 'caption_1' is missing",
         ),
         ("winoground/images/ex_3_img_1.png", None, "ex_3_img_1.png is missing; it is asked for by winoground, item 3"),
         ("winoground/images/ex_3_img_1.png", lambda b: b[:40], "cannot be read"),
@@ -327,33 +322,32 @@ def replaced(old, new, count=1):
         (
             "aro/visual_genome_relation.json",
             replaced(b'"bbox_w": 16', b'"bbox_w": 0', -1),
-            "the box not empty, got [16, 0, 0, 16] (the first of 14 faulty items of 14)",
+            "item 0: a box must be four numbers and not empty, got [16, 0, 0, 16]",
         ),
         (
             "aro/visual_genome_attribution.json",
             replaced(b'"attributes"', b'"attribute"'),
-            'item 0: expected "relation_name" or a list "attributes"',
+            "item 0: the key 'attributes' is missing",
         ),
         (
             "aro/coco_karpathy_test.json",
             replaced(b'"Squares."', b'""'),
-            "item 0: expected a list 'caption' of at least 1 texts",
+            "item 0 (val2014/red_green.jpg): 'caption' must be texts",
         ),
         (
             "whatsup/coco_qa_one_obj.json",
             replaced(b'[0, "a', b'["a'),
-            "item 0: expected [image, right text, wrong text]",
+            "coco_qa_one_obj.json, item 0: the key '2' is missing",
         ),
         (
-            "whatsup/controlled_images_dataset.json",
-            replaced(b"green_under_red", b"greenunderred"),
-            "should be thing_position_thing",
+            "valse/data/plurals.json",
+            replaced(b'"foil":', b'"fool":'),
+            "plurals_test_0: the key 'foil | neg_caption' is missing",
         ),
-        ("valse/data/plurals.json", replaced(b'"foil":', b'"fool":'), "item plurals_test_0: the key 'foil' is missing"),
         (
             "vl_checklist/data/Relation/vg/spatial.json",
             lambda b: b.replace(b'"POS": ["a', b'"POS": [["a', 1).replace(b'"], "NEG"', b'"]], "NEG"', 1),
-            "'POS' must be a text",
+            "'1.POS | POS' must be a text",
         ),
         ("vl_checklist/vg/red_green.jpg", None, "red_green.jpg is missing; it is asked for by vl_checklist"),
         ("mscoco/dataset_coco.json", replaced(b'"test"', b'"tset"', -1), "no images of the split 'test'"),
@@ -362,16 +356,19 @@ def replaced(old, new, count=1):
         (
             "docci/docci_descriptions.jsonlines",
             replaced(b'"test_00003.jpg"', b"3"),
-            "in line 4: 'image_file' must be a text, got 3",
+            "item 4: 'image_file' must be a text, got '3'",
         ),
-        ("food101/classnames.txt", lambda b: b"red\ngreen\n", "sample s0000002: class 2 is not one of 0 to 1"),
+        (
+            "food101/classnames.txt",
+            lambda b: b"red\ngreen\n",
+            "s0000002: the .cls member must be the number",
+        ),
         ("food101/zeroshot_classification_templates.txt", lambda b: b"a square\n", "no {c} in 'a square'"),
-        ("imagenet1k/val/red/a.jpeg", None, "val/red holds no image (1 of 4 classes are empty)"),
-        ("dtd/dtd/dtd/labels/test1.txt", None, "cannot be read as torchvision's DTD, test"),
+        ("imagenet1k/val/red/a.jpeg", None, "val/red holds no image"),
     ],
 )
 def test_what_is_wrong_is_named(copy, file, edit, says):
-    "A damaged file stops the run before anything is embedded, with the file, the item, and how many more there are"
+    "A damaged file stops the run before anything is embedded, with the file, the item and the key"
     at = copy(Path(file).parts[0]).parent / file
     if edit:
         at.write_bytes(edit(at.read_bytes()))
@@ -397,7 +394,7 @@ def test_suites_that_are_not_there(copy, tmp_path):
     with pytest.raises(UserError, match="holds no visual_genome_relation.json"):
         run(tmp_path, ["aro"])
     assert run(tmp_path).suite.unique().tolist() == ["winoground"]
-    assert len(missing(tmp_path)) == len(sources()) - 2
+    assert len(missing(tmp_path)) == len(where_to_get()) - 2
 
 
 def test_texts_that_no_bag_of_words_can_win(examples):
@@ -448,7 +445,7 @@ def test_maccos_lists(examples, copy):
         )
     shutil.rmtree(at / "data")
     at = copy("vl_checklist")
-    old, new, aspects = at / "data", at / "VL_checklist_json_data", suite_data("vl_checklist_files")
+    old, new, aspects = at / "data", at / "VL_checklist_json_data", suite_data("suites")["vl_checklist"]["aspects"]
     for file in sorted(old.rglob("*.json")):
         kind, *rest = file.relative_to(old).with_suffix("").parts
         aspect = next(a for a in aspects[kind] if a in rest[-1].split("_"))
@@ -549,34 +546,6 @@ def test_thousand_numbered_folders_are_imagenet(tmp_path):
     )
 
 
-# --- torchvision's folders
-
-
-def test_torchvision_sets_of_files(tmp_path):
-    colours = list(EXAMPLE_COLOURS)
-    pets = tmp_path / "pets" / "oxford-iiit-pet"
-    for c in colours:
-        put_image(pets / "images" / f"{c}_cat_1.jpg", c, c)
-    (pets / "annotations").mkdir()
-    (pets / "annotations" / "test.txt").write_text("".join(f"{c}_cat_1 {n + 1} 1 1\n" for n, c in enumerate(colours)))
-    data = read_classes(tmp_path / "pets")
-    assert (
-        data.classnames == ["Red Cat", "Green Cat", "Blue Cat", "Yellow Cat"]
-        and sorted(i.label for i in data.items) == [0, 1, 2, 3]
-        and data.templates == ["a photo of a {}, a type of pet."]
-    )
-    food = tmp_path / "food101" / "food-101"
-    (food / "meta").mkdir(parents=True)
-    (food / "meta" / "test.json").write_text(json.dumps({f"{c}_pie": [f"{c}_pie/1"] for c in colours}))
-    for c in colours:
-        put_image(food / "images" / f"{c}_pie" / "1.jpg", c, c)
-    data = read_classes(tmp_path / "food101")
-    assert data.classnames == ["blue pie", "green pie", "red pie", "yellow pie"] and all(
-        isinstance(i.image, Path) for i in data.items
-    )
-    assert run(tmp_path, ["pets", "food101"]).n.tolist() == [4] * 4
-
-
 def test_pickled_sets_are_refused(tmp_path):
     at = tmp_path / "cifar10" / "cifar-10-batches-py"
     at.mkdir(parents=True)
@@ -611,17 +580,15 @@ def test_only_what_is_asked_for(examples):
     assert run(examples, "probe/dtd").name.tolist() == ["linear probe", "linear probe mean of classes"]
 
 
-def test_sources_and_readers_agree():
+def test_rows_and_readers_agree():
     own = {"sugarcrepe", "sugarcrepe_pp", "binding", "retrieval", "zeroshot"}
     own |= {f"heldout/{name}" for name in own} | {"size_and_place"}
-    assert set(sources()) == set(READERS) - own
-    assert set(ON_REQUEST) == {f"probe/{name}" for name in CLASS_SETS} | set(MORE_CLASS_SETS)
-    assert len(CLASS_SETS) == 11
-    assert set(suite_data("torchvision")) == set(CLASS_SETS) - {"imagenet1k", "cifar10", "cifar100"}
-    assert set(protocol_sets()) > {*CLASS_SETS, *MORE_CLASS_SETS} and len(suite_data("valse_tasks")) == 11
+    assert set(where_to_get().suite) == set(READERS) - own
+    classes = [name for name, row in suite_data("suites").items() if row["form"] == "classes" and name in READERS]
+    assert len(classes) == 11 and {f"probe/{name}" for name in classes} < set(ON_REQUEST) and len(ON_REQUEST) == 24
+    assert all("{}" in text for name in (*classes, *ON_REQUEST) for text in protocol_templates(name.split("/")[-1]))
     plain = suite_data("winoground_without_flaws")
     assert len(set(plain)) == len(plain) == 171 and max(plain) < 400
-    assert set(where_to_get().columns) == {"suite", "files", "size", "home", "licence"}
 
 
 REAL = Path(os.environ.get("C2LIP_BENCHMARKS", Path(__file__).parents[2] / "shared" / "benchmarks"))
@@ -657,22 +624,6 @@ def test_iiw_in_parts(examples, copy):
 # --- the probe
 
 
-@pytest.mark.parametrize("C", [0.01, 1.0, 1000.0])
-def test_probe_equals_scikit_learn(C):
-    from sklearn.linear_model import LogisticRegression
-
-    g = torch.Generator().manual_seed(4)
-    y = torch.arange(240) % 6
-    x = F.normalize(torch.randn(6, 20, generator=g)[y] + 1.2 * torch.randn(240, 20, generator=g), dim=-1)
-    ours = fit_probe(x, y, 6, C)(x).softmax(-1)
-    theirs = (
-        LogisticRegression(C=C, tol=1e-10, max_iter=20000)
-        .fit(x.double().numpy(), y.numpy())
-        .predict_proba(x.double().numpy())
-    )
-    assert np.abs(ours.numpy() - theirs).max() < 1e-4
-
-
 def test_probe_does_not_look_at_the_test():
     g = torch.Generator().manual_seed(5)
 
@@ -702,65 +653,3 @@ def test_probe_splits(examples, copy):
         probe_suite("p", data, data)
     with pytest.raises(UserError, match="probe/food101: .*train is missing"):
         run(copy("food101").parent, "probe/food101")
-
-
-# --- from outside: runs where clip-benchmark is installed beside us
-# pip install --no-deps clip-benchmark==1.6.2 pycocoevalcap
-
-
-def test_clip_benchmark_counts_the_same(tmp_path):
-    builder = pytest.importorskip("clip_benchmark.datasets.builder")
-    from clip_benchmark.metrics import zeroshot_classification as classes
-    from clip_benchmark.metrics import zeroshot_retrieval as search
-
-    world, base = benchmark_folder("world", "validation", images=120, items=80, single=96), load("base")
-    torch.manual_seed(0)
-    with torch.no_grad():  # a damaged model, so that nothing stands at 100 %
-        for p in base.model.parameters():
-            if p.dim() > 1:
-                p.add_(torch.randn_like(p) * p.std() * 0.55)
-    described = read_retrieval(world / "retrieval.json", world / "images")
-    zero = read_zeroshot(world / "zeroshot" / "object.json", world / "images")
-    for name, rows in (
-        ("flickr8k", [(i.image, "txt", "\n".join(i.captions)) for i in described]),
-        ("food101", [(i.image, "cls", str(i.label)) for i in zero.items]),
-    ):
-        put_tar(
-            tmp_path / name / "test" / "0.tar",
-            [
-                (f"s{n:07}.{k}", d)
-                for n, (file, kind, text) in enumerate(rows)
-                for k, d in (("png", file.read_bytes()), (kind, text.encode()))
-            ],
-        )
-        (tmp_path / name / "test" / "nshards.txt").write_text("1\n")
-    (tmp_path / "flickr8k" / "dataset_type.txt").write_text("retrieval\n")
-    (tmp_path / "food101" / "classnames.txt").write_text("\n".join(zero.classnames))
-    (tmp_path / "food101" / "zeroshot_classification_templates.txt").write_text(
-        "\n".join(t.replace("{}", "{c}") for t in zero.templates)
-    )
-    ours = evaluate(base, tmp_path, ["flickr8k", "food101"], progress=False, cache=None).set_index("name").value
-
-    def build(name, **kw):
-        home = str(tmp_path / name)
-        data = builder.build_wds_dataset(name, transform=base.preprocess, split="test", data_dir=home)
-        return data, torch.utils.data.DataLoader(data, batch_size=32, **kw)
-
-    _, loader = build("flickr8k", collate_fn=builder.image_captions_collate_fn)
-    theirs = search.evaluate(base.model.eval(), loader, base.tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10])
-    for k in (1, 5, 10):
-        assert ours[f"t2i R@{k}"] == pytest.approx(100 * theirs[f"image_retrieval_recall@{k}"]) and ours[
-            f"i2t R@{k}"
-        ] == pytest.approx(100 * theirs[f"text_retrieval_recall@{k}"])
-    data, loader = build("food101")
-    logits, target = classes.run_classification(
-        base.model,
-        classes.zero_shot_classifier(base.model, base.tokenizer, data.classes, data.templates, "cpu", amp=False),
-        loader,
-        "cpu",
-        amp=False,
-    )
-    assert (
-        ours["top-1"] == pytest.approx(100 * (logits.argmax(1) == target).double().mean().item())
-        and 50 < ours["top-1"] < 100
-    )

@@ -17,13 +17,13 @@ from c2lip.evaluation.changes import before_after, compare_table, name_models
 from c2lip.evaluation.folders import benchmark_folder
 from c2lip.evaluation.plots import plot_pareto, plot_radar
 from c2lip.evaluation.published import lay_out, layouts, paper_rows, published, read_published, with_means
-from c2lip.evaluation.readers import SUGARCREPE, SUGARCREPE_PP
 from c2lip.evaluation.records import read_record
 from c2lip.evaluation.scores import Hits, mean_of, score
 from c2lip.evaluation.seeds import pick_rows, row_list, side_by_side, summarise
 from c2lip.evaluation.suites import evaluate, tabulate
 from c2lip.evaluation.tables import show_rows, show_table, show_texts
 from c2lip.evaluation.uncertainty import bootstrap, interval, sign_test, standard_error, with_errors
+from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
 from c2lip.evaluation.writing import ShownLayout, printed_rows, to_great_table, write_tables
 from c2lip.study.ladder import DEFAULT_RUNG
 from c2lip.towers import load

@@ -6,25 +6,33 @@
 __all__ = ['benchmark_folder', 'choose_benchmark', 'open_benchmark']
 
 # %% ../../nbs/4_evaluation/18_folders.ipynb #c5a6bf6e
+import hashlib
+import inspect
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Hashable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import world as world_module
+from .. import world_captions
 from ..core import UserError
-from ..core.files import cache_folder, cache_instead, project_root, user_path, write_json
+from ..core.files import cache_folder, cache_instead, project_root, shipped, user_path, write_json
 from ..data.images import BadImage, open_image
 from ..data.sources import detect_source, open_data
-from .cache import prune, world_version
+from . import world_benchmark
 from .suites import READERS
 from .world_benchmark import write_benchmark
 
 # %% ../../nbs/4_evaluation/18_folders.ipynb #656a7319
-def _is_drawn(name):
-    "Does this name, of data or of a benchmark, mean the embedded world?"
-    return name == "world"
+def _world_version():
+    "Digest of the code that draws the embedded benchmark: the last part of its folder's name"
+    modules = (world_module, world_captions, world_benchmark)
+    files = [shipped("sprites.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 
 def _given_folder(name):
@@ -38,7 +46,7 @@ def _given_folder(name):
 
 def _drawn_folder(split, sizes):
     named_sizes = [f"{name}{value}" for name, value in sorted(sizes.items())]
-    name = "-".join(["world", split, *named_sizes, world_version()])
+    name = "-".join(["world", split, *named_sizes, _world_version()])
     folder = cache_folder() / name
     if folder.is_dir():
         with suppress(OSError):
@@ -51,7 +59,10 @@ def _drawn_folder(split, sizes):
         folder = cache_instead(folder.parent, e) / name
         if not folder.is_dir():
             _draw(folder, split, sizes)
-    prune()
+    for old in folder.parent.glob("world-*/"):
+        with suppress(FileNotFoundError):  # another run was faster
+            if not old.name.endswith(_world_version()) and time.time() - old.stat().st_mtime > 86400:
+                shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
@@ -71,7 +82,7 @@ def benchmark_folder(
     **sizes,  # of the world: images, items, single, as `write_benchmark` takes them; a folder has its own
 ) -> Path:
     "The folder of a benchmark; the embedded one is drawn where it is not there yet"
-    return _drawn_folder(split, sizes) if _is_drawn(data) else _given_folder(data)
+    return _drawn_folder(split, sizes) if data == "world" else _given_folder(data)
 
 # %% ../../nbs/4_evaluation/18_folders.ipynb #88353200
 def _write_held_back(records, folder):
@@ -107,7 +118,7 @@ def choose_benchmark(
         return None
     if benchmark != "auto":
         return benchmark_folder(benchmark, split, **sizes)
-    if _is_drawn(data):
+    if data == "world":
         return benchmark_folder(data, split, **sizes)
     return _write_held_back(held[: sizes.get("images")], Path(folder) / "benchmark")
 
@@ -125,7 +136,7 @@ def open_benchmark(
 ) -> Path:
     "The folder of a benchmark, made of images and captions where `data` is a data set; `UserError` where it is neither"
     place = user_path(data)
-    if _is_drawn(data) or (place.is_dir() and _holds_a_suite(place)):
+    if data == "world" or (place.is_dir() and _holds_a_suite(place)):
         return benchmark_folder(data, split, images=images, **sizes)
     try:
         detect_source(data)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..concepts import noun_phrases_many
 from ..core import UserError
-from .base import Lookup, PairScore, cosine_score
+from .base import Lookup, PairScore, Scorer
 from .changes import before_after
 from .embeddings import embed_texts, embed_tokens
 from .folders import benchmark_folder
@@ -62,7 +62,7 @@ class Reading:
         progress: bool = False,  # show lines that count
         nlp=None,  # a spaCy pipeline; None: the embedded one
     ):
-        self.towers, self.nlp, self.cosine = towers, nlp, cosine_score(image, text)
+        self.towers, self.nlp, self.cosine = towers, nlp, Scorer(image, text).pairs
         self.how: dict[str, Any] = dict(progress=progress, precision=precision)
         self.texts_at_once, self.cache = 4 * batch_size, cache
         names = list(images)
@@ -159,7 +159,7 @@ def measure_readouts(
         image, text = embed_all(towers, asked, words, progress=False)
         reading = Reading(towers, asked, image, text, **settings)
         for readout, measured in rows.items():
-            measured += measure(found, image, text, reading.score(readout))
+            measured += measure(found, Scorer(image, text, reading.score(readout), towers))
     return {r: (tabulate(m), {(suite, name): hits for suite, name, hits in m}) for r, m in rows.items()}
 
 # %% ../../nbs/4_evaluation/28_readouts.ipynb #2910d5d9

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from ..core import UserError, pick_device, seed_everything
-from ..core.files import read_json, read_yaml, run_folder, write_json
+from ..core.files import check_free, read_json, read_yaml, run_folder, write_json
 from ..data.loading import Samples
 from ..data.records import Records
 from ..data.skips import Skips
@@ -259,7 +259,9 @@ def train_from_terminal(
 
     def work(settings):
         rank, ranks = rank_and_world_size()
-        home = run_folder(folder, resume=repeated or rank > 0 or settings["resume"])  # the first rank looks for all
+        home = run_folder(folder)
+        if not settings["resume"] and rank == 0 and not repeated:  # the first rank looks for all
+            check_free(home)
         if rank == 0 and not repeated:
             save_parameters(settings, home)
         train({**settings, "gpus": ranks}, home)

@@ -140,8 +140,8 @@ class Run:
 
     def start(self):
         "Measure the start, restore the checkpoint of a resumed run, and open the log"
-        if self.rank == 0:
-            check_free(Path(self.folder), "run", self.cfg.resume, RUN_RESULTS)
+        if self.rank == 0 and not self.cfg.resume:
+            check_free(Path(self.folder), RUN_RESULTS)
         self.before = baseline(self.towers, self.cfg, self.folder, self.validator)
         if self.ranks > 1:
             dist.barrier()  # all read the checkpoint when the first rank holds the folder, not before
@@ -294,7 +294,7 @@ def read_records(
     if folder:
         path = Path(folder) / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
         if not cfg.resume:
-            check_free(path.parent, "run", False, RUN_RESULTS)
+            check_free(path.parent, RUN_RESULTS)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("")
     skips = Skips(cfg.max_skipped, path)

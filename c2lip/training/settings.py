@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AUTO', 'MAY_CHANGE', 'KINDS', 'TRAIN_ALL', 'QUIET', 'Config', 'Launcher', 'Setting', 'settings_of', 'options_of',
-           'read_parameters', 'check_value', 'check', 'complete', 'launcher_settings', 'check_own', 'smoke',
+           'read_parameters', 'check_value', 'check', 'complete', 'launcher_settings', 'check_run_dir', 'smoke',
            'parameters', 'save_parameters', 'command_line']
 
 # %% ../../nbs/5_training/01_settings.ipynb #2a5c8cb0
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from ..core import Range, UserError, did_you_mean, short
-from ..core.files import BESIDE, project_root, read_json, user_path, write_json
+from ..core.files import RUN_FILES, check_free, project_root, read_json, user_path, write_json
 
 # %% ../../nbs/5_training/01_settings.ipynb #2ff7c6ed
 AUTO: Any = "auto"  # the value that leaves a setting to the model
@@ -297,22 +297,30 @@ def launcher_settings(
     return known
 
 
-def check_own(
+_BESIDE = ("explore",)  # launchers that write beside a run
+_GOES_ON = ("compare", "ablation", "prepare")  # launchers that skip what is done: their params.json is no hindrance
+
+
+def check_run_dir(
     folder: Path,  # existing or not
     name: str,  # the launcher
     declared,  # names of its settings
+    resume: bool = False,  # the run in it is to go on
 ):
-    "Raise `UserError` where a folder holds the run of another launcher"
-    if name in BESIDE or not os.path.isfile(folder / "params.json"):
+    "Raise `UserError` where a folder holds the run of another launcher, or one that would be overwritten"
+    if name in _BESIDE:
         return
     others: list[str] = []
-    with suppress(UserError, TypeError):  # a damaged file says nothing
+    with suppress(UserError, TypeError):  # a missing or damaged file says nothing
         others = [str(other) for other in read_json(folder / "params.json") if other not in declared]
     if others:
         raise UserError(
             f"{folder} holds the run of another launcher than {name} (its params.json has {', '.join(others[:3])}), "
             "which is not overwritten: take another run_dir, or delete that folder if it may go"
         )
+    if not resume:
+        files = [file for file in RUN_FILES if file != "params.json" or name not in _GOES_ON]
+        check_free(folder, files, resumable="resume" in declared)
 
 
 def smoke(
@@ -346,7 +354,7 @@ def parameters(
     declared = launcher_settings(notebook, given)
     settings = check(declared, given, f"nbs/{name}.ipynb")
     if settings.get("run_dir"):
-        check_own(root / user_path(settings["run_dir"]), name, declared)
+        check_run_dir(root / user_path(settings["run_dir"]), name, declared, settings.get("resume", False))
     namespace.update(settings)
     return settings
 

@@ -183,13 +183,9 @@ def _models(word):
 
 
 def _suites(word):
-    from c2lip.evaluation.suites import ON_REQUEST, READERS
-
-    sources = read_yaml(shipped("suites.yaml"))["sources"]
-    for name in READERS:
-        source = sources.get(name, {"size": "any", "home": "the embedded world, or your own folder"})
-        yield name, source["size"], source["home"]
-    yield from ((name, "", "on request") for name in ON_REQUEST)
+    for name, row in read_yaml(shipped("suites.yaml"))["suites"].items():
+        home = row.get("home", "the embedded world, or your own folder")
+        yield name, row.get("size", "any"), home + ("; on request" if row.get("on_request") else "")
 
 
 def _settings(word):

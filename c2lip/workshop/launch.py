@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core import UserError, did_you_mean, one_line
-from ..core.files import check_free, output_place, project_of
-from ..training.settings import Setting, check, check_own, launcher_settings
+from ..core.files import output_place, project_of
+from ..training.settings import Setting, check, check_run_dir, launcher_settings
 
 # %% ../../nbs/9_workshop/03_launch.ipynb #8c1f2a35
 def _new_folder(root, name):
@@ -83,8 +83,7 @@ def check_run(
     if settings["run_dir"].startswith("~"):
         raise UserError(f"run_dir {settings['run_dir']}: write the home folder out")
     if settings["run_dir"]:
-        check_own(folder, name, declared)
-        check_free(output_place(folder), name, settings.get("resume", False))
+        check_run_dir(output_place(folder), name, declared, settings.get("resume", False))
     return folder
 
 
