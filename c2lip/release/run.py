@@ -174,9 +174,9 @@ def _train(settings, folder, setup):
 def decoded_size(
     towers: Towers,
     cfg: Config,
-) -> int:  # pixels of the shorter side that a JPEG file of training must keep; 0: it is decoded whole
+) -> int:  # pixels of the shorter side that a JPEG file of training must keep
     "The model's size, and what a random crop cuts off"
-    return math.ceil(max(towers.image_size) / math.sqrt(cfg.crop_scale)) if cfg.decode == "scaled" else 0
+    return math.ceil(max(towers.image_size) / math.sqrt(cfg.crop_scale))
 
 
 def train_here(
