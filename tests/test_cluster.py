@@ -15,10 +15,9 @@ import pytest
 
 from c2lip.core import UserError
 from c2lip.core.files import read_json, write_json
-from c2lip.release.run import train, train_from_terminal
 from c2lip.towers import load
 from c2lip.training.log import read_log
-from c2lip.training.ranks import launch_ranks
+from c2lip.training.run import launch_ranks, train, train_from_terminal
 from c2lip.training.settings import complete
 from c2lip.world_captions import train_records
 
@@ -112,7 +111,7 @@ BROKEN = """
 import os
 import time
 
-from c2lip.release import run
+from c2lip.training import run
 from c2lip.training import fit
 
 step = fit.train_step
@@ -132,7 +131,7 @@ run.train_from_terminal()
 
 def test_a_rank_that_raises_ends_the_run_with_its_own_traceback(own, tmp_path, capfd, monkeypatch):
     "While rank 0 is in the middle of an exchange"
-    (tmp_path / "broken_run.py").write_text(BROKEN)  # in place of c2lip.release.run
+    (tmp_path / "broken_run.py").write_text(BROKEN)  # in place of c2lip.training.run
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     write_json(tmp_path / "ranks.json", {**LONG, "data": str(own), "gpus": 2})
     with pytest.raises(UserError, match="rank 1: RuntimeError: a GPU fell off the bus"):
@@ -232,7 +231,7 @@ def start(machines, port, *words):
                 "--master-port",
                 str(port),
                 "-m",
-                "c2lip.release.run",
+                "c2lip.training.run",
                 *map(str, words),
             ],
             stdout=subprocess.PIPE,

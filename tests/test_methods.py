@@ -28,7 +28,7 @@ from c2lip.training.fit import fit
 from c2lip.training.step import halve_weights, parameter_groups, train_step
 from c2lip.world_captions import train_records
 
-METHODS = """finetune c2lip c2lip_sharpened c2lip_hard c2lip_both clic negclip concrete_jungle macco uniformity labclip
+METHODS = """finetune c2lip clic negclip concrete_jungle macco uniformity labclip
 tripletclip""".split()
 CASES = [*((name, 1, {}) for name in METHODS), ("clic", 2, {})]  # CLIC's second step is a plain one
 CASES += [("c2lip", 1, {"concepts": "pool", "duplicates": duplicates}) for duplicates in ("separate", "mask", "merge")]

@@ -21,12 +21,12 @@ from c2lip.data.batches import batches
 from c2lip.data.prepare import prepare
 from c2lip.data.sources import open_data
 from c2lip.methods import build
-from c2lip.release import run as run_room
-from c2lip.release.run import train_from_terminal
 from c2lip.study.claims import told_change
 from c2lip.towers import load
+from c2lip.training import run as run_room
 from c2lip.training.config import Config, recipe_rules
 from c2lip.training.log import read_log
+from c2lip.training.run import train_from_terminal
 from c2lip.training.settings import check, launcher_settings
 from c2lip.training.step import make_optimizer, train_step
 from c2lip.workshop.command import main
@@ -404,6 +404,6 @@ def test_resume_is_bit_equal_with_several_captions_an_image(tmp_path, monkeypatc
 def test_ranks_see_disjoint_parts_and_as_many_steps(shards, monkeypatch):
     records = open_data(shards / "*.tar")
     for epoch in range(2):
-        order = batches(records.phrases, 24, 7, epoch)
+        order = batches(records, 24, 7, epoch)
         parts = [[b[r * 8 : r * 8 + 8] for b in order] for r in range(3)]
         assert [len(p) for p in parts] == [4, 4, 4] and sorted(sum((sum(p, []) for p in parts), [])) == list(range(96))

@@ -21,12 +21,12 @@ import tensorboard.summary.writer.record_writer  # noqa: F401 (once, for every f
 import torch
 
 from c2lip.concepts import noun_phrases
-from c2lip.release import run as run_room
-from c2lip.release.run import train
 from c2lip.towers import load
 from c2lip.training import checkpoint as checkpoint_room
 from c2lip.training import fit as fit_room
+from c2lip.training import run as run_room
 from c2lip.training.log import Log, read_log
+from c2lip.training.run import train
 
 SETTINGS = dict(
     method="c2lip",

@@ -19,12 +19,12 @@ from c2lip.evaluation.folders import benchmark_folder
 from c2lip.methods import Step
 from c2lip.methods.c2lip import c2lip
 from c2lip.methods.finetune import siglip
-from c2lip.release.run import train
 from c2lip.towers import load
 from c2lip.training import fit as fit_room
 from c2lip.training.checkpoint import load_checkpoint
 from c2lip.training.config import Config
 from c2lip.training.log import plot_log, read_log
+from c2lip.training.run import train
 from c2lip.training.step import make_optimizer, train_step
 from c2lip.world_captions import train_records
 
@@ -356,7 +356,7 @@ def test_own_images_and_a_folder_are_looked_at_and_an_alarm_is_printed(tmp_path,
         look = read_log(tmp_path / name)[0]
         assert "validation/zero-shot" in look and ("validation/sugarcrepe average" in look) == (name == "folder")
     falling = iter(range(100, 0, -3))
-    monkeypatch.setattr("c2lip.training.validation.summary", lambda table: {"zero-shot": float(next(falling))})
+    monkeypatch.setattr("c2lip.training.fit.summary", lambda table: {"zero-shot": float(next(falling))})
     (tmp_path / "alarm").mkdir()
     train({**settings, "epochs": 2}, tmp_path / "alarm")
     assert "ALARM: zero-shot has fallen 6.0 points" in capsys.readouterr().out

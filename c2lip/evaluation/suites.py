@@ -21,8 +21,10 @@ from .base import Lookup, NotDownloaded, NotHere, Request, Scorer, Suite, suite_
 from .choices import read_choices, read_vl_checklist
 from .classes import read_class_set, read_own_classes, read_probe
 from .embeddings import ImageRef, embed_images, embed_texts
+from .localisation import read_localisation
 from .retrieval import read_own_retrieval, read_retrieval_set
-from .scores import Hits, Mean, Score, score
+from .scores import Hits, Mean, Score, Values, score
+from .uncertainty import standard_error
 from .word_order import read_aro, read_winoground
 
 # %% ../../nbs/4_evaluation/17_suites.ipynb #8f5e86a5
@@ -34,6 +36,7 @@ FORMS: dict[str, Callable[[Request], Suite]] = {
     "winoground": read_winoground,
     "retrieval": read_own_retrieval,
     "captions": read_retrieval_set,
+    "localisation": read_localisation,
     "zeroshot": read_own_classes,
     "classes": read_class_set,
     "probe": read_probe,
@@ -134,7 +137,9 @@ def embed_all(
 def measure(
     suites: dict[str, Suite],  # what `read_folder` gave
     scorer: Scorer,
-) -> Iterator[tuple[str, str, Hits | Mean | None]]:  # suite, row, items; None where there is nothing to measure
+) -> Iterator[
+    tuple[str, str, Hits | Values | Mean | None]
+]:  # suite, row, items; None where there is nothing to measure
     "The rows of every suite that takes the score"
     for name, suite in suites.items():
         if suite.any_score or not scorer.readout:
@@ -142,17 +147,18 @@ def measure(
                 yield name, row, hits
 
 
-COLUMNS = ["suite", "name", "value", "n", "ties", "nan"]
+COLUMNS = ["suite", "name", "value", "se", "n", "ties", "nan"]
 
 
 def tabulate(
     measured: Iterable,  # what `measure` yields
-) -> pd.DataFrame:  # columns suite, name, value (percent), n, ties, nan
+) -> pd.DataFrame:  # columns suite, name, value (percent), se, n, ties, nan
     "Sum up every row, in the order given"
     rows = []
     for suite, name, hits in measured:
         summed = score(name, hits) if hits else Score(name, math.nan, 0, 0, 0)
-        rows.append({"suite": suite, **summed._asdict()})
+        error = standard_error(hits) if hits else math.nan
+        rows.append({"suite": suite, **summed._asdict(), "se": error})
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -165,11 +171,11 @@ def evaluate(
     progress: bool = True,  # show lines that count
     images=None,  # folder of the images of the workbook's own layout, where it is not folder/images
     ks: tuple[int, ...] = (1, 5),  # the K of R@K, where a benchmark does not fix them
-    hits: dict | None = None,  # filled, if given, with (suite, name) → Hits or Mean, for intervals and paired tests
+    hits: dict | None = None,  # filled, if given, with (suite, name) → its items, for paired changes
     cache="auto",  # folder of embeddings (from the root if relative); auto: the usual one, None: none are kept
     precision: str = "float32",  # float32 (as the weights are), or bf16 for autocast
     readout: Callable | None = None,  # (towers, images, image, text) → a score, such as a `Readout`; None: v·t
-) -> pd.DataFrame:  # columns suite, name, value (percent), n, ties, nan
+) -> pd.DataFrame:  # columns suite, name, value (percent), se, n, ties, nan
     "The table of a model on a benchmark folder: every image and every text embedded once, every comparison strict"
     found = read_folder(folder, suites, images, ks)
     shown: dict[ImageRef, str] = {}

@@ -129,7 +129,7 @@ def _json_value(value):
 
 def add_results(
     folder,  # a release folder
-    table,  # a pandas table, such as `tables.before_after` makes; its counts of ties and NaN are left out
+    table,  # a pandas table, such as `frame_table(…).texts()`` makes; its counts of ties and NaN are left out
     on: str,  # what was measured on, in words
 ) -> str:  # the new text of README.md
     "Put a table of results into the record of a release and into its card; the same `on` replaces the older table"

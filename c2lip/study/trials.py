@@ -15,25 +15,20 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 
-from ..attention.localisation import localisation, localisation_table
-from ..attention.probes import binding_scenes, scene_probes
 from ..core import UserError, pick_device, seed_everything
 from ..core.files import read_json, write_json
 from ..data.loading import Samples
 from ..evaluation.folders import choose_benchmark
-from ..evaluation.groups import write_groups
-from ..evaluation.size_and_place import write_size_and_place
 from ..evaluation.suites import evaluate
-from ..evaluation.uncertainty import answers, with_errors
+from ..evaluation.uncertainty import keep_items
+from ..evaluation.world_scenes import write_groups
 from ..methods import build
 from ..release import save
-from ..release.run import record_choices
 from ..towers import Towers, load
-from ..training.advice import first_phrases, say_choices, warnings_before
 from ..training.config import Config, choose_by_model, fill_auto, own_options, values_by_model
-from ..training.fit import check_parts, count_steps, fit, read_records
+from ..training.fit import check_parts, count_steps, fit
 from ..training.settings import SHARED
-from ..world import draw_scene
+from ..training.setup import print_advice, read_records, record_choices
 
 # %% ../../nbs/8_study/00_trials.ipynb #22f0b9d7
 class TrialSetup(NamedTuple):
@@ -44,7 +39,6 @@ class TrialSetup(NamedTuple):
     base: Towers  # what every trial starts from
     samples: Samples
     benchmarks: list[Path]  # folders
-    probes: list | None  # of `scene_probes`, for localisation; None to measure none
     device: torch.device
     drawn: bool  # the data is the embedded world
 
@@ -78,10 +72,7 @@ def start_trials(
     taken = fill_auto(settings, values_by_model(base, steps, given.method))
     record_choices(settings, taken, run)
     shared = _shared(taken)
-    phrases = [] if drawn else [first_phrases(records)]
-    chosen = choose_by_model(given, base, steps)
-    said = [*phrases, say_choices(given, chosen, base), *warnings_before(chosen, steps, base, records)]
-    print(*filter(None, said), sep="\n", flush=True)
+    print_advice(given, choose_by_model(given, base, steps), steps, base, records)
     samples = Samples(records, base.preprocess, base.tokenizer, cache=drawn, skips=skips)
     benchmark = choose_benchmark(
         "auto",
@@ -97,48 +88,35 @@ def start_trials(
             f"of {len(records)} images fewer than two were held back, so there is nothing to measure a model on; "
             "give more images"
         )
-    print(f"{len(samples)} images, {sum(map(len, samples.phrases))} phrases, benchmark {benchmark}")
-    return TrialSetup(shared, taken, base, samples, [benchmark], None, device, drawn)
+    print(f"{len(samples)} images, {samples.phrase_count} phrases, benchmark {benchmark}")
+    return TrialSetup(shared, taken, base, samples, [benchmark], device, drawn)
 
 
 def add_binding_suites(
     setup: TrialSetup,
-    run,  # the run folder, where the groups and the changed captions go
-    items: int,  # groups, and scenes of changed captions; a third as many scenes for localisation
+    run,  # the run folder, where the groups go
+    items: int,  # groups
     split: str = "test",
 ) -> TrialSetup:  # the same where the data is not the embedded world
-    "Measure what else only the embedded world can make: groups of two images, one changed colour, where a model looks"
+    "Measure groups of two images too, which the embedded world can make"
     if not setup.drawn:
         return setup
-    count = max(1, items // 3)
-    scenes = binding_scenes(count, split) + binding_scenes(count, split, True)
     write_groups(run, items, split)
-    write_size_and_place(run, items, split)
-    return setup._replace(benchmarks=[*setup.benchmarks, Path(run)], probes=scene_probes(scenes, draw_scene))
+    return setup._replace(benchmarks=[*setup.benchmarks, Path(run)])
 
 # %% ../../nbs/8_study/00_trials.ipynb #5d3d3cdc
 def measure_model(
     model: Towers,
     benchmarks: list,  # benchmark folders
-    probes: list | None = None,  # of `scene_probes`, for localisation
-    folder=None,  # where answers.csv and maps.csv are written, what every item and phrase gave; None: nowhere
+    folder=None,  # where items.parquet is written, what every item gave; None: nowhere
 ) -> pd.DataFrame:  # suite, name, value (percent), se, n
     "Every row of every benchmark, with its standard error"
-    parts, given = [], []
+    parts, items = [], {}
     for benchmark in benchmarks:
-        hits: dict = {}
-        table = evaluate(model, benchmark, batch_size=250, progress=False, hits=hits, cache=None)
-        parts.append(with_errors(table, hits))
-        given.append(answers(hits))
+        parts.append(evaluate(model, benchmark, batch_size=250, progress=False, hits=items, cache=None))
     if folder:
-        pd.concat(given).to_csv(Path(folder) / "answers.csv", index=False)
-    if probes:
-        maps = localisation(model, probes)
-        found = localisation_table(maps)
-        parts.append(found.assign(se=(found.high - found.low) / 3.92))  # a 95 % interval is 3.92 standard errors
-        if folder:
-            maps.to_csv(Path(folder) / "maps.csv", index=False)
-    return pd.concat(parts)[["suite", "name", "value", "se", "n"]].reset_index(drop=True)
+        keep_items(items, Path(folder) / "items.parquet")
+    return pd.concat(parts, ignore_index=True)[["suite", "name", "value", "se", "n"]]
 
 
 def _complete(settings):
@@ -182,7 +160,7 @@ def trial(
         method = build(cfg.method, model, cfg.options, own_options(cfg))
         fit(model, method, setup.samples, cfg, folder, setup.device)
         save(model, folder / "model", {"settings": settings})
-    table = measure_model(model, setup.benchmarks, setup.probes, folder)
+    table = measure_model(model, setup.benchmarks, folder)
     table.to_csv(folder / "table.csv", index=False)
     for checkpoint in folder.glob("checkpoint*.pt"):
         checkpoint.unlink()  # the model is there; a checkpoint is three times as large
@@ -219,7 +197,7 @@ def _minutes_left(plan, run, left, seconds):
 
 def _measure_base(setup, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    table = measure_model(setup.base, setup.benchmarks, setup.probes, folder)
+    table = measure_model(setup.base, setup.benchmarks, folder)
     table.to_csv(folder / "table.csv", index=False)
     return table
 

@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
-import shutil
-import socket
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -20,13 +17,12 @@ import torch
 from tqdm.std import tqdm
 
 from ..distributed import rank_and_world_size
-from .progress import BETWEEN, fit_line
 
 if TYPE_CHECKING:
     from c2lip.evaluation.plots import Page
 
 # %% auto #0
-__all__ = ['BAR', 'SPEED', 'read_log', 'memory', 'format_row', 'EventFile', 'Log', 'plot_log']
+__all__ = ['read_log', 'format_row', 'Log', 'plot_log']
 
 # %% ../../nbs/5_training/04_log.ipynb #e16253f3
 def read_log(
@@ -40,14 +36,14 @@ def read_log(
     return [row for row in rows if isinstance(row, dict) and type(row.get("step")) is int]
 
 # %% ../../nbs/5_training/04_log.ipynb #0b51f2a7
-BAR = "{n_fmt}/{total_fmt} {bar:6} {remaining} left"  # tqdm's form of what matters first
-SPEED = ("images_per_s", "data_wait", "memory_gb", "seconds")  # of a record, beside the numbers of training
-_AFTER = ("total", "skipped", "grad_norm", "scale", "bias")  # what stands last, and goes where there is no room
+_BAR = "{n_fmt}/{total_fmt} {bar:6} {remaining} left{postfix}"
+_SPEED = ("images_per_s", "data_wait", "memory_gb", "seconds")  # of a record, beside the numbers of training
+_LAST = ("total", "skipped", "grad_norm", "scale", "bias")  # of the line: they go where there is no room
 _SYMBOLS = {"scale": "τ", "bias": "b", "grad_norm": "∇"}
 
 
-def memory() -> float:  # GB
-    "The most memory this process has held: on the GPU where it uses one, in RAM otherwise"
+def _memory():
+    "The most GB that this process has held: on the GPU where it uses one, in RAM otherwise"
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated() / 1e9
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
@@ -58,57 +54,16 @@ def format_row(
     row: dict,  # a record of training with its speed
 ) -> str:
     "A record as a person reads it"
-    hidden = {"step", "lr", *SPEED}
+    hidden = {"step", "lr", *_SPEED}
     if not row.get("skipped"):
         hidden.add("skipped")
     numbers = {k: f"{_SYMBOLS.get(k, k)} {v:.3f}" for k, v in row.items() if k not in hidden}
-    losses = [text for k, text in numbers.items() if k not in _AFTER]
-    others = [text for k, text in numbers.items() if k in _AFTER]
+    losses = [text for k, text in numbers.items() if k not in _LAST]
+    others = [text for k, text in numbers.items() if k in _LAST]
     speed = [f"{row['images_per_s']:.0f} img/s", f"data {row['data_wait']:.0%}", f"{row['memory_gb']:.1f} GB"]
-    return BETWEEN.join(filter(None, ["  ".join(losses), *speed, "  ".join(others)]))
+    return " · ".join(filter(None, ["  ".join(losses), *speed, "  ".join(others)]))
 
-# %% ../../nbs/5_training/04_log.ipynb #9b1e07a2
-class EventFile:
-    "The scalars of a run for TensorBoard, on the disk as soon as they are written; `OSError` where that fails"
 
-    def __init__(
-        self,
-        folder,  # is made where it is missing; each run, resumed or not, adds a file
-        first: int = 0,  # step the run goes on from
-    ):
-        from tensorboard.compat.proto.event_pb2 import SessionLog  # here: other ranks write no log
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self.file = open(Path(folder) / name, "wb")  # noqa: SIM115, closed by `close`
-        self.records = RecordWriter(self.file)
-        self._add(file_version="brain.Event:2")
-        if first:
-            self._add(step=first + 1, session_log=SessionLog(status=SessionLog.START))
-
-    def _add(self, **fields):
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        self.records.write(Event(wall_time=time.time(), **fields).SerializeToString())
-        self.file.flush()
-
-    def write(
-        self,
-        step: int,  # steps done
-        row: dict[str, float],  # name → number
-    ):
-        "One event with all numbers"
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=number) for name, number in row.items()]
-        self._add(step=step, summary=Summary(value=values))
-
-    def close(self):
-        with suppress(OSError):  # nothing waits but what a full disk has refused already
-            self.file.close()
-
-# %% ../../nbs/5_training/04_log.ipynb #280af8ce
 class Log:
     "Writes a run's measurements to metrics.jsonl, TensorBoard and the screen; silent on ranks other than 0"
 
@@ -123,14 +78,24 @@ class Log:
         self.waited = 0.0  # seconds
         self.warned = False
         self.active = rank_and_world_size()[0] == 0
-        self.terminal = sys.stdout.isatty()
-        self.watched = self.terminal or "ipykernel" in type(sys.stdout).__module__  # by somebody, who sees one line
-        self.line = ""  # that is drawn
-        self.next = 0.0  # moment of the next drawing
+        terminal = sys.stdout.isatty()
+        self.watched = terminal or "ipykernel" in type(sys.stdout).__module__  # by somebody, who sees one line
         if self.active:
+            from torch.utils.tensorboard import SummaryWriter  # here: other ranks write no log
+
             self.path = Path(folder) / "metrics.jsonl"
             self._keep_records()
-            self.board = EventFile(Path(folder) / "tensorboard", first)
+            self.board = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first + 1 if first else None)
+            self.bar = tqdm(
+                total=total,
+                initial=first,
+                bar_format=_BAR,
+                file=sys.stdout,
+                disable=not self.watched,
+                dynamic_ncols=terminal,
+                mininterval=0.5 if terminal else 2.0,  # a notebook keeps what is drawn
+                ascii=False,
+            )
         self.start = time.perf_counter()
 
     def _keep_records(self):
@@ -145,37 +110,30 @@ class Log:
         step: int,  # steps done
         row: dict,  # name → number
     ) -> dict:  # what was written
-        "One line of metrics.jsonl, and TensorBoard's scalars"
+        "One line of metrics.jsonl, and TensorBoard's scalars; `OSError` where one cannot be written"
         row = {k: float(f"{v:.6g}") for k, v in row.items()}
         with open(self.path, "a", encoding="utf8") as f:
             f.write(json.dumps({"step": step, **row}) + "\n")
-        self.board.write(step, row)
+        for name, value in row.items():
+            self.board.add_scalar(name, value, step)
+        self.board.flush()
         return {"step": step, **row}
 
     def say(self, text: str):
         "A line that stays"
-        if not self.active:
-            return
-        if self.line:
-            sys.stdout.write("\r" + " " * len(self.line) + "\r")
-        print(text, flush=True)
-        if self.line:
-            self._draw(self.line)
-
-    def _draw(self, line):
-        "Draw a line in place of the one before"
-        if self.terminal:
-            line = fit_line(line, shutil.get_terminal_size().columns - 1)
-        sys.stdout.write("\r" + line.ljust(len(self.line)))
-        sys.stdout.flush()
-        self.line = line
+        if self.active:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
 
     def _with_speed(self, step, row):
         seconds = time.perf_counter() - self.start
         per_second = 1 / max(seconds, 1e-9)
         rate = (step - self.first) * self.images * per_second
-        values = (rate, self.waited * per_second, memory(), seconds)
-        return {**row, **dict(zip(SPEED, values))}
+        values = (rate, self.waited * per_second, _memory(), seconds)
+        return {**row, **dict(zip(_SPEED, values))}
+
+    def _postfix(self, row):
+        return f" · {format_row(row)} · {row['images_per_s'] / self.images:.2f} steps/s"
 
     def step(
         self,
@@ -183,10 +141,9 @@ class Log:
         row: dict,  # name → number
     ):
         "Draw the line anew, where somebody watches"
-        now = time.monotonic()
-        if self.active and self.watched and (now >= self.next or step == self.total):
-            self.next = now + (0.5 if self.terminal else 2.0)  # a notebook keeps what is drawn
-            self._draw(self._format(step, self._with_speed(step, row)))
+        if self.active and self.watched:
+            self.bar.postfix = self._postfix(self._with_speed(step, row))
+            self.bar.update(step - self.bar.n)
 
     def write(
         self,
@@ -198,18 +155,13 @@ class Log:
             return
         row = self.record(step, self._with_speed(step, row))
         if not self.watched:
-            print(self._format(step, row), flush=True)
+            done = {"initial": self.first, "bar_format": _BAR, "ascii": False, "postfix": None}
+            line = tqdm.format_meter(step, self.total, row["seconds"], **done)
+            print(line + self._postfix(row), flush=True)
         if row["data_wait"] > 0.5 and not self.warned and step - self.first > 2:
             self.warned = True
             waited = f"step {step}: the run has waited for data {row['data_wait']:.0%} of its time"
             self.say(f"{waited}; more workers, or a faster disk, would speed it up")
-
-    def _format(self, step, row):
-        "How far the run is, then its numbers"
-        rate = row["images_per_s"] / self.images
-        done = {"initial": self.first, "rate": rate, "bar_format": BAR, "ascii": False}
-        meter = tqdm.format_meter(step, self.total, row["seconds"], **done)
-        return BETWEEN.join([meter, format_row(row), f"{rate:.2f} steps/s"])
 
     @contextmanager
     def aside(self):
@@ -219,61 +171,46 @@ class Log:
             yield
         finally:
             self.start += time.perf_counter() - start
+            if self.active:
+                self.bar.unpause()
 
     def close(self):
-        if self.line:
-            print(flush=True)
-            self.line = ""
         if self.active:
-            self.board.close()
+            self.bar.close()
+            with suppress(OSError):  # nothing waits but what a full disk has refused already
+                self.board.close()
 
 # %% ../../nbs/5_training/04_log.ipynb #b2ee7eb8
 _TITLES = {"scale": "logit scale τ", "bias": "logit bias b"}
-_NO_LOSS = {"step", "total", "grad_norm", "lr", "skipped", *_TITLES, *SPEED}  # names of a record that are no term
+_NO_LOSS = {"step", "total", "grad_norm", "lr", "skipped", *_TITLES, *_SPEED}  # names of a record that are no term
 _VALIDATION = {  # the curves drawn, and what they are called
     "zero-shot": "zero-shot",
     "sugarcrepe average": "SugarCrepe, average",
     "retrieval i2t R@1": "image → text R@1",
     "retrieval t2i R@1": "text → image R@1",
 }
-_LINES = ("#0072b2", "#e69f00", "#882255", "#009e73", "0.4")  # told apart by the colour-blind too
+_COLOURS = ("#0072b2", "#e69f00", "#882255", "#009e73", "0.4")  # the colour-blind can tell them apart
 
 
-def _plot_losses(ax, rows):
+def _plot_losses(ax, rows, small):
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    from c2lip.evaluation.plots import SMALL
-
     terms = [k for k in dict.fromkeys(k for r in rows for k in r) if k not in _NO_LOSS]
-    ax.set_prop_cycle(color=_LINES)
     for term in terms:  # a term may be there in every other step only
         points = [(r["step"], r[term]) for r in rows if term in r]
         ax.plot(*zip(*points), label=term, lw=1.6)
     ax.set(yscale="log", ylabel="loss, unweighted")
-    ax.legend(frameon=False, fontsize=SMALL, ncols=len(terms), loc="lower left", bbox_to_anchor=(0, 1))
+    ax.legend(frameon=False, fontsize=small, ncols=len(terms), loc="lower left", bbox_to_anchor=(0, 1))
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _plot_validation(ax, rows):
-    from c2lip.evaluation.plots import SMALL, percent_axis
-
-    ax.set_prop_cycle(color=_LINES)
-    for name, label in _VALIDATION.items():
-        key = f"validation/{name}"
-        if key in rows[0]:
-            ax.plot([r["step"] for r in rows], [r[key] for r in rows], ".-", label=label, lw=1.4)
-    percent_axis(ax, up=True)
-    ax.set_title("validation, percent", fontsize=9)
-    ax.legend(frameon=False, fontsize=SMALL)
 
 
 def plot_log(
     folder,  # a run folder
 ) -> Page:
     "The losses of a run over the steps, its logit scale and bias, and its validation where there was one"
-    from c2lip.evaluation.plots import SMALL, Page  # here: training draws nothing, and matplotlib is slow to import
+    from c2lip.evaluation.plots import SMALL, Page, percent_axis  # here: matplotlib is slow to import
 
     records = read_log(folder)
     rows = [r for r in records if "total" in r]
@@ -282,15 +219,22 @@ def plot_log(
     widths = [2.0] + [1.0] * len(scalars) + [1.6] * bool(validations)
     fig = Page(figsize=(8.4 + 2.6 * bool(validations), 2.6), layout="constrained")
     axes = fig.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
-    _plot_losses(axes[0], rows)
+    for ax in axes:
+        ax.set_prop_cycle(color=_COLOURS)
+        ax.set_xlabel("step")
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize=SMALL)
+    _plot_losses(axes[0], rows, SMALL)
     for ax, name in zip(axes[1:], scalars):
         ax.plot([r["step"] for r in rows], [r[name] for r in rows], color="0.35")
         ax.set_title(_TITLES[name], fontsize=9)
         ax.ticklabel_format(useOffset=False)
     if validations:
-        _plot_validation(axes[-1], validations)
-    for ax in axes:
-        ax.set_xlabel("step")
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.tick_params(labelsize=SMALL)
+        for name, label in _VALIDATION.items():
+            if (key := f"validation/{name}") in validations[0]:
+                steps = [r["step"] for r in validations]
+                axes[-1].plot(steps, [r[key] for r in validations], ".-", label=label, lw=1.4)
+        percent_axis(axes[-1], up=True)
+        axes[-1].set_title("validation, percent", fontsize=9)
+        axes[-1].legend(frameon=False, fontsize=SMALL)
     return fig
