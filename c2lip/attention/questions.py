@@ -113,7 +113,7 @@ def _alternatives(word, *lists):
 def _rivals(phrase, true=()):
     """What a phrase might be mistaken for: kind → phrases; a kind of rivals that it cannot have is left out.
 
-    colours: the same noun in other colours; nouns: the same colour on other nouns; `true`: phrases true of the image."""
+    colours: the same noun in other colours; nouns: the same colour on other nouns; `true`: known true phrases."""
     attribute, noun = _parts(phrase).values()
     found = {}
     if attribute and noun:
