@@ -23,17 +23,8 @@ from c2lip.attention.maps import (
     resample_map,
 )
 from c2lip.core import UserError
-from c2lip.evaluation.localisation import (
-    Probe,
-    auroc,
-    coco_probes,
-    coverage,
-    localisation,
-    localisation_rows,
-    measure_map,
-    probe_maps,
-    scene_probes,
-)
+from c2lip.evaluation.localisation import auroc, localisation, localisation_rows, measure_map
+from c2lip.evaluation.probes import Probe, coco_probes, coverage, probe_maps, scene_probes
 from c2lip.evaluation.scores import score
 from c2lip.evaluation.world_scenes import binding_scenes
 from c2lip.towers import Towers, load

@@ -175,8 +175,8 @@ BOTH_SEEDS = dict(  # what the paper's text and the public code share, or the te
     evaluate_every=0,
 )
 SEEDS = {
-    "c2lip_paper": dict(concepts="pool", optimizer="adam", weight_decay=0, max_scale=0, precision="bf16"),
-    "c2lip_code": dict(concepts="encode", optimizer="adamw", weight_decay=0.1, max_scale=100, precision="pure_bf16"),
+    "c2lip_paper": dict(concepts="pool", weight_decay=0, max_scale=0, precision="bf16"),
+    "c2lip_code": dict(concepts="encode", weight_decay=0.1, max_scale=100, precision="pure_bf16"),
 }
 
 

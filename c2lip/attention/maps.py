@@ -23,7 +23,7 @@ from ..core import UserError
 from ..data.images import BadImage, open_image
 from ..encoding import encode_images
 from ..evaluation.embeddings import embed_texts, evaluating
-from ..evaluation.localisation import WHOLE_IMAGE, field_of, grid_of, sample_map
+from ..evaluation.probes import WHOLE_IMAGE, field_of, grid_of, sample_map
 from ..pooling import concept_similarity, project_tokens
 from ..towers import Towers
 

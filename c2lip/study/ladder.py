@@ -33,24 +33,21 @@ def _named(values, text):
 
 
 def rungs(
-    settings: dict,  # lists of lambda_npc, lambda_xac, xac_scale, concepts, duplicates and batches
+    settings: dict,  # lists of lambda_npc, lambda_xac, xac_scale, concepts and duplicates
 ) -> dict[str, dict]:  # name of a rung → settings in which it differs from the others
-    "Every rung, each with one weight more than the one before it; a ladder for every way of composing batches"
-    ladder = {}
-    for batches in settings["batches"]:
-        tail = _named(settings["batches"], f", {batches} batches")
-        ladder[f"plain{tail}"] = dict(lambda_npc=0.0, lambda_xac=0.0, batches=batches)
-        for concepts, duplicates, npc in itertools.product(
-            settings["concepts"], settings["duplicates"], settings["lambda_npc"]
-        ):
-            note = _named(settings["concepts"], f", {concepts}") + _named(settings["duplicates"], f", {duplicates}")
-            options = dict(concepts=concepts, duplicates=duplicates, batches=batches, lambda_npc=npc)
-            first = "+ " + _named(settings["lambda_npc"], f"{npc:g} ") + "npc"
-            ladder[f"{first}{note}{tail}"] = dict(lambda_xac=0.0, **options)
-            for xac, scale in itertools.product(settings["lambda_xac"], settings["xac_scale"]):
-                second = " + " + _named(settings["lambda_xac"], f"{xac:g} ") + "xac"
-                second += _named(settings["xac_scale"], f", β {scale:g}")
-                ladder[f"{first}{second}{note}{tail}"] = dict(lambda_xac=xac, xac_scale=scale, **options)
+    "Every rung, each with one weight more than the one before it"
+    ladder = {"plain": dict(lambda_npc=0.0, lambda_xac=0.0)}
+    for concepts, duplicates, npc in itertools.product(
+        settings["concepts"], settings["duplicates"], settings["lambda_npc"]
+    ):
+        note = _named(settings["concepts"], f", {concepts}") + _named(settings["duplicates"], f", {duplicates}")
+        options = dict(concepts=concepts, duplicates=duplicates, lambda_npc=npc)
+        first = "+ " + _named(settings["lambda_npc"], f"{npc:g} ") + "npc"
+        ladder[f"{first}{note}"] = dict(lambda_xac=0.0, **options)
+        for xac, scale in itertools.product(settings["lambda_xac"], settings["xac_scale"]):
+            second = " + " + _named(settings["lambda_xac"], f"{xac:g} ") + "xac"
+            second += _named(settings["xac_scale"], f", β {scale:g}")
+            ladder[f"{first}{second}{note}"] = dict(lambda_xac=xac, xac_scale=scale, **options)
     return ladder
 
 
