@@ -19,7 +19,7 @@ from ..core import Batch, Features, Range, Sample, Texts, UserError, did_you_mea
 from ..distributed import gather_rows, rank_and_world_size, shared_place
 from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, scaled_cosines, softmax_loss
 from . import Method, Objective, caption_view
-from .finetune import finetune
+from . import finetune
 from ..pooling import concept_similarity
 from ..spans import token_spans
 from ..towers import Towers, has_bias
