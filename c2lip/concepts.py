@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from tqdm.auto import tqdm
 
-from .captions import blank_markup, canonical_caption, is_english, load_pipeline
+from .captions import is_english, load_pipeline
 from .core import Phrase, UserError, did_you_mean
-from .trees import POSSESSIVE, base_phrases, lower_words
+from .trees import POSSESSIVE, base_phrases
 
 if TYPE_CHECKING:
     from spacy.tokens import Doc
@@ -132,11 +132,8 @@ def _split_owner(span, words):
 
 
 def _is_long(words, rules):
-    return rules.max_words and _word_count(words) > rules.max_words
-
-
-def _word_count(words):
-    return sum(w[0].isalnum() for w in words)  # hyphens and apostrophes are tokens, but no words
+    counted = sum(w[0].isalnum() for w in words)  # hyphens and apostrophes are tokens, but no words
+    return rules.max_words and counted > rules.max_words
 
 
 def _join_of(spans, words, rules):
@@ -215,7 +212,7 @@ def phrases_of(
     rules: Rules = Rules(),  # what counts
 ) -> list[Phrase]:  # in reading order; characters count in `doc.text`
     "The concepts of a parsed caption"
-    words, text = lower_words(doc), doc.text
+    words, text = [t.lower_ for t in doc], doc.text
     found, seen = [], set()
     for first, end in _candidates(doc, words, rules):
         phrase = _characters(doc, text, first, end)
@@ -250,27 +247,24 @@ def noun_phrases_many(
     return found
 
 
+def _for_parser(caption, limit):
+    # cut at a space; in upper case every word looks like a name
+    if len(caption) > limit:
+        cut = caption.rfind(" ", 0, limit)
+        caption = caption[: cut if cut > 0 else limit]
+    return caption.lower() if caption.isupper() and len(caption.lower()) == len(caption) else caption
+
+
 def _parse(captions, pipeline, batch_size, rules):
     # the phrases of each of a few thousand captions, in order
-    texts = [blank_markup(caption, rules.max_chars) for caption in captions]
-    english = [is_english(text) for text in texts]
-    parsed = [text if ok else "" for text, ok in zip(texts, english)]
+    texts = [_for_parser(caption, rules.max_chars) for caption in captions]
+    texts = [text if is_english(text) else "" for text in texts]
     with nullcontext() if pipeline.vocab.in_memory_zone else pipeline.memory_zone():
-        for doc, caption, ok in zip(pipeline.pipe(parsed, batch_size=batch_size), captions, english):
-            phrases = _phrases_in(caption, phrases_of(doc, rules)) if ok else []
+        for doc, caption in zip(pipeline.pipe(texts, batch_size=batch_size), captions):
+            phrases = [Phrase(caption[start:end], start, end) for _, start, end in phrases_of(doc, rules)]
             if not phrases and rules.none == "caption" and caption.strip():
                 phrases = [Phrase(caption, 0, len(caption))]
             yield phrases
-
-
-def _phrases_in(caption, phrases):
-    # with the caption's own letter case, and without a phrase that reaches over a blanked tag
-    found = []
-    for text, start, end in phrases:
-        words = caption[start:end]
-        if words.lower() == text.lower():
-            found.append(Phrase(words, start, end))
-    return found
 
 
 def noun_phrases(

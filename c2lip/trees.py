@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'LEADING', 'BRACKETS', 'PARTICIPLE', 'PLURAL',
-           'NO_COMPOUND', 'lower_words', 'base_phrases']
+           'NO_COMPOUND', 'base_phrases']
 
 # %% ../nbs/1_method/06_trees.ipynb #f441c623
 UNIFIED = {
@@ -50,11 +50,6 @@ LEADING = set(
 BRACKETS = set("()[]{}<>|;:!?…")
 
 
-def lower_words(doc: Doc) -> list[str]:
-    "The words of a parsed text in lower case"
-    return [t.lower_ for t in doc]
-
-
 @lru_cache(maxsize=4096)
 def _unified(arc: str) -> str:
     arc = arc.lower()
@@ -67,7 +62,7 @@ class _Tree:
     def __init__(self, doc: Doc):
         names = doc.vocab.strings
         columns = doc.to_array(["POS", "DEP", "HEAD"]).tolist()  # four times as fast as asking each word
-        self.words = lower_words(doc)
+        self.words = [t.lower_ for t in doc]
         self.pos = [names[pos] for pos, _, _ in columns]
         self.arc = [_unified(names[arc]) for _, arc, _ in columns]
         self.head = [(i + distance) % 2**64 for i, (_, _, distance) in enumerate(columns)]  # distances are unsigned

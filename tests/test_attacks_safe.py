@@ -19,10 +19,9 @@ from PIL import Image
 from c2lip.core import UserError
 from c2lip.core.files import check_free, run_folder
 from c2lip.data.images import BadImage, open_image
-from c2lip.data.index import open_index
 from c2lip.data.prepare import prepare
-from c2lip.data.skips import Skips
-from c2lip.data.sources import detect_source, open_data
+from c2lip.data.records import Skips
+from c2lip.data.sources import Tables, find_source, open_data
 from c2lip.evaluation import folders
 from c2lip.evaluation.base import read_entries
 from c2lip.release import save
@@ -222,7 +221,7 @@ def test_a_run_of_another_launcher_is_not_written_over(tmp_path, launcher, owner
 
 def test_prepare_replaces_its_own_files_only(tmp_path):
     table(tmp_path / "data")
-    for name in ("part-00000.parquet", "captions.parquet", "manifest.json", "piece-00000.parquet", "join.sqlite"):
+    for name in ("part-00000.parquet", "captions.parquet", "manifest.json", "join.arrow"):
         out = tmp_path / name.split(".")[0]
         out.mkdir()
         (out / name).write_text("mine")
@@ -230,8 +229,6 @@ def test_prepare_replaces_its_own_files_only(tmp_path):
         assert [(p.name, p.read_text()) for p in out.iterdir()] == [(name, "mine")]
     out = tmp_path / "out"
     first = prepare(str(tmp_path / "data"), out, progress=False)
-    assert prepare(str(tmp_path / "data"), out, progress=False) == first
-    (out / "prepare.json").unlink()  # as an older version left it
     assert prepare(str(tmp_path / "data"), out, progress=False) == first
     refused(lambda: prepare(str(tmp_path / "data"), "nbs/prepared", progress=False), "belongs to the workbook")
 
@@ -340,9 +337,9 @@ def test_a_value_is_not_written_out(tmp_path):
 
 def test_places_that_hold_no_data(tmp_path):
     for place, word in (("/", "no folder of images"), ("", "data is empty"), (".", "no folder of images")):
-        refused(lambda place=place: detect_source(place), word)
+        refused(lambda place=place: find_source(place).records(Skips()), word)
     (tmp_path / "pyvenv.cfg").write_text("")
-    refused(lambda: detect_source(tmp_path), "environment of Python")
+    refused(lambda: find_source(tmp_path), "environment of Python")
 
 
 # What is said in one line
@@ -372,7 +369,7 @@ def test_control_characters_are_shown_as_text(tmp_path):
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, capsys):
     folder = table(tmp_path / "data")
     (tmp_path / "cache").write_text("a file in the way")
-    records = open_index("data", "tables", [str(folder / "captions.csv")], Skips(), folder=tmp_path / "cache")
+    records = open_data(folder, index_folder=tmp_path / "cache")
     assert len(records) == 12 and "nothing is kept" in capsys.readouterr().out
     (tmp_path / "data" / "cache").write_text("a file in the way")
     monkeypatch.setattr(folders, "project_root", lambda: tmp_path)
@@ -382,9 +379,9 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, capsys):
 def test_names_that_look_like_patterns(tmp_path, monkeypatch):
     for name in ("br{a,b}ce", "photos:2024", "what?", "star*"):
         folder = table(tmp_path / name)
-        assert detect_source(folder) == ("tables", [str(folder / "captions.csv")])
-        assert detect_source(folder / "captions.csv") == ("tables", [str(folder / "captions.csv")])
-        assert detect_source([str(folder / "captions.csv")]) == ("tables", [str(folder / "captions.csv")])
+        file = folder / "captions.csv"
+        for source in map(find_source, (folder, file, [str(file)])):
+            assert isinstance(source, Tables) and source.places == [str(file)]
 
 
 def test_nested_json_and_many_phrases(tmp_path):

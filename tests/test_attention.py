@@ -13,10 +13,8 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from c2lip.attention.coco import coco_mask, coco_probes
 from c2lip.attention.comparison import compare_figure, maps_figure
 from c2lip.attention.figures import ImageMaps, map_columns
-from c2lip.attention.localisation import auroc, localisation, localisation_table, measure_map
 from c2lip.attention.maps import (
     attention_map,
     embed_phrases,
@@ -24,8 +22,11 @@ from c2lip.attention.maps import (
     head_attention,
     resample_map,
 )
-from c2lip.attention.probes import Probe, binding_scenes, coverage, probe_maps, scene_probes
 from c2lip.core import UserError
+from c2lip.evaluation.localisation import auroc, localisation, localisation_rows, measure_map
+from c2lip.evaluation.probes import Probe, coco_probes, coverage, probe_maps, scene_probes
+from c2lip.evaluation.scores import score
+from c2lip.evaluation.world_scenes import binding_scenes
 from c2lip.towers import Towers, load
 from c2lip.world import Thing, draw_scene, make_scene, object_mask
 
@@ -180,41 +181,39 @@ def binding_probes():
     return scene_probes(binding_scenes(6, "validation") + binding_scenes(6, "validation", True), draw_scene)
 
 
+def values_of(rows):
+    return {name: score(name, items) for name, items in localisation_rows(rows)}
+
+
 def test_perfect_and_mistaken_maps():
-    right, wrong = oracle_rows(lambda p: p.mask), oracle_rows(lambda p: p.rivals["colour"])
-    table = localisation_table(wrong, right).set_index(["suite", "name"])
-    for suite in ("localisation", "heldout/localisation"):
-        for name in ("AUROC", "pointing", "pointing over same colour"):
-            assert table.loc[(suite, name)].after > 90, (suite, name)
-        assert (
-            table.loc[(suite, "AUROC over same colour")].before < 15
-            and table.loc[(suite, "AUROC over same colour")].low > 50
+    for group in ("", "heldout"):
+        right, wrong = (
+            values_of(rows[rows.group == group])
+            for rows in (oracle_rows(lambda p: p.mask), oracle_rows(lambda p: p.rivals["colour"]))
         )
-        assert table.loc[(suite, "pointing over same colour")].before == 0
-        assert 20 < table.loc[(suite, "AUROC over same noun")].before < 80  # neither of the two is looked at
-        mass = table.loc[(suite, "mass inside")]
-        assert mass.after > 5 * mass.chance and mass.before < mass.chance
+        assert all(right[name].value > 90 for name in ("AUROC", "pointing", "pointing over same colour"))
+        assert wrong["AUROC over same colour"].value < 15 and wrong["pointing over same colour"].value == 0
+        assert 20 < wrong["AUROC over same noun"].value < 80  # neither of the two is looked at
+        assert right["mass inside"].value > 5 * wrong["mass inside"].value
 
 
 def test_a_random_map_is_at_chance():
     generator = np.random.default_rng(1)
-    tables = []
-    for k in range(6):
-        rows = oracle_rows(lambda p: generator.random((6, 6)) > 0.5)
-        tables.append(rows.assign(image=rows.image + 100 * k))
-    rows = pd.concat(tables, ignore_index=True)
-    table = localisation_table(rows)
-    for r in table.itertuples():
-        if r.name in ("AUROC", "mass inside", "mass over same colour", "AUROC over same noun"):
-            assert r.low - 2 < r.chance < r.high + 2, r
+    rows = pd.concat([oracle_rows(lambda p: generator.random((6, 6)) > 0.5) for _ in range(6)], ignore_index=True)
+    found = values_of(rows)
+    for name in ("AUROC", "mass over same colour", "AUROC over same noun"):
+        assert abs(found[name].value - 50) < 6
+    assert abs(found["mass inside"].value - 100 * rows.area.mean()) < 2
 
 
-def test_interval_needs_no_single_group_and_counts_what_is_missing():
+def test_what_was_not_measured_is_counted():
     rows = oracle_rows(lambda p: p.mask)
     rows.loc[:3, "auroc colour"] = math.nan
-    table = localisation_table(rows)
-    n = table.set_index(["suite", "name"]).n
-    assert n["localisation", "AUROC"] == 24 and n["localisation", "AUROC over same colour"] == 20
+    found = values_of(rows)
+    assert found["AUROC"].n == 48 and (found["AUROC over same colour"].n, found["AUROC over same colour"].nan) == (
+        44,
+        4,
+    )
 
 
 def test_bad_input(base):
@@ -227,7 +226,6 @@ def test_bad_input(base):
         (lambda: attention_map(base, draw, ["a mug"], "hed"), "head"),
         (lambda: localisation(base, []), "no probes"),
         (lambda: localisation(base, [Probe(draw, "a mug", np.zeros((4, 4), bool))]), "empty"),
-        (lambda: coco_mask([[1, 2, 3]], 5, 5), "three points"),
     ):
         with pytest.raises(UserError, match=word) as e:
             call()
@@ -249,116 +247,55 @@ def test_figure_is_vector_and_reproducible(base):
     assert len(same.axes) == 7  # four panels, a colour bar under each map
 
 
-# Masks of 7 rows and 9 columns as pycocotools 2.0.11 writes them.
-COMPRESSED = {0: "=44MM0100060J0O0:0J1", 1: "141M11001O01N00O01201OM032N0ON4", 2: "0=1g01WO"}
+# --- masks in COCO's format
 
 
-def test_compressed_run_lengths():
-    for seed, text in COMPRESSED.items():
-        mask = np.random.default_rng(seed).random((7, 9)) < (0.2, 0.5, 0.9)[seed]
-        for counts in (text, text.encode()):
-            assert np.array_equal(coco_mask(dict(segmentation=dict(counts=counts, size=[7, 9])), 9, 7), mask)
-
-
-@pytest.mark.parametrize(
-    "counts", ["4~", "~~", "4", "99999", "", b"\xff", "P", "\n", "狗", [-1, 13], [], [12.5, "x"], 7]
-)
-def test_malformed_run_lengths(counts):
-    "Each is an error of one line; none makes the library read beyond its memory"
-    with pytest.raises(UserError) as e:
-        coco_mask(dict(segmentation=dict(counts=counts, size=[3, 4])), 4, 3)
-    assert "\n" not in str(e.value)
-
-
-def test_run_lengths_written_out():
-    mask = np.random.default_rng(0).random((7, 9)) < 0.5
-    column_wise = np.r_[False, mask.T.ravel()]
-    changes = np.flatnonzero(column_wise[1:] != column_wise[:-1])
-    counts = np.diff(np.r_[0, changes, mask.size]).tolist()
-    assert np.array_equal(coco_mask(dict(counts=counts, size=[7, 9]), 9, 7), mask)
-
-
-def test_a_polygon_has_its_area():
-    star = [
-        [320 + r * math.cos(a), 240 + r * math.sin(a)]
-        for r, a in zip([100, 40] * 6, np.linspace(0, 2 * math.pi, 12, endpoint=False))
-    ]
-    area = abs(sum(x * v - u * y for (x, y), (u, v) in zip(star, star[1:] + star[:1]))) / 2
-    mask = coco_mask([np.ravel(star).tolist()], 640, 480)
-    assert mask.shape == (480, 640) and abs(mask.sum() / area - 1) < 0.01
-    assert coco_mask([[-50, -50, 2000, -50, 2000, 2000, -50, 2000]], 20, 10).all()  # beyond the image
-    assert coco_mask([[0, 0, 4, 0, 4, 4, 0, 4], [6, 6, 8, 6, 8, 8, 6, 8]], 10, 10).sum() == 20  # parts
-
-
-@pytest.fixture
-def coco(tmp_path):
-    "A small file in COCO's format and its two images"
-    for name in ("a", "b"):
-        Image.new("RGB", (60, 40), "grey").save(tmp_path / f"{name}.jpg")
-    return dict(
-        images=[dict(id=7, file_name="a.jpg", width=60, height=40), dict(id=8, file_name="b.jpg", width=60, height=40)],
-        categories=[dict(id=1, name="dog"), dict(id=2, name="cat")],
-        annotations=[
-            dict(id=1, image_id=8, category_id=1, bbox=[0, 0, 10, 10]),
-            dict(id=2, image_id=8, category_id=1, segmentation=[[20, 0, 30, 0, 30, 20, 20, 20]], bbox=[20, 0, 10, 20]),
-            dict(id=3, image_id=7, category_id=2, bbox=[0, 20, 60, 20], phrase="the cat below"),
-            dict(id=4, image_id=7, category_id=2, bbox=[0, 0, 60, 10], phrase="the cat above"),
-        ],
+def coco_file(folder, segmentation):
+    "An image of 7 rows and 9 columns with one annotation of a category"
+    Image.new("RGB", (9, 7)).save(folder / "x.png")
+    data = dict(
+        images=[dict(id=1, file_name="x.png", width=9, height=7)],
+        annotations=[dict(id=1, image_id=1, category_id=2, **segmentation)],
+        categories=[dict(id=2, name="dog")],
     )
+    (folder / "instances.json").write_text(json.dumps(data))
+    return folder / "instances.json"
 
 
-def test_probes_of_a_coco_file(coco, tmp_path, base):
-    (tmp_path / "x.json").write_text(json.dumps(coco))
-    probes = coco_probes(tmp_path / "x.json", tmp_path, "mine")
-    assert [p.phrase for p in probes] == ["the cat below", "the cat above", "dog"]
-    assert {p.group for p in probes} == {"mine"}
-    assert [p.mask.sum() for p in probes] == [1200, 600, 300]
-    assert np.array_equal(probes[0].rivals["noun"], probes[1].mask)
-    assert not probes[2].rivals
-    table = localisation_table(localisation(base, probes)).set_index("name")
-    assert set(table.suite) == {"mine/localisation"}
-    assert table.n["AUROC"] == 3
-    assert table.n["AUROC over same noun"] == 2
-    assert abs(table.chance["mass inside"] - 100 * (1200 + 600 + 300) / 2400 / 3) < 3
-    coarse = coco_probes(coco, tmp_path, points=30)
-    assert coarse[0].mask.shape == (20, 30) and coarse[0].mask.mean() == 0.5
+BOX = np.zeros((7, 9), bool)
+BOX[2:6, 1:4] = True
 
 
 @pytest.mark.parametrize(
-    "change, word",
+    "segmentation",
     [
-        (lambda c: c.pop("categories"), "lacks categories"),
-        (lambda c: c["annotations"][0].update(image_id=99), "annotation 1 belongs to the image 99"),
-        (lambda c: c["annotations"][1].update(category_id=5), "annotation 2 is of the category 5"),
-        (lambda c: c["annotations"][1].update(segmentation=[[1, 2, 3]]), "annotation 2: a polygon needs"),
-        (lambda c: c["annotations"][2].pop("bbox"), "annotation 3: the annotation has neither"),
-        (lambda c: c["annotations"][2].update(bbox=[0, 0, math.nan, 2]), "not finite"),
-        (lambda c: c["annotations"][2].update(segmentation=dict(counts=[2400], size=[60, 40])), "image has .40, 60."),
-        (lambda c: c["images"][0].update(file_name="gone.jpg"), "gone.jpg is missing"),
-        (lambda c: c["annotations"][1].update(segmentation="circle"), "list of polygons"),
-        (lambda c: c["annotations"][1].update(segmentation=dict(size=[40, 60])), "annotation 2: the run lengths"),
-        (lambda c: c["annotations"][1].update(segmentation=dict(counts=[2400], size=7)), "image has .40, 60."),
-        (lambda c: c["annotations"].append("a dog"), "entry 4 of annotations is no object"),
-        (lambda c: c["annotations"][0].update(image_id=[8]), "entry 0 of annotations has no usable image_id"),
-        (lambda c: c["images"][1].pop("width"), "entry 1 of images has no usable width"),
-        (lambda c: c["categories"][0].update(name=None), "entry 0 of categories has no usable name"),
-        (lambda c: c["annotations"][1].update(segmentation=dict(counts="~~", size=[40, 60])), "cannot be read"),
+        dict(segmentation=[[1, 2, 4, 2, 4, 6, 1, 6]]),
+        dict(segmentation=[[1, 2, 4, 2, 4, 4, 1, 4], [1, 4, 4, 4, 4, 6, 1, 6]]),
+        dict(segmentation=dict(size=[7, 9], counts=[9, 4, 3, 4, 3, 4, 36])),
+        dict(bbox=[1, 2, 3, 4]),
     ],
+    ids=["polygon", "parts", "runs", "box"],
 )
-def test_wrong_coco_files(coco, tmp_path, change, word):
-    change(coco)
-    with pytest.raises(UserError, match=word) as e:
-        coco_probes(coco, tmp_path)
-    assert "\n" not in str(e.value)
+def test_one_mask_in_every_notation(tmp_path, segmentation):
+    (probe,) = coco_probes(coco_file(tmp_path, segmentation), tmp_path)
+    assert probe.phrase == "dog" and np.array_equal(probe.mask, BOX)
 
 
-def test_a_file_that_is_no_coco_file(tmp_path):
-    (tmp_path / "x.json").write_text("[1, 2")
-    (tmp_path / "y.json").write_text("[1, 2]")
-    for name, word in (
-        ("x.json", "cannot be read"),
-        ("y.json", "lacks images, annotations, categories"),
-        ("z.json", "No such file"),
-    ):
-        with pytest.raises(UserError, match=word):
-            coco_probes(tmp_path / name, tmp_path)
+def test_a_phrase_has_the_others_of_its_category_as_rivals(tmp_path):
+    file = coco_file(tmp_path, dict(bbox=[1, 2, 3, 4], phrase="the left dog"))
+    data = json.loads(file.read_text())
+    data["annotations"].append(dict(id=2, image_id=1, category_id=2, bbox=[5, 2, 2, 2]))
+    file.write_text(json.dumps(data))
+    dog, left = coco_probes(file, tmp_path, "mine")
+    assert (dog.phrase, left.phrase, left.group) == ("dog", "the left dog", "mine")
+    assert left.rivals["noun"].sum() == dog.mask.sum() == 4
+
+
+@pytest.mark.parametrize("damage", ["categories", "images"])
+def test_a_wrong_coco_file_is_named(tmp_path, damage):
+    file = coco_file(tmp_path, dict(bbox=[1, 2, 3, 4]))
+    data = json.loads(file.read_text())
+    del data[damage]
+    file.write_text(json.dumps(data))
+    with pytest.raises(UserError, match=f"instances.json is not in COCO's format: KeyError '{damage}'"):
+        coco_probes(file, tmp_path)

@@ -30,12 +30,9 @@ from c2lip.concepts import make_rules
 from c2lip.core import UserError
 from c2lip.core.files import is_utf8, read_json
 from c2lip.data.images import BadImage, open_image
-from c2lip.data.joining import index_captions
-from c2lip.data.pairs import read_pairs
-from c2lip.data.shards import read_shards, shard_urls
-from c2lip.data.skips import Skips
-from c2lip.data.sources import detect_source, open_data
-from c2lip.data.tables import read_table
+from c2lip.data.records import Skips
+from c2lip.data.shards import index_captions, shard_urls
+from c2lip.data.sources import Folder, find_source, open_data
 from c2lip.evaluation.suites import read_folder
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
@@ -197,7 +194,7 @@ def table(dice, folder):
         write_rows(path, ROWS)
         path.write_bytes(hurt(path.read_bytes(), dice))
     skips = Skips(1)
-    add_up(read_table(path, skips), skips)
+    add_up(find_source(path).records(skips), skips)
 
 
 def data_folder(dice, folder):
@@ -218,7 +215,7 @@ def pairs(dice, folder):
     if dice.random() < 0.3:
         os.rename(folder / "i0.txt", os.fsencode(folder) + b"/" + dice.choice([b"\xff.txt", b"\x1b.txt", b"i0.TXT"]))
     skips = Skips(1)
-    add_up(read_pairs(folder, skips), skips)
+    add_up(Folder([folder]).records(skips), skips)
 
 
 def joined_captions(dice, folder):
@@ -226,7 +223,7 @@ def joined_captions(dice, folder):
     text = "\n".join(map(json.dumps, rows)) if dice.random() < 0.5 else pd.DataFrame(rows).to_csv(index=False)
     path = folder / ("t.jsonl" if text.startswith("{") else "t.csv")
     path.write_bytes(hurt(text.encode(), dice))
-    about = index_captions(path, folder / "join.sqlite")
+    about = index_captions(path, folder / "join.arrow")
     assert about["rows"] + sum(about["skipped"].values()) <= 9 + text.count("\n")
 
 
@@ -248,8 +245,8 @@ def shards(dice, folder):
     if dice.random() < 0.6:
         (folder / "a.tar").write_bytes(hurt((folder / "a.tar").read_bytes(), dice))
     skips = Skips(1)
-    found = read_shards(str(folder / "a.tar"), skips)
-    assert len({record.key for record in found}) == len(found) <= skips.seen
+    found = find_source(str(folder / "a.tar")).records(skips)
+    assert len(found) <= skips.seen
     for record in found:
         with contextlib.suppress(BadImage):
             open_image(record.image)
@@ -261,7 +258,7 @@ def source_names(dice, folder):
     if remote := re.search(r"(http|https|s3|gs):", text):
         shard_urls(text[remote.start() :])  # the name alone: nothing is asked of a server
     else:
-        detect_source(text)
+        find_source(text)
 
 
 def images(dice, folder):
@@ -358,7 +355,7 @@ def run_folders(dice, folder):
     files = {
         "params.json": json.dumps({"method": "c2lip", "data": "world", "methods": ["a"], "epochs": 6}),
         "metrics.jsonl": "".join(json.dumps({"step": i, "lr": 0.1, "total": 3.5}) + "\n" for i in range(4)),
-        "table.csv": "suite,name,before,after\nsugarcrepe,average,68.1,72.3\n",
+        "table.csv": "model,suite,name,value,against\nbase,sugarcrepe,average,68.1,\nc2lip,sugarcrepe,average,72.3,\n",
         "train.ipynb": json.dumps({"cells": [], "metadata": {"papermill": {"end_time": "x", "exception": None}}}),
     }
     for name, text in files.items():
@@ -408,17 +405,6 @@ def trained_by_hand():
     towers = load("base")
     method = c2lip(towers)
     return towers, method, torch.optim.SGD(parameter_groups(towers, method, Config(lr=1e-3)))
-
-
-def damaged_cache(dice, folder):
-    "An index whose files were damaged is made anew, and gives the same records"
-    write_rows(folder / "t.csv", ROWS)
-    put_small_images(folder)
-    first = [record.caption for record in open_data(str(folder / "t.csv"), index_folder=folder / "kept")]
-    files = [path for path in sorted((folder / "kept").rglob("*")) if path.is_file() and path.stat().st_size]
-    for path in dice.sample(files, dice.randrange(1, len(files) + 1)):
-        path.write_bytes(hurt(path.read_bytes(), dice)) if dice.random() < 0.8 else path.unlink()
-    assert [record.caption for record in open_data(str(folder / "t.csv"), index_folder=folder / "kept")] == first
 
 
 def odd_moments(dice, folder):
@@ -477,7 +463,6 @@ KINDS = {  # kind → cases
     run_folders: 50,
     command_line: 60,
     damaged_checkpoint: 40,
-    damaged_cache: 40,
     odd_moments: 60,
     selections: 100,
     ends_of_papermill: 150,

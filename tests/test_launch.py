@@ -171,13 +171,6 @@ def test_refused_before_any_work(toy, run, words, code, message):
     assert done.out.startswith("c2lip: ") and {path for path in toy.rglob("*") if path.name != "runs"} == before
 
 
-def test_settings_that_cannot_be_read(toy, monkeypatch):
-    (toy / "c2lip" / "core").mkdir(parents=True)
-    (toy / "settings.ini").write_bytes(b"lib_name = c2lip\n\xff\xfe")
-    with pytest.raises(UserError, match="restore it from git"):
-        complete_line(["papermill", str(toy / "nbs" / "train.ipynb")])
-
-
 def test_no_notebook_of_that_name(toy):
     with pytest.raises(UserError, match="there is no notebook .*; did you mean train.ipynb?"):
         complete_line(["papermill", str(toy / "nbs" / "trian.ipynb")])

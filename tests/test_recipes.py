@@ -396,6 +396,6 @@ def test_resume_is_bit_equal_with_several_captions_an_image(tmp_path, monkeypatc
 def test_ranks_see_disjoint_parts_and_as_many_steps(shards, monkeypatch):
     records = open_data(shards / "*.tar")
     for epoch in range(2):
-        order = batches(records.phrases, 24, 7, epoch)
+        order = batches(records, 24, 7, epoch)
         parts = [[b[r * 8 : r * 8 + 8] for b in order] for r in range(3)]
         assert [len(p) for p in parts] == [4, 4, 4] and sorted(sum((sum(p, []) for p in parts), [])) == list(range(96))

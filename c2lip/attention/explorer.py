@@ -18,9 +18,9 @@ import torch
 from matplotlib import rc_context
 from torch import Tensor
 
-from .comparison import MapPage, grid_note, maps_figure, maps_html
+from .comparison import MapPage, compare_views, grid_note, maps_figure, maps_html
 from .controls import MAP_CONTROLS, Selection, read_selection, selection_text
-from .figures import ImageMaps, map_columns, share_scales
+from .figures import ImageMaps, share_scales
 from .gallery import Exhibit, ModelEntry, find_models, gallery, open_exhibit, short_name, usual_models
 from .maps import MAP_KINDS, View, blocks_and_heads, embed_phrases, encode_view
 from .questions import PhraseScore, ask, caption_phrases, doubts, score_phrase, split_phrases, true_mask
@@ -98,30 +98,25 @@ def _headings(names):
     return short if len(set(short)) == len(short) else list(names)
 
 
-def _columns(chosen, views, concepts, scores):
-    "Maps of all models, with scores and ranks below"
-    look = dict(kind=chosen.kind, scale=chosen.scale, head=chosen.head, layer=chosen.layer * (chosen.kind != "head"))
-    maps = [view.maps(c, **look) for view, c in zip(views, concepts)]
-    pairs = [view.scores(c) for view, c in zip(views, concepts)]
-    fields = [view.field for view in views]
-    columns = map_columns(_headings(chosen.models), maps, fields, chosen.kind, chosen.same_scale, pairs)
-    for column, own in zip(columns, scores):
-        column.lines = [lines + own[phrase].lines for lines, phrase in zip(column.lines, chosen.phrases)]
-    return columns
-
-
 def _show_image(chosen, exhibit, caption, cache):
     "Maps, scores and doubts of one image; of models that cannot answer a `UserError`"
-    true, phrases, found = _true_phrases(exhibit, caption), chosen.phrases, []
-    views = [cache.view(name, exhibit, chosen.kind == "head", chosen.layer > 0) for name in chosen.models]
+    true, phrases, layer = _true_phrases(exhibit, caption), chosen.phrases, chosen.layer * (chosen.kind != "head")
+    views = [cache.view(name, exhibit, chosen.kind == "head", layer > 0) for name in chosen.models]
     embeds = [partial(cache.embed, name) for name in chosen.models]
     scores = [{p: score_phrase(p, view, embed, true) for p in phrases} for view, embed in zip(views, embeds)]
+    columns, found = [], []
+    if phrases:
+        look = dict(scale=chosen.scale, head=chosen.head, layer=layer)
+        concepts = [embed(phrases) for embed in embeds]
+        columns = compare_views(_headings(chosen.models), views, concepts, chosen.kind, chosen.same_scale, **look)
+    for column, own in zip(columns, scores):
+        column.lines = [lines + own[phrase].lines for lines, phrase in zip(column.lines, phrases)]
     for name, own in zip(chosen.models, scores):
         embedded = kind_of_model(cache.load(name)) == "embedded"
         found += doubts(short_name(name), embedded, exhibit.scene is not None, own)
     return ShownMaps(
         image=exhibit.shown,
-        columns=_columns(chosen, views, [embed(phrases) for embed in embeds], scores) if phrases else [],
+        columns=columns,
         outlines=[true_mask(phrase, exhibit.scene) for phrase in phrases],
         name=exhibit.name if len(chosen.images) > 1 else "image",
         caption=caption or exhibit.name,

@@ -8,7 +8,8 @@ __all__ = ['overlay', 'MapColumn', 'map_columns', 'share_scales', 'add_outline',
 # %% ../../nbs/6_attention/02_figures.ipynb #e4120f11
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as with_default
 
 import numpy as np
 import torch
@@ -87,7 +88,7 @@ class MapColumn:
     high: float  # value at their last end
     label: str  # of its colour bar
     signed: bool = False  # a difference: white is 0, green more, violet less
-    lines: list[list[str]] = field(default_factory=list)  # for each phrase, the short lines under its map
+    lines: list[list[str]] = with_default(default_factory=list)  # for each phrase, the short lines under its map
 
     @property
     def cmap(self):
@@ -138,10 +139,10 @@ def map_columns(
     if len(maps) == 2:
         columns.append(_difference_column(maps, fields, kind))
         if scores:
-            (fit, attended), (fit_after, attended_after) = scores
-            scores = [*scores, (fit_after - fit, attended_after - attended)]
-    for column, own in zip(columns, scores):
-        column.lines = [_score_lines(*pair, sign=column.signed) for pair in zip(*(s.tolist() for s in own))]
+            before, after = scores
+            scores = [before, after, tuple(b - a for a, b in zip(before, after))]
+    for column, (fit, attended) in zip(columns, scores):
+        column.lines = [_score_lines(*pair, column.signed) for pair in zip(fit.tolist(), attended.tolist())]
     return columns
 
 
@@ -202,9 +203,11 @@ class MapPanel:
     heading: str
     pixels: np.ndarray  # (h,w,3) in 0…1
     words: str  # what it shows, as a sentence
-    lines: list[str] = field(default_factory=list)  # short lines below it
+    lines: list[str] = with_default(default_factory=list)  # short lines below it
     column: MapColumn | None = None  # whose colour bar stands below it
-    things: list[tuple] = field(default_factory=list)  # left, top, side in shares, and the name of each known thing
+    things: list[tuple] = with_default(
+        default_factory=list
+    )  # left, top, side in shares, and the name of each known thing
 
 
 @dataclass
@@ -213,10 +216,12 @@ class ImageMaps:
 
     image: Image.Image  # to show, RGB
     columns: list[MapColumn]  # of `map_columns`; none: the image alone
-    outlines: list = field(default_factory=list)  # for each phrase the (h,w) bool mask of its object, or None
+    outlines: list = with_default(default_factory=list)  # for each phrase the (h,w) bool mask of its object, or None
     name: str = "image"  # heading of the image
     caption: str = ""  # what it shows
-    things: list[tuple] = field(default_factory=list)  # left, top, side in shares, and the name of each known thing
+    things: list[tuple] = with_default(
+        default_factory=list
+    )  # left, top, side in shares, and the name of each known thing
 
     def panels(
         self,

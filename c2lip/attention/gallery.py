@@ -15,9 +15,9 @@ import pandas as pd
 from PIL import Image
 
 from .maps import open_user_image
-from .probes import binding_scenes, scenes_of_three
 from ..core import UserError
 from ..core.files import project_root, shipped, user_path
+from ..evaluation.world_scenes import binding_scenes, scenes_of_three
 from ..towers.folders import EMBEDDED
 from ..training.runs import list_runs, release_folders
 from ..world import draw_scene, make_scene
@@ -120,15 +120,12 @@ def _shipped_models():
 
 def find_models(root: Path | None = None) -> dict[str, ModelEntry]:  # name → entry, in the order of the menu
     "Runs of train, the models that ship, and trials"
-    root = root or project_root()
-    abouts, runs, trials = {}, [], []
+    root, abouts, folders = root or project_root(), {}, {}
     if (root / "runs").is_dir():
         abouts = {row.run: _about_run(row) for row in list_runs(root / "runs").itertuples()}
-        for name, folder in release_folders(root).items():
-            if "/" in name:
-                trials.append(ModelEntry(name, folder, "a trial", True))
-            else:
-                runs.append(ModelEntry(name, folder, abouts.get(name, "")))
+        folders = release_folders(root)
+    trials = [ModelEntry(name, folder, "a trial", True) for name, folder in folders.items() if "/" in name]
+    runs = [ModelEntry(name, folder, abouts.get(name, "")) for name, folder in folders.items() if "/" not in name]
     return {entry.name: entry for entry in [*runs, *_shipped_models(), *trials]}
 
 

@@ -28,56 +28,35 @@ from ..core.files import shipped
 _NO_MODEL = ("–", "")  # the option of a menu that chooses none
 
 
-def _growing(width):
-    "A layout that takes `width` and what is left of the row"
-    return widgets.Layout(flex=f"1 1 {width}", width="auto", min_width="0")
-
-
 def _wrapped_row(*parts):
     "Widgets side by side, wrapped where the page is narrow"
-    layout = widgets.Layout(flex_flow="row wrap", align_items="center", overflow="visible")
-    return widgets.HBox(parts, layout=layout)
+    row = widgets.HBox(parts)
+    row.add_class("c2lip-row")
+    return row
 
 
 def _button(name, tooltip="", kind=widgets.Button):
-    return kind(description=name, tooltip=tooltip, layout=widgets.Layout(width="auto"))
-
-
-def _menu(name, label_width="60px"):
-    return widgets.Dropdown(description=name, layout=_growing("180px"), style=dict(description_width=label_width))
-
-
-def _field(name, hint):
-    "A labelled text field that acts on Enter"
-    style = dict(description_width="60px")
-    return widgets.Text(
-        description=name, placeholder=hint, continuous_update=False, layout=_growing("240px"), style=style
-    )
+    return kind(description=name, tooltip=tooltip)
 
 
 def _widget_of(control):
     "The widget of a control, as its row in the table says"
-    name, style = control.label or control.key.replace("_", " "), dict(description_width="60px")
-    slider = dict(description=name, continuous_update=False, layout=_growing("220px"), style=style)
+    name = control.label or control.key.replace("_", " ")
+    late = dict(description=name, continuous_update=False)  # it acts on Enter, or when it is let go
     match control.widget:
         case "text":
-            return _field(name, control.help)
+            return widgets.Text(placeholder=control.help, **late)
         case "menu":
-            return _menu(name)
+            return widgets.Dropdown(description=name)
         case "check":
-            return widgets.Checkbox(
-                description=name, indent=False, layout=widgets.Layout(width=f"{40 + 7 * len(name)}px")
-            )
+            return widgets.Checkbox(description=name, indent=False)
         case "buttons":
-            layout = widgets.Layout(width="max-content")
-            style = dict(button_width="auto")
-            return widgets.ToggleButtons(options=control.choices, layout=layout, style=style)
+            return widgets.ToggleButtons(options=control.choices)
         case "log":
-            return widgets.FloatLogSlider(value=10, min=0, max=2, step=0.05, readout_format=".3g", **slider)
-        case "slider":
+            return widgets.FloatLogSlider(value=10, min=0, max=2, step=0.05, readout_format=".3g", **late)
+        case _:
             low, high = control.choices
-            return widgets.FloatSlider(min=low, max=high, step=(high - low) / 20, **slider)
-    raise ValueError(f"{control.key} has no widget")
+            return widgets.FloatSlider(min=low, max=high, step=(high - low) / 20, **late)
 
 
 def _thumbnail(exhibit):
@@ -102,9 +81,7 @@ class Panel(widgets.VBox):
         self._worker = ThreadPoolExecutor(1) if in_background else None
         self._refresher = 0  # the thread that sets the widgets just now: what it changes is nobody's act
         self._answers = 0  # how many were given: what tells an answer from the same one before
-        self.chips: dict[
-            str, tuple
-        ] = {}  # phrase of the caption → the buttons that show it, alone and beside the others
+        self.chips: dict[str, tuple] = {}  # phrase of the caption → buttons to show it alone, and beside the others
         self._make_widgets()
         super().__init__(self._rows())
         self.add_class("c2lip-explorer")
@@ -113,16 +90,16 @@ class Panel(widgets.VBox):
 
     def _make_widgets(self):
         self.controls = {name: _widget_of(control) for name, control in CONTROLS.items() if control.widget}
-        self.menus = [_menu("before"), _menu("after", "34px"), _menu("third"), _menu("fourth", "42px")]
+        self.menus = [widgets.Dropdown(description=place) for place in ("before", "after", "third", "fourth")]
         self.swap = _button("⇄", "exchange before and after")
         self.shelf = [_button(e.place, f"{e.name}: {e.caption}") for e in gallery()]
-        self.upload = widgets.FileUpload(description="upload", accept="image/*", layout=widgets.Layout(width="90px"))
+        self.upload = widgets.FileUpload(description="upload", accept="image/*")
         hint = "keep the image on show beside the next one that you choose; once more: show one image"
         self.keep = _button("keep beside the next", hint, widgets.ToggleButton)
         self.questions = {name: _button(name, f"{name}: show the answer beside") for name in QUESTIONS}
         self.files = {kind: _button(kind.upper(), f"download maps.{kind}") for kind in _FILE_KINDS}
         self.save = _button("save in runs/", "write PNG, SVG, PDF and what they show into a new folder under runs/")
-        self.state = _field("state", "the text of another visit")
+        self.state = widgets.Text(description="state", placeholder="the text of another visit", continuous_update=False)
         self.link, self.address, self.status, self.maps = (widgets.HTML() for _ in range(4))
         self.status.add_class("c2lip-live")
         self.chip_row = widgets.HBox()
@@ -141,11 +118,12 @@ class Panel(widgets.VBox):
                 _wrapped_row(self.state, self.address),
             ],
         }
-        self.folds = {name: widgets.VBox(own, layout=widgets.Layout(display="none")) for name, own in folds.items()}
+        self.folds = {name: widgets.VBox(own) for name, own in folds.items()}
         self.fold_buttons = {name: _button(f"{name} ▾", kind=widgets.ToggleButton) for name in folds}
         for name, fold in self.folds.items():
             fold.add_class("c2lip-fold")
-            self.fold_buttons[name].observe(partial(self._on_fold, fold), "value")
+            pressed, display = (self.fold_buttons[name], "value"), (fold.layout, "display")
+            widgets.dlink(pressed, display, lambda on: None if on else "none")
         shelf = widgets.HBox([widgets.VBox([_thumbnail(e), button]) for e, button in zip(gallery(), self.shelf)])
         shelf.add_class("c2lip-shelf")
         for part in (after, phrase):
@@ -159,9 +137,6 @@ class Panel(widgets.VBox):
             self.maps,
             shelf,
         ]
-
-    def _on_fold(self, fold, change):
-        fold.layout.display = None if change["new"] else "none"
 
     def _connect(self):
         "Send what the user does to the explorer"

@@ -15,7 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from .maps import View
-from ..concepts import canonical_caption, noun_phrases
+from ..captions import canonical_caption
+from ..concepts import noun_phrases
 from ..core import UserError
 from ..methods.edits import WORD_KINDS, swap_spans, tag_words
 from ..world import COLOURS, NOUNS, PATTERNS, SIZES, Scene, object_mask
@@ -78,7 +79,7 @@ def _without_attribute(phrase, _others):
     return swap_spans(phrase, {(attribute.start, attribute.end + rest.end()): rest[1]}) if rest else None
 
 
-QUESTIONS = {
+QUESTIONS: dict[str, Callable] = {
     "swap colours": partial(_exchanged, "attribute"),
     "swap nouns": partial(_exchanged, "noun"),
     "without attribute": _without_attribute,

@@ -22,10 +22,10 @@ from torch import Tensor
 from ..core import UserError
 from ..core.files import read_json, read_yaml, regular, shipped
 from ..data.images import SHARD_IMAGES
+from ..data.records import Skips
 from ..data.shards import shard_samples
-from ..data.skips import Skips
 from .embeddings import ImageRef
-from .scores import Hits, Mean, similarity
+from .scores import Hits, Mean, Values, similarity
 
 # %% ../../nbs/4_evaluation/05_base.ipynb #db22743b
 Lookup = Callable[[list], Tensor]
@@ -34,7 +34,7 @@ Lookup = Callable[[list], Tensor]
 PairScore = Callable[[list, list], Tensor]
 "n images and n texts → (n,) how well each image fits its text, more is better"
 
-Row = tuple[str, Hits | Mean | None]
+Row = tuple[str, Hits | Values | Mean | None]
 "A row of a table: its name, and what it sums up; None where there is nothing to measure"
 
 

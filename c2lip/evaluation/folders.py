@@ -22,15 +22,15 @@ from .. import world_captions
 from ..core import UserError
 from ..core.files import cache_folder, cache_instead, project_root, shipped, user_path, write_json
 from ..data.images import BadImage, open_image
-from ..data.sources import detect_source, open_data
-from . import world_benchmark
+from ..data.sources import find_source, open_data
+from . import world_benchmark, world_scenes
 from .suites import READERS
 from .world_benchmark import write_benchmark
 
 # %% ../../nbs/4_evaluation/18_folders.ipynb #656a7319
 def _world_version():
     "Digest of the code that draws the embedded benchmark: the last part of its folder's name"
-    modules = (world_module, world_captions, world_benchmark)
+    modules = (world_module, world_captions, world_scenes, world_benchmark)
     files = [shipped("sprites.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
@@ -139,7 +139,7 @@ def open_benchmark(
     if data == "world" or (place.is_dir() and _holds_a_suite(place)):
         return benchmark_folder(data, split, images=images, **sizes)
     try:
-        detect_source(data)
+        find_source(data)
     except UserError:
         return benchmark_folder(data, split)  # a folder whose suites nobody knows yet, or a name that is wrong
     records = open_data(data)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SUGARCREPE', 'SUGARCREPE_PP', 'EDITS', 'BINDING', 'LEAST_HELD_OUT', 'ZERO_SHOT_TEMPLATES', 'make_item',
-           'benchmark_scenes', 'make_binding_item', 'write_benchmark']
+           'make_binding_item', 'write_benchmark']
 
 # %% ../../nbs/4_evaluation/02_world_benchmark.ipynb #082566cb
 from dataclasses import replace
@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from ..core import UserError
 from ..core.files import write_json
+from .world_scenes import benchmark_scenes, write_localisation, write_size_and_place
 from ..world import COLOURS, CONTACTS, GRID, HELD_OUT, NOUNS, PATTERNS, Dice, Scene, Thing, draw_scene, make_scene
-from ..world_captions import OPPOSITE, caption_scene, name_thing, numbered_scene, pair_sentence, relation
+from ..world_captions import OPPOSITE, caption_scene, name_thing, pair_sentence, relation
 
 # %% ../../nbs/4_evaluation/02_world_benchmark.ipynb #d18b2920
 SUGARCREPE = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
@@ -130,17 +131,6 @@ def make_item(
         return pair_sentence(names[0], fact.where, names[1], Dice("c2lip wording", task, *seed, wording))
 
     return tell(fact, 0), tell(_Fact(b, OPPOSITE[where], a), 1), tell(edited, 0) + added
-
-# %% ../../nbs/4_evaluation/02_world_benchmark.ipynb #522b93f3
-def benchmark_scenes(
-    n: int,  # images
-    split: str = "test",  # test or validation
-    held_out: bool = False,  # scenes with held-out pairs
-) -> list[tuple[str, Scene]]:  # (file name, scene)
-    "The scenes of the benchmark's images, in order: those of training from other seeds, but without single objects"
-    if held_out:
-        return [(f"heldout_{i:05d}.png", make_scene(split, i, held_out=True)) for i in range(n)]
-    return [(f"scene_{i:05d}.png", numbered_scene(split, i, single=0.0)) for i in range(n)]
 
 # %% ../../nbs/4_evaluation/02_world_benchmark.ipynb #0846a3f7
 BINDING = ("attribute", "object", "exists", "layout", "contact")
@@ -276,7 +266,7 @@ def write_benchmark(
     folder,  # made if missing
     split: str = "test",  # test, or validation for every choice made along the way
     images: int = 1000,  # seen scenes, for retrieval and for the items
-    items: int = 300,  # items of a subset; the held-out half has as many images, 20 at least
+    items: int = 300,  # items of a subset; the held-out half has as many images, 20 at least; a third for localisation
     single: int = 480,  # images of one object, for zero-shot
     size: int = GRID,  # pixels of a side
 ) -> Path:  # the folder
@@ -294,4 +284,6 @@ def write_benchmark(
     for name, scene in [*seen, *(row for row in held_out if row[0] in used)]:
         _save_image(scene, size, folder / "images" / name)
     _write_zero_shot(folder, split, single, size)
+    write_size_and_place(folder, min(items, images), split)
+    write_localisation(folder, max(1, items // 3), split, size)
     return folder

@@ -22,7 +22,7 @@ from ..core.files import shipped
 from ..data.loading import Samples
 from ..data.records import RecordList
 from ..evaluation.records import keep_record
-from ..evaluation.seeds import row_list
+from ..evaluation.tables import row_list
 from .ladder import CONCEPT_SETTINGS, paired_changes, plan_rungs, rungs
 from .trials import PlannedTrial, TrialSetup, run_trials
 from ..training.config import Config

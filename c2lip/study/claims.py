@@ -16,8 +16,8 @@ from ..core import UserError
 from ..core.files import shipped
 from ..evaluation.plots import SMALL, Page, plain_axes
 from ..evaluation.records import read_record
-from ..evaluation.seeds import row_list, summarise
-from ..evaluation.tables import markdown_table, suite_label, task_label
+from ..evaluation.tables import markdown_table, row_list, suite_label, task_label
+from ..evaluation.uncertainty import change_text, summarise
 from .ladder import verdict
 
 # %% ../../nbs/8_study/02_claims.ipynb #1a250005
@@ -43,10 +43,6 @@ def _summary(changes, against, rows):
     found = summarise(_against(changes[wanted], against))
     mean = found["mean"].round(9) + 0.0  # changes that cancel out are +0.0, not -0.0 by the last bit of a sum
     return dict(zip(zip(found.model, found.suite, found.name), zip(mean.tolist(), found.half.tolist())))
-
-
-def _told(mean, half):
-    return f"{mean:+.1f} ± {half:.1f}"
 
 
 def _found(summary, rung, against, row):
@@ -75,7 +71,7 @@ def judge(
         row, above = tuple(claim["row"]), claim.get("above", 0)
         mean, half = change_of(read_record(claim["record"], "changes"), claim["rung"], claim["against"], row)
         what = f"{row_label('/'.join(row))}: {claim['rung']} against {claim['against']}"
-        measured = f"{what}, {_told(mean, half)}"
+        measured = f"{what}, {change_text(mean, half)}"
         rows.append((claim["claim"], claim["source"], measured, verdict(mean, half, above)))
     return pd.DataFrame(rows, columns=["claim", "source", "measured", "verdict"])
 
@@ -100,7 +96,7 @@ def told_change(
     row: str,  # suite and name, with a slash between: sugarcrepe/average
 ) -> str:  # such as +1.4 ± 0.8
     "A change as prose quotes it"
-    return _told(*change_of(read_record(record, "changes"), rung, against, _key(row)))
+    return change_text(*change_of(read_record(record, "changes"), rung, against, _key(row)))
 
 
 def row_label(
@@ -120,12 +116,14 @@ def changes_table(
     keys = [_key(row) for row in rows]
     records = {record for record, _ in rungs.values()}
     found = {record: _summary(read_record(record, "changes"), against, keys) for record in records}
-    told = [[_told(*_found(found[record], rung, against, key)) for key in keys] for record, rung in rungs.values()]
+    texts = [
+        [change_text(*_found(found[record], rung, against, key)) for key in keys] for record, rung in rungs.values()
+    ]
     down, across = list(rungs), [row_label(row) for row in rows]
     if len(rows) > len(rungs):
-        told, down, across = [list(cells) for cells in zip(*told)], across, down
+        texts, down, across = [list(cells) for cells in zip(*texts)], across, down
     head = "change against " + ("the base" if against == "base" else against)
-    return markdown_table([head, *across], [[name, *cells] for name, cells in zip(down, told)])
+    return markdown_table([head, *across], [[name, *cells] for name, cells in zip(down, texts)])
 
 
 def beyond_intervals(
@@ -141,7 +139,7 @@ def beyond_intervals(
         for rung in dict.fromkeys(changes[changes.against == against].model):
             mean, half = _found(found, rung, against, _key(row))
             beyond = mean if abs(mean) > half else 0.0
-            told.setdefault(rung, (beyond, f"{rung} {_told(mean, half)}"))
+            told.setdefault(rung, (beyond, f"{rung} {change_text(mean, half)}"))
     found = list(told.values())
     return len(found), [text for beyond, text in found if beyond > 0], [text for beyond, text in found if beyond < 0]
 
@@ -153,7 +151,7 @@ def _readout_text(rows):
         return f"{first.before:.1f} → {first.after:.1f} ({first.change:+.1f} [{first.low:.1f}, {first.high:.1f}])"
     of_seeds = rows.assign(model="", value=rows.change, se=(rows.high - rows.low) / (2 * 1.96))
     change = summarise(of_seeds).iloc[0]
-    return f"{rows.before.mean():.1f} → {rows.after.mean():.1f} ({_told(change['mean'], change.half)})"
+    return f"{rows.before.mean():.1f} → {rows.after.mean():.1f} ({change_text(change['mean'], change.half)})"
 
 
 def readout_changes(

@@ -106,7 +106,7 @@ def measure_derived(
         if not (folder / "table.csv").exists():
             print(f"{derived.model}, seed {derived.settings['seed']}", flush=True)
             folder.mkdir(exist_ok=True)
-            measured = measure_model(trained_model(derived, setup, run), setup.benchmarks, setup.probes, folder)
+            measured = measure_model(trained_model(derived, setup, run), setup.benchmarks, folder)
             measured.to_csv(folder / "table.csv", index=False)
         table = pd.read_csv(folder / "table.csv")
         parts.append(table.assign(model=derived.model, seed=derived.settings["seed"]))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CONCEPT_SETTINGS', 'RUN_SETTINGS', 'DEFAULT_RUNG', 'rungs', 'plan_rungs', 'paired_changes', 'blocks_of_record',
-           'default_ladder', 'ladder_texts', 'beside_ladder', 'compare_with_expected', 'verdict', 'expected_table',
+           'default_ladder', 'ladder_table', 'compare_with_expected', 'verdict', 'expected_table',
            'with_size_and_place']
 
 # %% ../../nbs/8_study/01_ladder.ipynb #6a8e6d5b
@@ -15,13 +15,11 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from ..attention.localisation import localisation_table
 from ..core import UserError
 from ..core.files import shipped
 from ..evaluation.records import read_record
-from ..evaluation.seeds import pick_rows, row_list, side_by_side, summarise
-from ..evaluation.tables import markdown_table, suite_label, task_label
-from ..evaluation.uncertainty import paired_errors
+from ..evaluation.tables import Table, frame_table, markdown_table, pick_rows, row_list, suite_label, task_label
+from ..evaluation.uncertainty import change_text, item_changes, kept_items, summarise
 from .trials import PlannedTrial
 from ..training.config import Config
 
@@ -32,24 +30,21 @@ def _named(values, text):
 
 
 def rungs(
-    settings: dict,  # lists of lambda_npc, lambda_xac, xac_scale, concepts, duplicates and batches
+    settings: dict,  # lists of lambda_npc, lambda_xac, xac_scale, concepts and duplicates
 ) -> dict[str, dict]:  # name of a rung → settings in which it differs from the others
-    "Every rung, each with one weight more than the one before it; a ladder for every way of composing batches"
-    ladder = {}
-    for batches in settings["batches"]:
-        tail = _named(settings["batches"], f", {batches} batches")
-        ladder[f"plain{tail}"] = dict(lambda_npc=0.0, lambda_xac=0.0, batches=batches)
-        for concepts, duplicates, npc in itertools.product(
-            settings["concepts"], settings["duplicates"], settings["lambda_npc"]
-        ):
-            note = _named(settings["concepts"], f", {concepts}") + _named(settings["duplicates"], f", {duplicates}")
-            options = dict(concepts=concepts, duplicates=duplicates, batches=batches, lambda_npc=npc)
-            first = "+ " + _named(settings["lambda_npc"], f"{npc:g} ") + "npc"
-            ladder[f"{first}{note}{tail}"] = dict(lambda_xac=0.0, **options)
-            for xac, scale in itertools.product(settings["lambda_xac"], settings["xac_scale"]):
-                second = " + " + _named(settings["lambda_xac"], f"{xac:g} ") + "xac"
-                second += _named(settings["xac_scale"], f", β {scale:g}")
-                ladder[f"{first}{second}{note}{tail}"] = dict(lambda_xac=xac, xac_scale=scale, **options)
+    "Every rung, each with one weight more than the one before it"
+    ladder = {"plain": dict(lambda_npc=0.0, lambda_xac=0.0)}
+    for concepts, duplicates, npc in itertools.product(
+        settings["concepts"], settings["duplicates"], settings["lambda_npc"]
+    ):
+        note = _named(settings["concepts"], f", {concepts}") + _named(settings["duplicates"], f", {duplicates}")
+        options = dict(concepts=concepts, duplicates=duplicates, lambda_npc=npc)
+        first = "+ " + _named(settings["lambda_npc"], f"{npc:g} ") + "npc"
+        ladder[f"{first}{note}"] = dict(lambda_xac=0.0, **options)
+        for xac, scale in itertools.product(settings["lambda_xac"], settings["xac_scale"]):
+            second = " + " + _named(settings["lambda_xac"], f"{xac:g} ") + "xac"
+            second += _named(settings["xac_scale"], f", β {scale:g}")
+            ladder[f"{first}{second}{note}"] = dict(lambda_xac=xac, xac_scale=scale, **options)
     return ladder
 
 
@@ -99,28 +94,10 @@ def _plain_of(planned, plan):
     return None
 
 
-def _read(file):
-    "Answers or maps of a trial; an empty group is a text, not NaN"
-    rows = pd.read_csv(file, dtype={"correct": str, "group": str})
-    return rows.fillna({"group": ""}) if "group" in rows else rows
-
-
-def _changes(before, after):
-    "Every row's change between two folders of trials, with its paired standard error"
-    tables = [pd.read_csv(folder / "table.csv") for folder in (before, after)]
-    both = tables[0].merge(tables[1], on=["suite", "name"], suffixes=("_before", "_after"), sort=False)
-    errors = [paired_errors(*(_read(folder / "answers.csv") for folder in (before, after)))]
-    if (after / "maps.csv").exists():
-        found = localisation_table(*(_read(folder / "maps.csv") for folder in (before, after)))
-        errors.append(found.assign(se=(found.high - found.low) / 3.92)[["suite", "name", "se"]])
-    changes = both.assign(value=both.value_after - both.value_before)
-    return changes[["suite", "name", "value"]].merge(pd.concat(errors), on=["suite", "name"], how="left")
-
-
 def paired_changes(
     plan: list[PlannedTrial],  # of `plan_rungs`, run
     run,  # the run folder
-) -> pd.DataFrame:  # suite, name, model, against (base or plain), seed, value (change in points), se
+) -> pd.DataFrame:  # suite, name, value (change in points), se, n, model, against (base or plain), seed
     "How far every rung lies from the base, and from plain fine-tuning with the same seed and batches"
     run, parts = Path(run), []
     for planned in plan:
@@ -129,7 +106,7 @@ def paired_changes(
         if plain and plain is not planned:
             others["plain"] = run / plain.folder
         for against, folder in others.items():
-            changes = _changes(folder, run / planned.folder)
+            changes = item_changes(*(kept_items(place / "items.parquet") for place in (folder, run / planned.folder)))
             parts.append(changes.assign(model=planned.model, against=against, seed=planned.settings["seed"]))
     return pd.concat(parts, ignore_index=True)
 
@@ -156,21 +133,16 @@ def default_ladder() -> tuple[pd.DataFrame, pd.DataFrame]:  # trials, changes
     return parts[0], parts[1]
 
 
-def ladder_texts(
-    found: pd.DataFrame,  # suite, name, value, se, model, seed: a record, or what `run_trials` returns
-) -> pd.DataFrame:  # suite, name, a column of texts for each rung
+def ladder_table(
+    found: pd.DataFrame,  # a record, or what `run_trials` returns
+    run: pd.DataFrame | None = None,  # rows of one run's trained model, for a last column
+    caption: str = "",
+) -> Table:
     "The rungs side by side, mean ± standard deviation between the seeds"
-    return side_by_side(pick_rows(summarise(found), row_list("ladder table"), also=""), "sd")
-
-
-def beside_ladder(
-    texts: pd.DataFrame,  # of `ladder_texts`
-    tables: list[pd.DataFrame],  # of one run: suite, name, after
-) -> pd.DataFrame:  # the same with a last column "this run", empty where the run lacks a figure
-    "A run's place in the ladder"
-    values = {(row.suite, row.name): row.after for table in tables for row in table.itertuples()}
-    own = [values.get(key) for key in zip(texts.suite, texts.name)]
-    return texts.assign(**{"this run": ["" if value is None else f"{value:.1f}" for value in own]})
+    parts = [found] if run is None else [found, run.assign(model="this run", seed=0)]
+    columns = ["model", "seed", "suite", "name", "value", "se", "n"]
+    together = pd.concat([part.assign(**{c: 0 for c in columns if c not in part})[columns] for part in parts])
+    return frame_table(pick_rows(together, row_list("ladder table")), caption, spread="sd")
 
 
 def compare_with_expected(
@@ -211,7 +183,7 @@ def expected_table(
     for row in compared.itertuples():
         label = f"{suite_label(row.suite)}, {task_label(row.name)}"
         answer = _ANSWER[verdict(row.came, row.half, row.expected)]
-        rows.append([label, row.against, f"≥ {row.expected:+g}", f"{row.came:+.1f} ± {row.half:.1f}", answer])
+        rows.append([label, row.against, f"≥ {row.expected:+g}", change_text(row.came, row.half), answer])
     return markdown_table(["change of", "against", "expected", "came", "holds"], rows)
 
 # %% ../../nbs/8_study/01_ladder.ipynb #83255274

@@ -20,8 +20,7 @@ from ..core import UserError
 from ..core.files import shipped
 from ..evaluation.plots import SMALL, Page, plain_axes
 from ..evaluation.records import keep_record, read_record
-from ..evaluation.seeds import row_list
-from ..evaluation.tables import model_label
+from ..evaluation.tables import model_label, row_list
 from .comparison import method_settings
 from .derived import measure_derived
 from .trials import PlannedTrial, TrialSetup, measure_model, start_trials, trial

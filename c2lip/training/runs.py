@@ -110,12 +110,13 @@ def _scores(folder):
     "(before, after) of a run's table, in percent; None where it has no such figure"
     try:
         table = pd.read_csv(folder / "table.csv")
+        table = table[table["against"].isna()] if "against" in table else table
         average = table[(table.suite == "sugarcrepe") & (table.name == "average")]
-        row = pd.to_numeric((average if len(average) else table).iloc[0], errors="coerce")
-    except (OSError, ValueError, AttributeError, IndexError):  # none, or one of another form
+        rows = average if len(average) else table[(table.suite == table.suite[0]) & (table.name == table.name[0])]
+        values = pd.to_numeric(rows.value, errors="coerce").tolist()
+    except (OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
         return None, None
-    after = row.get("after", row.get("value"))
-    return row.get("before"), after
+    return (values[0] if len(values) > 1 else None), values[-1]
 
 
 def _method(settings):

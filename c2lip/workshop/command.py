@@ -66,8 +66,7 @@ def _add_prepare(p):
     p.add_argument("--rule", action="append", default=[], metavar="NAME=VALUE", help=rule)
     split = "make the sentences of long captions the captions of an image (CLIC's corpora)"
     p.add_argument("--sentences", action="store_true", help=split)
-    kinds = "one table, or the shards again with phrases in their JSON (default: parquet)"
-    p.add_argument("--write", choices=("parquet", "jsonl", "shards"), default="parquet", help=kinds)
+    p.add_argument("--write", choices=("parquet", "jsonl"), default="parquet", help="kind of the table")
     lost = "largest share of a part that may be lost before the run stops (default: 0.1)"
     p.add_argument("--max-skipped", type=_share, default=0.1, metavar="SHARE", help=lost)
     where = "run the workers under Ray Data: on this machine, or on the cluster at ADDRESS"

@@ -39,7 +39,7 @@ def lay_out(benchmark, home):
     (home / "captions.json").write_text(json.dumps(captions))
 
 
-CLASS_SETS = {"aircraft": "fgvc_aircraft", "shards": "wds/shards"}  # our name of a set: the tool's, where they differ
+CLASS_SETS = {"shards": "wds/shards"}  # our name of a set: the tool's, where they differ
 
 
 def zero_shot(release, sets):
