@@ -262,7 +262,7 @@ def test_heads_have_their_own_rate(samples):
 
 def test_the_trainer_names_no_method_and_no_entry():
     trainer = {
-        file for file in (ROOT / "c2lip" / "training").glob("*.py") if file.stem not in ("advice", "settings")
+        file for file in (ROOT / "c2lip" / "training").glob("*.py") if file.stem not in ("setup", "settings")
     }  # data, help
     files = [ROOT / "c2lip" / "distributed.py", *trainer]
     assert len(files) > 5
