@@ -18,7 +18,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..core import UserError
-from .tables import model_label, suite_label, summarise, task_label
+from .tables import model_label, suite_label, task_label
+from .uncertainty import summarise
 
 # %% ../../nbs/4_evaluation/24_plots.ipynb #8e1ea9ca
 SMALL = 8  # points, the smallest type of a figure

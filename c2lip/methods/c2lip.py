@@ -16,8 +16,7 @@ from ..concepts import phrase_number
 from ..core import Batch, Features, Range, Sample, Texts, UserError, did_you_mean
 from ..distributed import gather_rows, rank_and_world_size, shared_place
 from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, scaled_cosines, softmax_loss
-from . import Method, Objective, caption_view
-from .finetune import finetune
+from . import Method, Objective, caption_view, finetune
 from ..pooling import concept_similarity
 from ..spans import token_spans
 from ..towers import Towers, has_bias
