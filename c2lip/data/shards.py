@@ -354,7 +354,9 @@ def joined_records(
     samples = [(found, _place(found, match)) for found in shard_samples(url, skips)]
     table = pyarrow.ipc.open_file(pyarrow.memory_map(str(join))).read_all()
     places = pyarrow.array([place for _, place in samples], pyarrow.string())
-    met = np.flatnonzero(pyarrow.compute.index_in(table["place"], places).is_valid().to_numpy()) if samples else []
+    met: list = []
+    if samples:
+        met = np.flatnonzero(pyarrow.compute.index_in(table["place"], places).is_valid().to_numpy()).tolist()
     rows = {row["place"]: (int(n), row) for n, row in zip(met, table.take(met).to_pylist())}
     there = [(found, *rows[place]) for found, place in samples if place in rows]
     missing = [place for _, place in samples if place not in rows]

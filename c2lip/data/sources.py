@@ -69,10 +69,11 @@ class Source:
 
     def __init__(
         self,
-        places: list[str],  # paths or addresses, or the folder
+        places: list,  # paths or addresses, or the folder; of the world the number of images
         columns: tuple = (None, None, None),  # image_folder, image_column, caption_column: as in `open_data`
     ):
         self.places, self.columns = places, columns
+        self.join: tuple[str, str] | None = None  # table of captions, and what they are matched by
 
     def rows(
         self,
