@@ -118,10 +118,6 @@ def multi_positive_loss(
     return (_shared_choices(logits, signs) + _shared_choices(logits.T, signs.T)) / 2
 
 # %% ../nbs/1_method/04_losses.ipynb #556882a2
-def _logits(image, text, scale, bias):
-    return scaled_cosines(image, text, scale) + bias
-
-
 def c2lip_losses(
     image: Tensor,  # (B,D) v
     caption: Tensor,  # (n,D) t; n = B on one rank
@@ -141,14 +137,15 @@ def c2lip_losses(
     with torch.autocast(image.device.type, enabled=False):
         if "contrastive" in terms:
             signs = pair_signs(n, len(caption), image.device)
-            losses["contrastive"] = sigmoid_loss(_logits(image, caption, scale, bias), signs)
+            losses["contrastive"] = sigmoid_loss(scaled_cosines(image, caption, scale) + bias, signs)
         if "npc" in terms or "xac" in terms:
             assert phrase is not None and owner is not None  # None only where neither term is wanted
             signs = owner if owner.ndim == 2 else owner_signs(owner, n)
             if signs.shape != (n, len(phrase)):
                 raise ValueError(f"owner names {signs.shape[-1]} phrases, but there are {len(phrase)}")
         if "npc" in terms:
-            losses["npc"] = sigmoid_loss(_logits(image, phrase, scale, bias), signs)
+            assert phrase is not None  # as above
+            losses["npc"] = sigmoid_loss(scaled_cosines(image, phrase, scale) + bias, signs)
         if "xac" in terms:
             assert phrase is not None and image_tokens is not None  # None only where xac is not wanted
             similarity = concept_similarity(phrase.to(image_tokens.dtype), image_tokens, xac_scale)

@@ -70,9 +70,8 @@ def concept_similarity(
     with torch.autocast(tokens.device.type, enabled=False):
         if step >= B:
             return _gram_cosine(phrase, tokens, scale)
-        options = {"use_reentrant": False, "preserve_rng_state": False}
-        parts = [checkpoint(_gram_cosine, phrase, part, scale, **options) for part in tokens.split(step)]
-        return torch.cat(parts)
+        parts = tokens.split(step)
+        return torch.cat([checkpoint(_gram_cosine, phrase, part, scale, use_reentrant=False) for part in parts])
 
 # %% ../nbs/1_method/03_pooling.ipynb #42839a8e
 def span_pool(

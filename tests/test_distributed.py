@@ -112,7 +112,23 @@ def run_rank(rank, folder):
             dist.all_reduce(loss)
             found[name] = loss / len(shares), grads
         torch.save(found, f"{folder}/{number}-{rank}.pt")
+        if len(shares) == 2:
+            torch.save(sent_rows(shares[rank]), f"{folder}/sent-{rank}.pt")
         dist.destroy_process_group()
+
+
+def sent_rows(rows):
+    "Shapes of what a rank sends to the others before the loss"
+    shapes, usual = [], dist.all_gather
+
+    def counted(parts, x):
+        shapes.append(tuple(x.shape))
+        return usual(parts, x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_gather", counted)
+        one_step("merge", rows, several=True)
+    return shapes
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +152,10 @@ def test_ranks_equal_one_process(number, folder):
                     assert g is None, (name, p)
                 else:
                     assert torch.allclose(g, w, rtol=1e-9, atol=1e-12), (name, p)
+
+
+def test_visual_tokens_stay_where_they_are(folder):
+    "Sent are numbers of rows, captions and phrases of width D, and the numbers of the mentions"
+    for rank in (0, 1):
+        counts, rows, numbers = torch.load(folder / f"sent-{rank}.pt", weights_only=True)
+        assert len(counts) == len(numbers) == 1 and rows == (3 + 4, D)  # the other rank's four phrases are padded to

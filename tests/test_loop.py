@@ -15,7 +15,8 @@ from c2lip.concepts import noun_phrases
 from c2lip.core import Sample, UserError
 from c2lip.methods import Step
 from c2lip.methods.c2lip import c2lip
-from c2lip.release.foreign import SMALL_SIDE, small_clip, small_siglip, towers_of
+from c2lip.release.foreign import towers_of
+from c2lip.release.transformers import SMALL_SIDE, small_clip, small_siglip
 from c2lip.world_captions import train_records
 
 CAPTIONS = [record[2] for record in train_records(6)]

@@ -59,16 +59,13 @@ def below(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_source_distribution_is_the_workbook(distributions):
+def test_what_the_distributions_hold(distributions, installed):
     with tarfile.open(distributions[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"settings.ini", "setup.py", "constraints.txt", "Makefile", "nbs/train.ipynb", "nbs/images/overview.png"}
     wanted |= {"nbs/1_method/01_core.ipynb", "tests/test_package.py", "data/suites.yaml", "data/base/tokenizer.json"}
     assert not wanted - names
     assert not [name for name in names if name.startswith(("data/cache", "runs", "build", "dist"))]
-
-
-def test_the_wheel_holds_what_ships(installed):
     shipped = {name for name in below(ROOT / "data") if not name.startswith(("cache/", "."))}
     assert below(installed / "c2lip" / "shipped") == shipped
     assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {"c2lip"}
@@ -81,9 +78,9 @@ from c2lip.training.runs import release_folders
 from c2lip.concepts import noun_phrases
 from c2lip.core.files import cache_folder, project_root, shipped
 from c2lip.evaluation.folders import benchmark_folder
-from c2lip.evaluation.published import published, read_published
+from c2lip.evaluation.published import brief, published, read_published
 from c2lip.evaluation.suites import evaluate
-from c2lip.evaluation.tables import brief, frame_table
+from c2lip.evaluation.tables import frame_table
 from c2lip.losses import c2lip_losses, owner_signs, pair_signs
 from c2lip.methods import method_names
 from c2lip.methods.concreteness import read_concreteness
@@ -107,9 +104,6 @@ def test_the_library_works_anywhere(away):
     done = away(sys.executable, "-c", USE)
     assert done.returncode == 0, done.out
     assert "['A red mug', 'the wooden table']" in done.out and "sugarcrepe" in done.out.lower()
-
-
-def test_prepare_works_anywhere(away):
     shutil.copy(ROOT / "data" / "base" / "record.json", away.here)  # any file: no image is opened here
     (away.here / "captions.csv").write_text("image,caption\nrecord.json,A red mug on a table.\n")
     command = "import sys; from c2lip.workshop.command import main; sys.exit(main())"

@@ -18,8 +18,8 @@ from c2lip.evaluation.published import layout_table, layouts, paper_rows, publis
 from c2lip.evaluation.records import read_record
 from c2lip.evaluation.scores import Hits, mean_of
 from c2lip.evaluation.suites import evaluate, tabulate
-from c2lip.evaluation.tables import frame_table, name_models, pick_rows, render, row_list, write_forms
-from c2lip.evaluation.uncertainty import change_of_items, results_frame, standard_error
+from c2lip.evaluation.tables import frame_table, pick_rows, render, row_list, write_forms
+from c2lip.evaluation.uncertainty import change_of_items, name_models, results_frame, standard_error
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
 from c2lip.study.ladder import DEFAULT_RUNG
 from c2lip.towers import load

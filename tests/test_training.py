@@ -16,9 +16,8 @@ from c2lip.core import UserError, seed_everything
 from c2lip.core.files import sole_writer
 from c2lip.data.loading import Samples
 from c2lip.evaluation.folders import benchmark_folder
-from c2lip.methods import Step
+from c2lip.methods import Step, siglip
 from c2lip.methods.c2lip import c2lip
-from c2lip.methods.finetune import siglip
 from c2lip.towers import load
 from c2lip.training import fit as fit_room
 from c2lip.training.checkpoint import load_checkpoint

@@ -192,7 +192,7 @@ def pick_device(
 # %% ../../nbs/1_method/01_core.ipynb #3d316ddc
 def derive_seed(*parts) -> int:  # below 2^32
     "One seed from several numbers or names"
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode("utf8", "surrogatepass")).digest()[:4], "big")
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core import UserError, derive_seed
 from .loading import Samples, loader
-from ..encoding import encode_image_entries
+from ..encoding import encode_images
 
 # %% ../../nbs/3_data/16_batches.ipynb #a29eb4b3
 def epoch_order(
@@ -122,7 +122,7 @@ def embed_samples(
     with torch.no_grad():
         for batch in loader(samples, chunks, workers):
             images = torch.stack([s.image for s in batch]).to(device)
-            found.append(encode_image_entries(towers.model, {"image": images})["image"].float().cpu())
+            found.append(encode_images(towers.model, images)[0].float().cpu())
     towers.model.train(training)
     return torch.cat(found)
 

@@ -7,6 +7,7 @@ __all__ = ['Readout', 'Reading', 'measure_readouts', 'readout_record']
 
 # %% ../../nbs/4_evaluation/28_readouts.ipynb #ce513183
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from ..core import UserError
 from .base import Lookup, PairScore, Scorer
 from .embeddings import embed_texts, embed_tokens
 from .folders import benchmark_folder
-from .suites import embed_all, measure, read_folder, tabulate
+from .suites import embed_suites, measure, read_folder, tabulate
 from .uncertainty import item_changes
 from .world_scenes import write_groups
 from ..pooling import concept_similarity
@@ -58,7 +59,8 @@ class Reading:
         cache="auto",  # folder of embeddings, for the phrases; None: none are kept
         progress: bool = False,  # show lines that count
     ):
-        names, how = list(images), {"precision": precision, "progress": progress}
+        names = list(images)
+        how: dict = {"precision": precision, "progress": progress}
         self.cosine = Scorer(image, text).pairs
         self.row = {name: i for i, name in enumerate(names)}
         self.tokens = embed_tokens(towers, names, batch_size, images if isinstance(images, dict) else None, **how)
@@ -129,12 +131,11 @@ def measure_readouts(
         names = ("sugarcrepe", "sugarcrepe_pp", "binding", "retrieval", "winoground")
         there = [name for name in names if (folder / name).exists() or (folder / f"{name}.json").exists()]
         found = read_folder(folder, there)
-        shown = {image: who for suite in found.values() for image, who in suite.images.items()}
-        words = [text for suite in found.values() for text in suite.texts]
-        image, text = embed_all(towers, shown, words, progress=False)
-        reading = Reading(towers, shown, image, text)
+        scorer = embed_suites(towers, found, progress=False)
+        images = {image: who for suite in found.values() for image, who in suite.images.items()}
+        reading = Reading(towers, images, scorer.image, scorer.text)
         for readout, measured in rows.items():
-            measured += measure(found, Scorer(image, text, reading.score(readout), towers))
+            measured += measure(found, replace(scorer, readout=reading.score(readout)))
     return {r: (tabulate(m), {(suite, name): hits for suite, name, hits in m}) for r, m in rows.items()}
 
 # %% ../../nbs/4_evaluation/28_readouts.ipynb #2910d5d9

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALL_BUT_BIAS', 'PACKAGE', 'Objective', 'Method', 'caption_view', 'further_texts', 'step_generator', 'contrast', 'cut',
-           'Step', 'methods_in', 'find_methods', 'method_names', 'build']
+           'Step', 'siglip', 'clip', 'finetune', 'find_methods', 'method_names', 'build']
 
 # %% ../../nbs/1_method/18_methods.ipynb #e6282cc3
 import importlib
@@ -205,6 +205,38 @@ class Step(nn.Module):
         total = sum(self.objective.weights[name] * loss for name, loss in losses.items())
         return {**losses, "total": total}
 
+# %% ../../nbs/1_method/18_methods.ipynb #1c6c806a
+def siglip(
+    towers: Towers,
+) -> Method:
+    "Plain fine-tuning with SigLIP's sigmoid loss (Eq. 4)"
+    if not has_bias(towers):
+        raise UserError(f"{towers.name} has no logit bias: it is a CLIP model; use method clip")
+
+    def losses(f, batch, terms):
+        return c2lip_losses(f["image"], f["caption"], None, None, None, f["scale"], f["bias"], terms=terms)
+
+    return Method(caption_view(towers), Objective(losses, {"contrastive": 1.0}, columns=("caption",)))
+
+
+def clip(
+    towers: Towers,
+) -> Method:
+    "Plain fine-tuning with CLIP's softmax loss; a logit bias is left as it is"
+
+    def losses(f, batch, terms):
+        return {"contrastive": softmax_loss(f["image"], f["caption"], f["scale"], batch.rows)}
+
+    objective = Objective(losses, {"contrastive": 1.0}, columns=("image", "caption"))
+    return Method(caption_view(towers), objective, trainable=ALL_BUT_BIAS)
+
+
+def finetune(
+    towers: Towers,
+) -> Method:
+    "Plain fine-tuning with the loss that the towers were trained with: `siglip` where they carry a bias, else `clip`"
+    return siglip(towers) if has_bias(towers) else clip(towers)
+
 # %% ../../nbs/1_method/18_methods.ipynb #a0e841d0
 PACKAGE = "c2lip.methods"
 
@@ -214,22 +246,20 @@ def _returns_method(function):
     return getattr(found, "__name__", found) == "Method"  # a text, where annotations are not evaluated
 
 
-def methods_in(
-    module: str,  # name of a module in c2lip.methods
-) -> dict[str, Callable]:  # name → function from towers and settings to a `Method`
-    "The methods that a module defines: its functions that are declared to return a `Method`"
+def _methods_in(module):
+    "The methods that a module of c2lip.methods defines: its functions that are declared to return a `Method`"
     found = importlib.import_module(f"{PACKAGE}.{module}")
     functions = inspect.getmembers_static(found, inspect.isfunction)
     return {name: f for name, f in functions if f.__module__ == found.__name__ and _returns_method(f)}
 
 
 def find_methods() -> tuple[dict[str, Callable], dict[str, str]]:  # name → function, module → what is wrong with it
-    "The methods of every module in c2lip.methods, and the modules that hold none"
-    found: dict[str, Callable] = {}
+    "The plain methods and those of every module in c2lip.methods, and the modules that hold none"
+    found: dict[str, Callable] = {method.__name__: method for method in (clip, finetune, siglip)}
     wrong: dict[str, str] = {}
     for module in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__):
         try:
-            methods = methods_in(module.name)
+            methods = _methods_in(module.name)
         except Exception as e:  # whatever it is, the other methods must still work
             wrong[module.name] = f"cannot be imported: {type(e).__name__}: {e}"
             continue

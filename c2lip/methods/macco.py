@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..core import Batch, Features, Range, UserError, full_precision
 from ..distributed import sum_over_ranks
-from ..encoding import as_weights, encode_images, encode_texts, entry_of, scale_and_bias
+from ..encoding import encode_images, encode_texts, entry_of, scale_and_bias
 from ..losses import scaled_cosines, sigmoid_loss, softmax_loss
 from . import ALL_BUT_BIAS, Method, Objective
 from .macco_masks import macco_view
@@ -249,8 +249,7 @@ class _Macco(Objective):
             mask = batch.masks["masked_image"]
             stack.enter_context(_whole_and_hidden(_patch_embedding(model), mask, self.image_mask))
             stack.enter_context(_hidden_tokens(token_embedding, self.text_mask))
-            pixels = as_weights(model.visual, batch.images["image"])
-            image, patches = encode_images(model, pixels, tokens=predict, unit=False)
+            image, patches = encode_images(model, batch.images["image"], tokens=predict, unit=False)
             caption, words = encode_texts(model, ids, tokens=predict, unit=False)
         f = scale_and_bias(model)
         for names, pooled, tokens in ((IMAGES, image, patches), (CAPTIONS, caption, words)):

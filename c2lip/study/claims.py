@@ -16,7 +16,8 @@ from ..core import UserError
 from ..core.files import shipped
 from ..evaluation.plots import SMALL, Page, plain_axes
 from ..evaluation.records import read_record
-from ..evaluation.tables import change_text, markdown_table, row_list, suite_label, summarise, task_label
+from ..evaluation.tables import markdown_table, row_list, suite_label, task_label
+from ..evaluation.uncertainty import change_text, summarise
 from .ladder import verdict
 
 # %% ../../nbs/8_study/02_claims.ipynb #1a250005

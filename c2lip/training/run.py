@@ -203,7 +203,7 @@ def train_from_terminal(
     def work(settings):
         rank, ranks = rank_and_world_size()
         home = run_folder(folder)
-        if not settings["resume"] and rank == 0 and not repeated:  # the first rank looks for all
+        if rank == 0 and not repeated and not settings["resume"]:  # the first rank looks for all
             check_free(home)
         if rank == 0 and not repeated:
             save_parameters(settings, home)

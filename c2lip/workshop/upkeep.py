@@ -204,7 +204,7 @@ def store_outputs(
                 return _plain_text(text, root).replace(run, f"runs/{name}")
 
             digest = parameters_digest(_run_and_store(path, root, (), {"run_dir": run}, clean))
-            register = root / "data" / "results" / "launchers.json"
+            register = root / "data" / "outputs.json"
             known = read_json(register) if register.exists() else {}
             write_json(register, dict(sorted((known | {path.stem: {"parameters": digest}}).items())))
         else:
