@@ -25,8 +25,16 @@ from ..core import UserError
 from ..core.files import is_utf8, project_root, read_json, regular, user_path, write_json
 from .images import MAX_MEMBER, SCHEMES, SHARD_IMAGES, TarPart, local_copy, version_of
 from .records import Record, Skips, caption_texts
-from .tables import CAPTION_NAMES, RECORD_SCHEMA, TABLES, caption_columns, captions_of, column, row_captions
-from .tables import table_rows
+from c2lip.data.tables import (
+    CAPTION_NAMES,
+    RECORD_SCHEMA,
+    TABLES,
+    caption_columns,
+    captions_of,
+    column,
+    row_captions,
+    table_rows,
+)
 
 # %% ../../nbs/3_data/07_shards.ipynb #50ba7c6f
 MAX_SHARDS = 10**6  # braces can name more shards than there is memory

@@ -25,8 +25,17 @@ from filelock import FileLock
 from ..core import UserError, did_you_mean, files
 from ..core.files import is_utf8, project_root, read_json, regular, user_path, write_json
 from .images import IMAGES, Bar, TarPart, in_workers, remote_scheme, version_of
-from .records import Caption, Record, RecordList, Records, Skips, caption_texts
-from .records import holdout_fraction, record_mark, with_phrases
+from c2lip.data.records import (
+    Caption,
+    Record,
+    RecordList,
+    Records,
+    Skips,
+    caption_texts,
+    holdout_fraction,
+    record_mark,
+    with_phrases,
+)
 from .shards import check_shards, joined_records, shard_names, shard_records, shard_urls
 from .tables import RECORD_SCHEMA, TABLES, record_row, row_captions, table_records
 from ..world_captions import train_records
