@@ -172,8 +172,9 @@ def plot_pareto(
         bars = dict(xerr=x.half[model], yerr=y.half[model], elinewidth=1.2, alpha=0.55)
         ax.errorbar(*point, color=colour, **bars)
         ax.plot(*point, "o", color=colour, ms=5 if background else 8, mec="white", zorder=3, clip_on=False)
-        style = dict(color="0.45") if background else dict(color="0.15", fontweight="bold")
-        ax.annotate(model_label(model), point, (6, 4), textcoords="offset points", fontsize=SMALL, **style)
+        colour, weight = ("0.45", "normal") if background else ("0.15", "bold")
+        style: dict = dict(textcoords="offset points", fontsize=SMALL, color=colour, fontweight=weight)
+        ax.annotate(model_label(model), point, (6, 4), **style)
     for set_label, (suite, name) in ((ax.set_xlabel, across), (ax.set_ylabel, up)):
         set_label(f"{suite_label(suite)}: {task_label(name)} (%)")
     ax.margins(0.08)

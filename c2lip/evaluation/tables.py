@@ -330,12 +330,12 @@ def frame_table(
     of_own, of_changes = (
         {(row.model, row.suite, row["name"]): row for _, row in summarise(part).iterrows()} for part in (own, changed)
     )
+    columns: dict[str, list[Cell]] = {}
     means = [[_mean_cell(of_own.get((model, *key)), spread) for model in models] for key in keys]
     if len(models) > 1:
         means = [mark_best(row) for row in means]
-    columns = {}
     for model, cells in zip(models, zip(*means)):
-        columns[model] = cells
+        columns[model] = list(cells)
         if model in set(changed.model):
             title = "change" if changed.model.nunique() == 1 else f"{model}: change"
             columns[title] = [_change_cell(of_changes.get((model, *key))) for key in keys]
