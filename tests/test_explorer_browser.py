@@ -406,18 +406,11 @@ def test_a_keyboard_is_enough(page, tuned):
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells
 
 
-def test_two_images_layers_heads(page, tuned):
-    "A second image for the same phrase, maps of an earlier block and of one head"
+def test_layers_heads(page, tuned):
+    "Maps of an earlier block and of one head, on narrow and wide pages"
     show(page, tuned)
-    unfold(page, "images")
-    text = after(page, page.get_by_role("button", name="keep beside the next").click)
-    assert "stays beside the next" in text
-    text = after(page, page.locator(".c2lip-shelf button").nth(2).click)
-    assert text.startswith("scene 3 | three things 1: “a green cat”")
-    assert page.locator(".c2lip-maps figure").count() == 8 and page.locator(".c2lip-maps section").count() == 1
-    assert page.locator(".c2lip-shelf button.mod-info").inner_text() == "1"
     unfold(page, "map")
-    for width in (400, 800, 1400):
+    for width in (400, 1400):
         page.set_viewport_size(dict(width=width, height=1400))
         check_layout(page, f"explorer-{width}")
     text = after(page, lambda: page.get_by_label("layer").select_option(label="2 before the last"))
@@ -425,8 +418,6 @@ def test_two_images_layers_heads(page, tuned):
     after(page, page.get_by_role("button", name="pooling head", exact=True).click)
     text = after(page, lambda: page.get_by_label("head", exact=True).select_option(label="2"))
     assert "head 2" in text
-    text = after(page, page.get_by_role("button", name="keep beside the next").click)
-    assert text.startswith("scene 3: “a green cat”") and page.locator(".c2lip-maps figure").count() == 4
 
 
 # names of the widgets that reach beyond the explorer's right edge

@@ -31,9 +31,6 @@ from ..training.config import kind_of_model
 from ..world_captions import name_thing
 
 # %% ../../nbs/6_attention/15_explorer.ipynb #8021177c
-_MOST_VIEWS = 64  # images kept for all models together
-
-
 class ModelCache:
     "Loaded models, and what each of them made of images and phrases"
 
@@ -63,8 +60,6 @@ class ModelCache:
         "An image as a model sees it"
         key = name, id(exhibit.image), head, layers
         if key not in self.views:
-            if len(self.views) >= _MOST_VIEWS:
-                self.views.clear()
             view = encode_view(self.load(name), exhibit.image, head, layers)
             self.views[key] = exhibit.image, view  # the image is kept, so that no other one can have its id
         return self.views[key][1]
@@ -79,17 +74,10 @@ class ModelCache:
 # %% ../../nbs/6_attention/15_explorer.ipynb #e71c38cd
 @dataclass
 class ShownMaps(ImageMaps):
-    "What was computed for one image of a selection"
+    "What was computed for a selection"
 
     scores: list[dict[str, PhraseScore]] = field(default_factory=list)  # of each model, by phrase
     doubts: list[str] = field(default_factory=list)  # why maps may mean nothing, a sentence each
-
-
-def _true_phrases(exhibit, caption):
-    "Phrases known to be true of an image: the things of a scene, else what its caption says"
-    if exhibit.scene is None:
-        return caption_phrases(caption)
-    return [*map(name_thing, exhibit.scene.things), *caption_phrases(exhibit.caption)]
 
 
 def _headings(names):
@@ -98,9 +86,12 @@ def _headings(names):
     return short if len(set(short)) == len(short) else list(names)
 
 
-def _show_image(chosen, exhibit, caption, cache):
-    "Maps, scores and doubts of one image; of models that cannot answer a `UserError`"
-    true, phrases, layer = _true_phrases(exhibit, caption), chosen.phrases, chosen.layer * (chosen.kind != "head")
+def _show(chosen, cache):
+    "Maps, scores and doubts of a selection; of models that cannot answer a `UserError`"
+    exhibit, phrases, layer = chosen.image, chosen.phrases, chosen.layer * (chosen.kind != "head")
+    true = caption_phrases(chosen.caption)  # known to be true of the image: of a scene its things
+    if exhibit.scene is not None:
+        true = [*map(name_thing, exhibit.scene.things), *caption_phrases(exhibit.caption)]
     views = [cache.view(name, exhibit, chosen.kind == "head", layer > 0) for name in chosen.models]
     embeds = [partial(cache.embed, name) for name in chosen.models]
     scores = [{p: score_phrase(p, view, embed, true) for p in phrases} for view, embed in zip(views, embeds)]
@@ -118,23 +109,11 @@ def _show_image(chosen, exhibit, caption, cache):
         image=exhibit.shown,
         columns=columns,
         outlines=[true_mask(phrase, exhibit.scene) for phrase in phrases],
-        name=exhibit.name if len(chosen.images) > 1 else "image",
-        caption=caption or exhibit.name,
+        caption=chosen.caption or exhibit.name,
         things=exhibit.things,
         scores=scores,
         doubts=found,
     )
-
-
-def _show(chosen, cache):
-    "What is shown of a selection, for each of its images"
-    captions = chosen.caption, chosen.images[-1].caption
-    shown = [_show_image(chosen, exhibit, caption, cache) for exhibit, caption in zip(chosen.images, captions)]
-    for columns in zip(*(one.columns for one in shown)):  # one scale for the same column of all images
-        ends = min(column.low for column in columns), max(column.high for column in columns)
-        for column in columns:
-            column.low, column.high = ends
-    return shown
 
 # %% ../../nbs/6_attention/15_explorer.ipynb #32bee8a4
 def _is_called(entry, model):
@@ -156,8 +135,8 @@ class Explorer:
         self.cache = ModelCache(self.models, device, keep)
         exhibit = gallery()[0]
         names = self._menu_names(models or usual_models(self.models))
-        self.selection = Selection(names, exhibit, None, exhibit.caption, caption_phrases(exhibit.caption)[:1])
-        self.shown: list[ShownMaps] = _show(self.selection, self.cache)
+        self.selection = Selection(names, exhibit, exhibit.caption, caption_phrases(exhibit.caption)[:1])
+        self.shown: ShownMaps = _show(self.selection, self.cache)
 
     def _menu_name(self, model):
         "The menu's name of a model, which joins the menu if it is new; a model that cannot be loaded does not"
@@ -187,17 +166,13 @@ class Explorer:
         changes, new, now = dict(changes), {}, self.selection
         if "state" in changes:
             changes = read_selection(changes.pop("state")) | changes
-        if "beside" in changes:
-            beside = changes.pop("beside")
-            new["beside"] = None if beside is None or beside == "" else open_exhibit(beside)
         if "image" in changes:
             new["image"] = open_exhibit(changes.pop("image"), changes.pop("name", ""))
             changes.setdefault("caption", new["image"].caption)
         if "caption" in changes:
             caption = new["caption"] = changes.pop("caption")
-            if not ("image" in new and new.get("beside", now.beside) and now.phrases):
-                found = caption_phrases(caption)
-                new["phrases"] = now.phrases if now.phrases and set(now.phrases) <= set(found) else found[:1]
+            found = caption_phrases(caption)
+            new["phrases"] = now.phrases if now.phrases and set(now.phrases) <= set(found) else found[:1]
         if "phrase" in changes:
             new["phrases"] = split_phrases(changes.pop("phrase"))
         if "question" in changes:
@@ -213,8 +188,8 @@ class Explorer:
     def update(self, **changes) -> bool:  # whether the changes were made
         """Change what is shown; what cannot be done changes nothing but `status`.
 
-        The changes are the keys of `CONTROLS`. model: a list; image and beside: a number of the gallery, a path, bytes,
-        a PIL image or an `Exhibit`, with `name` for the first; phrase: "a red mug | a blue mug"; question: one of
+        The changes are the keys of `CONTROLS`. model: a list; image: a number of the gallery, a path, bytes,
+        a PIL image or an `Exhibit`, with `name`; phrase: "a red mug | a blue mug"; question: one of
         `QUESTIONS`, put beside the phrases; state: a text of `selection_text`."""
         try:
             selection = self._changed(changes)
@@ -235,19 +210,16 @@ class Explorer:
     @property
     def note(self) -> str:
         "What a reader of the figure must know: how grids were matched, what layer is read, every doubt, a line each"
-        chosen, notes = self.selection, [grid_note(one.columns) for one in self.shown]
+        chosen, notes = self.selection, [grid_note(self.shown.columns)]
         if chosen.layer and chosen.kind != "head" and chosen.phrases:
             blocks = "1 block" if chosen.layer == 1 else f"{chosen.layer} blocks"
             notes.append(f"tokens {blocks} before the last, read as if they were the last: a probe")
-        shared = [doubt for doubt in self.shown[0].doubts if all(doubt in one.doubts for one in self.shown)]
-        notes += shared + [f"{one.name}: {d}" for one in self.shown for d in one.doubts if d not in shared]
-        return "\n".join(dict.fromkeys(filter(None, notes)))
+        return "\n".join(dict.fromkeys(filter(None, notes + self.shown.doubts)))
 
     @property
     def status(self) -> str:
         "One line: what is shown, or what is wrong"
-        chosen = self.selection
-        image = " | ".join(exhibit.name for exhibit in chosen.images)
+        chosen, image = self.selection, self.selection.image.name
         if self.error:
             return f"{self.error} (unchanged: {image})"
         if not chosen.phrases:
@@ -256,14 +228,12 @@ class Explorer:
         kind = MAP_KINDS[chosen.kind] + {"softmax": f" at β = {chosen.scale:.3g}"}.get(chosen.kind, "")
         kind += f", head {chosen.head}" if chosen.kind == "head" and chosen.head else ""
         parts = [f"{image}: {phrases}", " → ".join(_headings(chosen.models)), kind, *self.note.splitlines()]
-        if chosen.beside is chosen.image:
-            parts.append("this image stays beside the next one that you choose")
         if len(chosen.models) == 1:
             parts.append("one model; nbs/train.ipynb makes another")
         return " · ".join(parts)
 
     def figure(self) -> MapPage:
-        "Images, maps of every model and, of two, their difference for every phrase"
+        "The image, maps of every model and, of two, their difference for every phrase"
         chosen = self.selection
         return maps_figure(self.shown, chosen.phrases, chosen.opacity, chosen.smooth, note=self.note)
 
@@ -289,12 +259,8 @@ class Explorer:
         for kind in ("png", "svg", "pdf"):
             (folder / f"maps.{kind}").write_bytes(self.file(kind, dpi=300))
         record = {name: getattr(chosen, name) for name in ("models", "caption", "phrases", *MAP_CONTROLS)}
-        images = []
-        for exhibit, shown in zip(chosen.images, self.shown):
-            scores = {model: {p: asdict(s) for p, s in own.items()} for model, own in zip(chosen.models, shown.scores)}
-            images.append(dict(image=exhibit.name, scores=scores))
-        record |= images[0] | dict(status=self.status, state=selection_text(chosen))
-        if images[1:]:
-            record["beside"] = images[1]
+        own = zip(chosen.models, self.shown.scores)
+        scores = {model: {phrase: asdict(score) for phrase, score in of.items()} for model, of in own}
+        record |= dict(image=chosen.image.name, scores=scores, status=self.status, state=selection_text(chosen))
         write_json(folder / "maps.json", record)
         return folder

@@ -9,7 +9,6 @@ __all__ = ['MapColumn', 'map_columns', 'MapPanel', 'ImageMaps']
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from dataclasses import field as with_default
 
 import numpy as np
 import torch
@@ -58,11 +57,6 @@ def _number_text(x, digits=3, sign=True):
     "A number with a typographic minus"
     return (f"{x:+.{digits}f}" if sign else f"{x:.{digits}f}").replace("-", "−")
 
-
-def _score_lines(pooled, attended, sign=False):
-    "Both scores of a phrase: how it fits the image, and the patches that it attends to"
-    return [f"fit v·c {_number_text(pooled, sign=sign)}", f"patches v̂·c {_number_text(attended, sign=sign)}"]
-
 # %% ../../nbs/6_attention/02_figures.ipynb #33bac683
 _FROM_ZERO = ("centred", *SHARE_KINDS)
 _CHANGE_UNITS = {"similarity": "cosine", "centred": "cosine", "softmax": "% points", "head": "% points"}
@@ -79,7 +73,7 @@ class MapColumn:
     high: float  # value at their last end
     label: str  # of its colour bar
     signed: bool = False  # a difference: white is 0, green more, violet less
-    lines: list[list[str]] = with_default(default_factory=list)  # for each phrase, the short lines under its map
+    lines: Sequence[list[str]] = ()  # for each phrase, the short lines under its map
 
     @property
     def cmap(self):
@@ -96,12 +90,6 @@ class MapColumn:
     def bar(self, opacity: float) -> np.ndarray:  # (1,65,3) in 0…1
         "Its colours from low to high, as pale as the panels show them over a white image"
         return 1 - opacity + opacity * self.cmap(np.linspace(0, 1, 65))[None, :, :3]
-
-
-def _map_range(maps, kind):
-    "Ends of the scale of some maps; shares start at 0, and centred maps at their mean: what is below it is white"
-    lowest = 0.0 if kind in _FROM_ZERO else float(min(m.min() for m in maps))
-    return _rounded_range(lowest, float(max(m.max() for m in maps)))
 
 
 def _difference_column(maps, fields, kind):
@@ -125,7 +113,9 @@ def map_columns(
         maps = [100 * m for m in maps]
     columns = []
     for name, own, area in zip(names, maps, fields):
-        low, high = _map_range(maps if same_scale else [own], kind)
+        ranged = maps if same_scale else [own]  # shares start at 0, centred maps at their mean: below it is white
+        lowest = 0.0 if kind in _FROM_ZERO else float(min(m.min() for m in ranged))
+        low, high = _rounded_range(lowest, float(max(m.max() for m in ranged)))
         columns.append(MapColumn(name, own, area, low, high, MAP_KINDS[kind]))
     if len(maps) == 2:
         columns.append(_difference_column(maps, fields, kind))
@@ -133,13 +123,11 @@ def map_columns(
             before, after = scores
             scores = [before, after, tuple(b - a for a, b in zip(before, after))]
     for column, (fit, attended) in zip(columns, scores):
-        column.lines = [_score_lines(*pair, column.signed) for pair in zip(fit.tolist(), attended.tolist())]
+        pairs = [[_number_text(x, sign=column.signed) for x in pair] for pair in zip(fit.tolist(), attended.tolist())]
+        column.lines = [[f"fit v·c {whole}", f"patches v̂·c {parts}"] for whole, parts in pairs]
     return columns
 
 # %% ../../nbs/6_attention/02_figures.ipynb #271a5730
-_DARK = (29 / 255, 29 / 255, 31 / 255)
-
-
 def _add_outline(panel, mask):
     "A panel, (h,w,3) in 0…1, with the contour of a bool mask of any resolution; None: there is nothing to outline"
     if mask is None:
@@ -151,7 +139,7 @@ def _add_outline(panel, mask):
     middle, outer = maximum_filter(inner, line), maximum_filter(inner, 2 * line + 1)
     drawn = panel.copy()
     drawn[outer & ~middle] = 1.0
-    drawn[middle & ~inner] = _DARK
+    drawn[middle & ~inner] = np.array([29, 29, 31]) / 255  # dark
     return drawn
 
 # %% ../../nbs/6_attention/02_figures.ipynb #101bf091
@@ -161,11 +149,9 @@ def _describe(column, i, phrase, mask):
     row, place = divmod(int(values.argmax()), values.shape[1])
     x = left + (right - left) * (place + 0.5) / values.shape[1]
     y = top + (bottom - top) * (row + 0.5) / values.shape[0]
-    third = (
-        ("top", "middle", "bottom")[min(int(3 * max(y, 0)), 2)],
-        ("left", "centre", "right")[min(int(3 * max(x, 0)), 2)],
-    )
-    where = "in the centre" if third == ("middle", "centre") else f"at the {' '.join(third)}"
+    down = ("top", "middle", "bottom")[min(int(3 * max(y, 0)), 2)]
+    across = ("left", "centre", "right")[min(int(3 * max(x, 0)), 2)]
+    where = "in the centre" if (down, across) == ("middle", "centre") else f"at the {down} {across}"
     text = f"map of “{phrase}”, {column.name}: {'largest gain' if column.signed else 'highest'} {where}"
     if mask is None:
         return text
@@ -181,11 +167,9 @@ class MapPanel:
     heading: str
     pixels: np.ndarray  # (h,w,3) in 0…1
     words: str  # what it shows, as a sentence
-    lines: list[str] = with_default(default_factory=list)  # short lines below it
+    lines: Sequence[str] = ()  # short lines below it
     column: MapColumn | None = None  # whose colour bar stands below it
-    things: list[tuple] = with_default(
-        default_factory=list
-    )  # left, top, side in shares, and the name of each known thing
+    things: Sequence[tuple] = ()  # left, top, side in shares, and the name of each known thing
 
 
 @dataclass
@@ -194,12 +178,9 @@ class ImageMaps:
 
     image: Image.Image  # to show, RGB
     columns: list[MapColumn]  # of `map_columns`; none: the image alone
-    outlines: list = with_default(default_factory=list)  # for each phrase the (h,w) bool mask of its object, or None
-    name: str = "image"  # heading of the image
-    caption: str = ""  # what it shows
-    things: list[tuple] = with_default(
-        default_factory=list
-    )  # left, top, side in shares, and the name of each known thing
+    outlines: Sequence = ()  # for each phrase the (h,w) bool mask of its object, or None
+    caption: str = "image"  # what it shows
+    things: Sequence[tuple] = ()  # left, top, side in shares, and the name of each known thing
 
     def panels(
         self,
@@ -211,7 +192,7 @@ class ImageMaps:
         "The image and its maps of one phrase"
         mask = self.outlines[i] if self.outlines else None
         plain = _add_outline(np.asarray(self.image) / 255, mask)
-        panels = [MapPanel(self.name, plain, f"image: {self.caption or self.name}", things=self.things)]
+        panels = [MapPanel("image", plain, f"image: {self.caption}", things=self.things)]
         for column in self.columns:
             scale = column.cmap, column.low, column.high
             painted = _overlay(column.maps[i], self.image, column.field, *scale, opacity, smooth)

@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from open_clip.transformer import VisionTransformer
 from PIL import Image
-from timm.layers import AttentionPoolLatent
 from torch import Tensor
 
 from ..core import UserError
 from ..data.images import BadImage, open_image
-from ..encoding import encode_images
+from ..encoding import encode_images, is_clip_tower, is_siglip_tower
 from ..evaluation.embeddings import embed_texts, evaluating
 from ..evaluation.probes import WHOLE_IMAGE, field_of, grid_of, sample_map
 from ..pooling import concept_similarity, project_tokens
@@ -50,21 +48,6 @@ def _map_values(similarity, head, kind, scale=10.0):
     raise UserError(f"there is no map {kind!r}; there are {', '.join(MAP_KINDS)}")
 
 # %% ../../nbs/6_attention/01_maps.ipynb #5ec04b5b
-def _has_latent_pool(visual):
-    "An image tower of timm that pools with a learned query, as SigLIP's"
-    return isinstance(getattr(getattr(visual, "trunk", None), "attn_pool", None), AttentionPoolLatent)
-
-
-def _has_class_token(visual):
-    "open_clip's own vision transformer, as CLIP's"
-    return isinstance(visual, VisionTransformer) and visual.attn_pool is None
-
-
-def _split_heads(x, pool):
-    "(B,·,D) → (B,heads,·,head width)"
-    return x.unflatten(-1, (pool.num_heads, pool.head_dim)).transpose(1, 2)
-
-
 def _latent_pool_attention(trunk, images):
     "(B,heads,M) of timm's attention pool, which SigLIP uses"
     pool = trunk.attn_pool
@@ -73,10 +56,9 @@ def _latent_pool_attention(trunk, images):
         x, prefix = x[:, prefix:], 0
     if pool.pos_embed is not None:
         x = x + pool.pos_embed
-    latent = pool.latent.expand(len(x), -1, -1)
-    query = pool.q_norm(_split_heads(pool.q(latent), pool))
-    key_width = pool.num_heads * pool.head_dim
-    key = pool.k_norm(_split_heads(pool.kv(x)[..., :key_width], pool))
+    heads = pool.num_heads, pool.head_dim
+    query = pool.q_norm(pool.q(pool.latent.expand(len(x), -1, -1)).unflatten(-1, heads).transpose(1, 2))
+    key = pool.k_norm(pool.kv(x).unflatten(-1, (2, *heads))[..., 0, :, :].transpose(1, 2))
     weights = (query @ key.mT * pool.scale).softmax(-1)
     return weights.mean(2)[..., prefix:]
 
@@ -100,9 +82,9 @@ def head_attention(
 ) -> Tensor:  # (B,heads,M), sums to 1 over M, or to less where some falls on tokens that are no patches
     "How much attention each head of the pooling gives to each patch; `UserError` for other ways of pooling"
     visual = model.visual
-    if _has_latent_pool(visual):
+    if is_siglip_tower(visual):
         return _latent_pool_attention(visual.trunk, images)
-    if _has_class_token(visual) and visual.pool_type == "tok":
+    if is_clip_tower(visual) and visual.pool_type == "tok":
         return _class_token_attention(visual, images)
     raise UserError(
         "the head's attention is known for SigLIP's attention pool and for CLIP's class token; choose another map"
@@ -112,31 +94,12 @@ def head_attention(
 def blocks_and_heads(model) -> tuple[int, int]:  # `model`: an open_clip model
     "Blocks of the image tower, and heads of the attention that pools the image; 0 where they are not known"
     visual = model.visual
-    if _has_latent_pool(visual):
+    if is_siglip_tower(visual):
         return len(visual.trunk.blocks), visual.trunk.attn_pool.num_heads
-    if not _has_class_token(visual):
+    if not is_clip_tower(visual):
         return 0, 0
     blocks = visual.transformer.resblocks
     return len(blocks), blocks[-1].attn.num_heads if visual.pool_type == "tok" else 0
-
-
-def _siglip_layers(visual, images):
-    "Projected tokens after each block of a timm trunk with an attention pool"
-    trunk, layers = visual.trunk, []
-    form = dict(return_prefix_tokens=True, norm=True, output_fmt="NLC", intermediates_only=True)
-    for patches, prefix in trunk.forward_intermediates(images, **form):
-        seen = torch.cat([prefix, patches], 1) if trunk.pool_include_prefix else patches
-        _, tokens = project_tokens(trunk.attn_pool, seen)
-        tokens = tokens[:, -patches.shape[1] :]
-        layers.append(visual.head(trunk.head(trunk.head_drop(trunk.fc_norm(tokens)))))
-    return layers
-
-
-def _clip_layers(visual, images):
-    "Projected tokens after each block of open_clip's vision transformer"
-    form = dict(normalize_intermediates=True, output_fmt="NLC", intermediates_only=True)
-    layers = visual.forward_intermediates(images, **form)["image_intermediates"]
-    return layers if visual.proj is None else [tokens @ visual.proj for tokens in layers]
 
 
 def layer_tokens(
@@ -144,11 +107,17 @@ def layer_tokens(
     images: Tensor,  # (B,3,H,W) preprocessed
 ) -> Tensor:  # (blocks,B,M,D) unit
     "The tokens after every block of the image tower, through its final norm and its head; `UserError` for other towers"
-    visual = model.visual
-    if _has_latent_pool(visual):
-        layers = _siglip_layers(visual, images)
-    elif _has_class_token(visual):
-        layers = _clip_layers(visual, images)
+    visual, form = model.visual, dict(output_fmt="NLC", intermediates_only=True)
+    if is_siglip_tower(visual):
+        trunk, layers = visual.trunk, []
+        for patches, prefix in trunk.forward_intermediates(images, return_prefix_tokens=True, norm=True, **form):
+            seen = torch.cat([prefix, patches], 1) if trunk.pool_include_prefix else patches
+            _, tokens = project_tokens(trunk.attn_pool, seen)
+            tokens = tokens[:, -patches.shape[1] :]
+            layers.append(visual.head(trunk.head(trunk.head_drop(trunk.fc_norm(tokens)))))
+    elif is_clip_tower(visual):
+        layers = visual.forward_intermediates(images, normalize_intermediates=True, **form)["image_intermediates"]
+        layers = layers if visual.proj is None else [tokens @ visual.proj for tokens in layers]
     else:
         raise UserError("earlier layers are known for SigLIP's attention pool and for CLIP's vision transformer")
     return F.normalize(torch.stack(layers).float(), dim=-1)
@@ -231,25 +200,19 @@ def encode_view(
         )
 
 # %% ../../nbs/6_attention/01_maps.ipynb #e881e89a
-def _check_phrase(towers, phrase):
-    "Raise `UserError` where a phrase is empty or cut off"
-    if not phrase.strip():
-        raise UserError("the phrase is empty; type a few words such as: a red mug")
-    ids, longer = towers.tokenizer([phrase, phrase + " and more"])
-    if torch.equal(ids, longer):
-        raise UserError(f"the phrase is longer than the {len(ids)} tokens the model reads: {phrase[:40]}…")
-
-
 def embed_phrases(
     towers: Towers,
     phrases: list[str],  # P phrases
 ) -> Tensor:  # (P,D) unit
     "Encode phrases, each alone; an empty one, or one that the model's context cuts off, is a `UserError`"
-    phrases = [phrases] if isinstance(phrases, str) else list(phrases)
     if not phrases:
         raise UserError("there is no phrase to look for")
     for phrase in phrases:
-        _check_phrase(towers, phrase)
+        if not phrase.strip():
+            raise UserError("the phrase is empty; type a few words such as: a red mug")
+        ids, longer = towers.tokenizer([phrase, phrase + " and more"])
+        if torch.equal(ids, longer):
+            raise UserError(f"the phrase is longer than the {len(ids)} tokens the model reads: {phrase[:40]}…")
     return embed_texts(towers, phrases, progress=False)
 
 
