@@ -27,9 +27,9 @@ from ..distributed import rank_and_world_size
 from ..release import save
 from ..towers import Towers, load
 from .checkpoint import disk_errors
-from .config import CHOSEN, Config
+from .config import CHOSEN, Config, save_parameters
 from .fit import count_steps, fit, make_validator
-from .settings import AUTO, complete, save_parameters
+from .settings import AUTO, complete
 from .setup import Setup, set_up
 
 # %% ../../nbs/7_release/07_run.ipynb #9ca2abfb
