@@ -59,16 +59,13 @@ def below(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_source_distribution_is_the_workbook(distributions):
+def test_what_the_distributions_hold(distributions, installed):
     with tarfile.open(distributions[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"settings.ini", "setup.py", "constraints.txt", "Makefile", "nbs/train.ipynb", "nbs/images/overview.png"}
     wanted |= {"nbs/1_method/01_core.ipynb", "tests/test_package.py", "data/suites.yaml", "data/base/tokenizer.json"}
     assert not wanted - names
     assert not [name for name in names if name.startswith(("data/cache", "runs", "build", "dist"))]
-
-
-def test_the_wheel_holds_what_ships(installed):
     shipped = {name for name in below(ROOT / "data") if not name.startswith(("cache/", "."))}
     assert below(installed / "c2lip" / "shipped") == shipped
     assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {"c2lip"}
@@ -107,9 +104,6 @@ def test_the_library_works_anywhere(away):
     done = away(sys.executable, "-c", USE)
     assert done.returncode == 0, done.out
     assert "['A red mug', 'the wooden table']" in done.out and "sugarcrepe" in done.out.lower()
-
-
-def test_prepare_works_anywhere(away):
     shutil.copy(ROOT / "data" / "base" / "record.json", away.here)  # any file: no image is opened here
     (away.here / "captions.csv").write_text("image,caption\nrecord.json,A red mug on a table.\n")
     command = "import sys; from c2lip.workshop.command import main; sys.exit(main())"

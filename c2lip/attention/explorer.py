@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .comparison import MapPage, compare_views, grid_note, maps_figure, maps_html
 from .controls import MAP_CONTROLS, Selection, read_selection, selection_text
-from .figures import ImageMaps, share_scales
+from .figures import ImageMaps
 from .gallery import Exhibit, ModelEntry, find_models, gallery, open_exhibit, short_name, usual_models
 from .maps import MAP_KINDS, View, blocks_and_heads, embed_phrases, encode_view
 from .questions import PhraseScore, ask, caption_phrases, doubts, score_phrase, split_phrases, true_mask
@@ -130,7 +130,10 @@ def _show(chosen, cache):
     "What is shown of a selection, for each of its images"
     captions = chosen.caption, chosen.images[-1].caption
     shown = [_show_image(chosen, exhibit, caption, cache) for exhibit, caption in zip(chosen.images, captions)]
-    share_scales([one.columns for one in shown])
+    for columns in zip(*(one.columns for one in shown)):  # one scale for the same column of all images
+        ends = min(column.low for column in columns), max(column.high for column in columns)
+        for column in columns:
+            column.low, column.high = ends
     return shown
 
 # %% ../../nbs/6_attention/15_explorer.ipynb #32bee8a4

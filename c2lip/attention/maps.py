@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAP_KINDS', 'SHARE_KINDS', 'head_attention', 'blocks_and_heads', 'layer_tokens', 'open_user_image', 'View',
-           'encode_view', 'embed_phrases', 'attention_map', 'resample_map', 'on_finest_grid']
+           'encode_view', 'embed_phrases', 'attention_map', 'on_finest_grid']
 
 # %% ../../nbs/6_attention/01_maps.ipynb #a39b4be1
 import math
@@ -265,36 +265,20 @@ def attention_map(
     return view.maps(embed_phrases(towers, phrases), kind, scale)
 
 # %% ../../nbs/6_attention/01_maps.ipynb #75a01515
-def _patch_area(field, grid):
-    "Area of one patch, as a share of the image"
-    return (field[2] - field[0]) * (field[3] - field[1]) / (grid[0] * grid[1])
-
-
-def resample_map(
-    maps: Tensor,  # (P,gh,gw)
-    field: tuple,  # of the model that made them
-    grid: tuple,  # rows, columns wanted
-    region: tuple,  # field of the model they are wanted for
-    share: bool = False,  # the values are shares that add up to 1: a patch of half the area gets half
-    fine: int = 16,  # points along a patch's side
-) -> Tensor:  # (P,*grid)
-    "Maps on another model's grid: the mean over each of its patches"
-    if tuple(maps.shape[1:]) == tuple(grid) and field == region:
-        return maps
-    points = sample_map(maps, field, (grid[1] * fine, grid[0] * fine), region)
-    means = F.avg_pool2d(points, fine)
-    if not share:
-        return means
-    return means * _patch_area(region, grid) / _patch_area(field, maps.shape[1:])
-
-
 def on_finest_grid(
     maps: list[Tensor],  # (P,gh,gw) of each model
-    fields: list[tuple],  # of each model
-    share: bool = False,  # the values are shares that add up to 1
+    fields: list[tuple],  # what part of the image the maps of each model cover
+    share: bool = False,  # the values are shares that add up to 1: a patch of half the area gets half
+    fine: int = 16,  # points along a patch's side
 ) -> tuple[list[Tensor], tuple]:  # (P,*grid) of each model, and the field they cover
-    "The maps of several models on the finest of their grids, so that they can be subtracted"
-    areas = [_patch_area(field, m.shape[1:]) for m, field in zip(maps, fields)]
+    "The maps of several models on the finest of their grids, as means over its patches: so they can be subtracted"
+    areas = [(f[2] - f[0]) * (f[3] - f[1]) / (m.shape[1] * m.shape[2]) for m, f in zip(maps, fields)]
     finest = areas.index(min(areas))
-    grid, region = maps[finest].shape[1:], fields[finest]
-    return [resample_map(m, field, grid, region, share) for m, field in zip(maps, fields)], region
+    (rows, columns), region = maps[finest].shape[1:], fields[finest]
+    found = []
+    for own, area, where in zip(maps, areas, fields):
+        if own.shape[1:] != (rows, columns) or where != region:
+            points = sample_map(own, where, (columns * fine, rows * fine), region)
+            own = F.avg_pool2d(points, fine) * (areas[finest] / area if share else 1)
+        found.append(own)
+    return found, region

@@ -8,15 +8,16 @@ __all__ = ['Panel']
 # %% ../../nbs/6_attention/18_panel.ipynb #6bc23650
 import base64
 import html
-import io
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import ipywidgets as widgets
+import numpy as np
 from IPython.display import HTML, display
 
+from .comparison import image_uri
 from .controls import CONTROLS, MAP_CONTROLS, selection_text
 from .explorer import Explorer
 from .gallery import gallery
@@ -33,10 +34,6 @@ def _wrapped_row(*parts):
     row = widgets.HBox(parts)
     row.add_class("c2lip-row")
     return row
-
-
-def _button(name, tooltip="", kind=widgets.Button):
-    return kind(description=name, tooltip=tooltip)
 
 
 def _widget_of(control):
@@ -58,13 +55,6 @@ def _widget_of(control):
             low, high = control.choices
             return widgets.FloatSlider(min=low, max=high, step=(high - low) / 20, **late)
 
-
-def _thumbnail(exhibit):
-    "A small image of the gallery, whose name is its button's"
-    with io.BytesIO() as f:
-        exhibit.image.save(f, "PNG")
-        return widgets.HTML(f'<img alt="" src="data:image/png;base64,{base64.b64encode(f.getvalue()).decode()}">')
-
 # %% ../../nbs/6_attention/18_panel.ipynb #1b2c2a19
 _FILE_KINDS = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}  # ending → media type
 
@@ -81,7 +71,7 @@ class Panel(widgets.VBox):
         self._worker = ThreadPoolExecutor(1) if in_background else None
         self._refresher = 0  # the thread that sets the widgets just now: what it changes is nobody's act
         self._answers = 0  # how many were given: what tells an answer from the same one before
-        self.chips: dict[str, tuple] = {}  # phrase of the caption → buttons to show it alone, and beside the others
+        self.chips: dict[str, list] = {}  # phrase of the caption → buttons to show it alone, and beside the others
         self._make_widgets()
         super().__init__(self._rows())
         self.add_class("c2lip-explorer")
@@ -91,14 +81,20 @@ class Panel(widgets.VBox):
     def _make_widgets(self):
         self.controls = {name: _widget_of(control) for name, control in CONTROLS.items() if control.widget}
         self.menus = [widgets.Dropdown(description=place) for place in ("before", "after", "third", "fourth")]
-        self.swap = _button("⇄", "exchange before and after")
-        self.shelf = [_button(e.place, f"{e.name}: {e.caption}") for e in gallery()]
+        self.swap = widgets.Button(description="⇄", tooltip="exchange before and after")
+        self.shelf = [widgets.Button(description=e.place, tooltip=f"{e.name}: {e.caption}") for e in gallery()]
         self.upload = widgets.FileUpload(description="upload", accept="image/*")
         hint = "keep the image on show beside the next one that you choose; once more: show one image"
-        self.keep = _button("keep beside the next", hint, widgets.ToggleButton)
-        self.questions = {name: _button(name, f"{name}: show the answer beside") for name in QUESTIONS}
-        self.files = {kind: _button(kind.upper(), f"download maps.{kind}") for kind in _FILE_KINDS}
-        self.save = _button("save in runs/", "write PNG, SVG, PDF and what they show into a new folder under runs/")
+        self.keep = widgets.ToggleButton(description="keep beside the next", tooltip=hint)
+        self.questions = {
+            name: widgets.Button(description=name, tooltip=f"{name}: show the answer beside") for name in QUESTIONS
+        }
+        self.files = {
+            kind: widgets.Button(description=kind.upper(), tooltip=f"download maps.{kind}") for kind in _FILE_KINDS
+        }
+        self.save = widgets.Button(
+            description="save in runs/", tooltip="write PNG, SVG, PDF and what they show into a new folder under runs/"
+        )
         self.state = widgets.Text(description="state", placeholder="the text of another visit", continuous_update=False)
         self.link, self.address, self.status, self.maps = (widgets.HTML() for _ in range(4))
         self.status.add_class("c2lip-live")
@@ -119,12 +115,13 @@ class Panel(widgets.VBox):
             ],
         }
         self.folds = {name: widgets.VBox(own) for name, own in folds.items()}
-        self.fold_buttons = {name: _button(f"{name} ▾", kind=widgets.ToggleButton) for name in folds}
+        self.fold_buttons = {name: widgets.ToggleButton(description=f"{name} ▾") for name in folds}
         for name, fold in self.folds.items():
             fold.add_class("c2lip-fold")
             pressed, display = (self.fold_buttons[name], "value"), (fold.layout, "display")
             widgets.dlink(pressed, display, lambda on: None if on else "none")
-        shelf = widgets.HBox([widgets.VBox([_thumbnail(e), button]) for e, button in zip(gallery(), self.shelf)])
+        small = [widgets.HTML(f'<img alt="" src="{image_uri(np.asarray(e.image) / 255)}">') for e in gallery()]
+        shelf = widgets.HBox([widgets.VBox(pair) for pair in zip(small, self.shelf)])
         shelf.add_class("c2lip-shelf")
         for part in (after, phrase):
             part.add_class("c2lip-own-row")  # on a narrow page
@@ -269,7 +266,8 @@ class Panel(widgets.VBox):
         "Buttons for the caption's phrases; the same ones while the caption stays, so that the focus does"
         phrases, shown = caption_phrases(self.explorer.selection.caption), self.explorer.selection.phrases
         if list(phrases) != list(self.chips):
-            self.chips = {phrase: (_button(phrase), _button("+")) for phrase in phrases}
+            pairs = [[widgets.Button(description=text) for text in (phrase, "+")] for phrase in phrases]
+            self.chips = dict(zip(phrases, pairs))
             for phrase, (chip, beside) in self.chips.items():
                 self._listen(chip, partial(self._update, phrase=phrase))
                 self._listen(beside, partial(self._on_beside, phrase))

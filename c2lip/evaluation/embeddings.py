@@ -172,7 +172,8 @@ def _rows_of(digests, encode, what, file, progress):
                 print(f"the embeddings cannot be kept in {file.parent}: {e.strerror or e}")
                 file = None
     if file:
-        os.utime(file)  # used now
+        with suppress(OSError):
+            os.utime(file)  # used now
         _prune_rows(file.parent)
     return torch.cat(made)[torch.tensor(order).argsort()]
 

@@ -7,6 +7,7 @@ __all__ = ['placed_phrase', 'found_phrases', 'PhraseCollate', 'C2LIPLoss']
 
 # %% ../../nbs/7_release/15_own_loop.ipynb #517107fc
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -98,8 +99,10 @@ class C2LIPLoss(Step):
         lambda_npc: float = 1.0,  # weight of the noun-phrase concept loss
         lambda_xac: float = 0.01,  # weight of the cross-attention concept loss
         xac_scale: float = 10.0,  # sharpness β of the attention in xac; 1 in the public code
-        concepts: str = "encode",  # how a phrase is read: alone ("encode"), or from its caption's tokens ("pool")
-        duplicates: str = "merge",  # equal phrases of a batch: separate, mask or merge
+        concepts: Literal[
+            "pool", "encode"
+        ] = "encode",  # how a phrase is read: alone ("encode"), or from its caption's tokens ("pool")
+        duplicates: Literal["separate", "mask", "merge"] = "merge",  # equal phrases of a batch: separate, mask or merge
         nlp=None,  # finds phrases that are not given: None: the embedded pipeline; a name or a spaCy pipeline
     ):
         towers = towers_of(model, tokenizer)
@@ -124,7 +127,7 @@ class C2LIPLoss(Step):
             _refuse_unplaced(samples)
         return self.view(samples, 0).to(self.towers.model.logit_scale.device)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         images: Tensor,  # (B,3,H,W) preprocessed
         captions: list[str],  # B

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['CONCEPT_SETTINGS', 'RUN_SETTINGS', 'DEFAULT_RUNG', 'rungs', 'plan_rungs', 'paired_changes', 'blocks_of_record',
-           'default_ladder', 'ladder_table', 'compare_with_expected', 'verdict', 'expected_table',
-           'with_size_and_place']
+           'default_ladder', 'ladder_table', 'verdict', 'with_size_and_place']
 
 # %% ../../nbs/8_study/01_ladder.ipynb #6a8e6d5b
 import itertools
@@ -15,11 +14,15 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from ..core import UserError
 from ..core.files import shipped
 from ..evaluation.records import read_record
-from ..evaluation.tables import Table, frame_table, markdown_table, pick_rows, row_list, suite_label, task_label
-from ..evaluation.uncertainty import change_text, item_changes, kept_items, summarise
+from c2lip.evaluation.tables import (
+    Table,
+    frame_table,
+    pick_rows,
+    row_list,
+)
+from ..evaluation.uncertainty import item_changes, kept_items
 from .trials import PlannedTrial
 from ..training.config import Config
 
@@ -145,22 +148,6 @@ def ladder_table(
     return frame_table(pick_rows(together, row_list("ladder table")), caption, spread="sd")
 
 
-def compare_with_expected(
-    changes: pd.DataFrame,  # of `paired_changes`
-    model: str,  # the rung that is asked about
-) -> pd.DataFrame:  # suite, name, against, expected, came (points), half (of its 95 % interval)
-    "Every expectation beside what came; raise `UserError` where the changes lack it"
-    rows = []
-    for suite, name, against, expected in yaml.safe_load(shipped("expected.yaml").read_text(encoding="utf8")):
-        these = changes[(changes.suite == suite) & (changes.name == name) & (changes.against == against)]
-        these = these[these.model == model]
-        if these.empty:
-            raise UserError(f"no change of {suite} {name} between {model} and {against} was measured")
-        one = summarise(these).iloc[0]
-        rows.append((suite, name, against, expected, one["mean"], one.half))
-    return pd.DataFrame(rows, columns=["suite", "name", "against", "expected", "came", "half"])
-
-
 def verdict(
     mean: float,  # of a change, in points
     half: float,  # of its 95 % interval
@@ -170,21 +157,6 @@ def verdict(
     if mean - half > above:
         return "holds"
     return "does not hold" if mean + half < above else "undecided"
-
-
-_ANSWER = {"holds": "yes", "does not hold": "no", "undecided": "undecided"}
-
-
-def expected_table(
-    compared: pd.DataFrame,  # of `compare_with_expected`
-) -> str:  # markdown
-    "Expected and came in one line each"
-    rows = []
-    for row in compared.itertuples():
-        label = f"{suite_label(row.suite)}, {task_label(row.name)}"
-        answer = _ANSWER[verdict(row.came, row.half, row.expected)]
-        rows.append([label, row.against, f"≥ {row.expected:+g}", change_text(row.came, row.half), answer])
-    return markdown_table(["change of", "against", "expected", "came", "holds"], rows)
 
 # %% ../../nbs/8_study/01_ladder.ipynb #83255274
 def with_size_and_place(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SearchPlan', 'read_search', 'searched_settings', 'changes_of', 'search_method', 'chosen_settings', 'run_search',
-           'find_settings', 'measure_averaged', 'settings_table', 'keep_comparison', 'plot_search']
+           'find_settings', 'measure_averaged', 'settings_table', 'keep_comparison']
 
 # %% ../../nbs/8_study/10_search.ipynb #c1b3bf08
 import hashlib
@@ -18,7 +18,6 @@ import yaml
 
 from ..core import UserError
 from ..core.files import shipped
-from ..evaluation.plots import SMALL, Page, plain_axes
 from ..evaluation.records import keep_record, read_record
 from ..evaluation.tables import model_label, row_list
 from .comparison import method_settings
@@ -252,30 +251,3 @@ def keep_comparison(
     if len(searched):
         tables["search"] = searched.round(4)
     keep_record(name, tables, command, device=device, folder=folder)
-
-# %% ../../nbs/8_study/10_search.ipynb #630c5916
-def plot_search(
-    searched: pd.DataFrame,  # rows of `search_method`
-    across: int = 3,  # panels beside each other
-) -> Page:
-    "Every trial's sum of changes, a panel a method, in the order of the search; filled where it was kept"
-    methods = list(dict.fromkeys(searched.method))
-    columns = min(across, len(methods))
-    lines = math.ceil(len(methods) / columns)
-    height = 0.6 + 0.17 * int(searched.groupby("method").size().max())
-    fig = Page(figsize=(3.1 * columns, height * lines), layout="constrained")
-    axes = fig.subplots(lines, columns, squeeze=False, sharex=True).ravel()
-    for ax, method in zip(axes, methods):
-        rows = searched[searched.method == method].reset_index(drop=True)
-        for y, row in enumerate(rows.itertuples()):
-            ax.plot(row.sum, y, "o", ms=5, color="seagreen" if row.chosen else "0.65")
-        ax.set_yticks(range(len(rows)), [_setting_label(row) for row in rows.itertuples()], fontsize=SMALL)
-        ax.set_ylim(len(rows) - 0.5, -0.5)
-        ax.axvline(0, color="0.3", lw=0.8)
-        ax.set_xlabel("sum of changes, points", fontsize=SMALL)
-        ax.set_title(model_label(method), fontsize=SMALL, loc="left")
-        ax.tick_params(axis="x", labelsize=SMALL, labelbottom=True)
-        plain_axes(ax, "x")
-    for ax in axes[len(methods) :]:
-        ax.set_visible(False)
-    return fig
