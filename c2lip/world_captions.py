@@ -236,7 +236,8 @@ def edit_scene(
         return None  # the caption is not of this scene
     kinds = {"noun": NOUNS, "colour": COLOURS, "pattern": PATTERNS[1:]}
     field = next((field for field, words in kinds.items() if getattr(thing, field) == old and new in words), None)
-    changed = replace(thing, **{field: new}) if field else thing
+    edit: dict = {field: new} if field else {}
+    changed = replace(thing, **edit)
     if field is None or changed.pair in HELD_OUT:
         return None
     if changed.noun != thing.noun and any(other.noun == changed.noun for other in scene.things):

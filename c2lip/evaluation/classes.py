@@ -88,7 +88,8 @@ def read_own_classes(
     "zeroshot/*.json: what is marked as held out, or what is not; and all of heldout/zeroshot/*.json"
     held = request.name == "heldout/zeroshot"
     homes = [Path(request.folder) / name for name in ("zeroshot", *["heldout/zeroshot"] * held)]
-    parts, images, texts = [], {}, []
+    images: dict = {}
+    parts, texts = [], []
     for home in homes:
         for file in sorted(home.glob("*.json"), key=lambda p: (len(p.stem), p.stem)):
             data = _read_zeroshot(file, request.images)
@@ -240,7 +241,8 @@ def linear_probe(
         return recall_hits(scores, labels, (1,))[1]
 
     C = max(grid, key=lambda C: int(hits(*train, *val, C).correct.sum()))
-    return hits(*(torch.cat(both) for both in zip(train, val)), *test, C), C
+    images, labels = (torch.cat(both) for both in zip(train, val))
+    return hits(images, labels, *test, C), C
 
 
 def _set_aside(name, train, seed):

@@ -59,7 +59,8 @@ class Reading:
         cache="auto",  # folder of embeddings, for the phrases; None: none are kept
         progress: bool = False,  # show lines that count
     ):
-        names, how = list(images), {"precision": precision, "progress": progress}
+        names = list(images)
+        how: dict = {"precision": precision, "progress": progress}
         self.cosine = Scorer(image, text).pairs
         self.row = {name: i for i, name in enumerate(names)}
         self.tokens = embed_tokens(towers, names, batch_size, images if isinstance(images, dict) else None, **how)

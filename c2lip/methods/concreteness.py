@@ -6,8 +6,8 @@
 __all__ = ['REGIMES', 'read_concreteness', 'world_scene', 'replaced_view']
 
 # %% ../../nbs/2_relatives/04_concreteness.ipynb #e0f2b8da
+import csv
 import random
-import re
 from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
@@ -28,35 +28,26 @@ from ..world import Scene, draw_scene
 from ..world_captions import edit_scene, numbered_scene
 
 # %% ../../nbs/2_relatives/04_concreteness.ipynb #0e0e01b4
-def _read_ratings(file):
-    "A table whose separator and decimal sign are found in its first lines"
-    try:
-        head = file.read_text(encoding="utf-8-sig", errors="replace")[:4000]
-    except OSError as e:
-        raise UserError(f"the concreteness ratings {file} cannot be read: {e.strerror}") from None
-    separator = max("\t;,", key=head.partition("\n")[0].count)
-    decimal = "," if separator != "," and re.search(r"\d,\d", head) else "."
-    how = {"sep": separator, "decimal": decimal, "encoding": "utf-8-sig", "encoding_errors": "replace"}
-    try:
-        return pd.read_csv(file, **how, on_bad_lines="skip", dtype_backend="numpy_nullable")
-    except (ValueError, pd.errors.ParserError) as e:
-        raise UserError(f"{file} is no table: {str(e).splitlines()[0][:100]}") from None
-
-
 @lru_cache(maxsize=4)
 def read_concreteness(
     path: str = "",  # a table of Brysbaert's form; "": the workbook's own small list
 ) -> dict[str, float]:  # lower-case word or pair of words → 1 (abstract) to 5 (concrete)
     "Concreteness ratings; raise `UserError` for a file that holds none"
     file = user_path(path) if path else shipped("concreteness.csv")
-    table = _read_ratings(file)
+    how = {"encoding": "utf-8-sig", "encoding_errors": "replace", "on_bad_lines": "skip"}
+    try:
+        table = pd.read_csv(file, sep=None, engine="python", dtype=str, **how)  # the separator is found
+    except OSError as e:
+        raise UserError(f"the concreteness ratings {file} cannot be read: {e.strerror}") from None
+    except (ValueError, csv.Error) as e:
+        raise UserError(f"{file} is no table: {str(e).splitlines()[0][:100]}") from None
     names = {str(c).strip().lower(): c for c in table.columns}
     word = names.get("word")
     score = next((names[name] for name in ("conc.m", "concreteness", "conc_m", "rating") if name in names), None)
     if word is None or score is None:
         raise UserError(f"{file} has the columns {', '.join(map(str, table.columns))[:120]}; expected Word and Conc.M")
     ratings = {}
-    for text, value in zip(table[word], pd.to_numeric(table[score], errors="coerce")):
+    for text, value in zip(table[word], pd.to_numeric(table[score].str.replace(",", "."), errors="coerce")):
         if pd.notna(text) and pd.notna(value) and 1 <= value <= 5:
             ratings[str(text).strip().lower()] = float(value)
     if not ratings:

@@ -191,7 +191,7 @@ def small_siglip() -> Towers:
     config["text_cfg"] |= {"norm_kwargs": {"eps": 1e-6}, "act_kwargs": {"approximate": "tanh"}}
     with seeded(0):
         towers = new_towers(base_folder(), config, BASE_PREPROCESS | {"size": SMALL_SIDE})
-        layers = {"embed_dim": 64, "depth": 2, "num_heads": 2}
+        layers: dict = {"embed_dim": 64, "depth": 2, "num_heads": 2}
         towers.model.visual.trunk = timm.models.VisionTransformer(
             SMALL_SIDE, 8, num_classes=0, global_pool="map", class_token=False, **layers
         )

@@ -100,21 +100,19 @@ def _refuse_if(kind, obstacles):
 def _siglip_obstacles(model):
     "What keeps a model from being a SiglipModel"
     trunk, text = model.visual.trunk, model.text
-    found = []
-    if trunk.cls_token is not None or trunk.reg_token is not None:
-        found.append("its image tower has class or register tokens beside the patches")
-    if trunk.attn_pool.num_heads != trunk.blocks[0].attn.num_heads:
-        found.append("its pooling head has another number of heads than its layers")
-    if not hasattr(text, "transformer") or not hasattr(text, "pool_type"):
-        found.append("its text tower is no transformer of open_clip's")
-    if getattr(text, "attn_mask", None) is not None:
-        found.append("its text tower is causal, a SigLIP reads both ways")
     pool_type = getattr(text, "pool_type", "last")
-    if pool_type != "last":
-        found.append(f"its text is read at the {pool_type} token, a SigLIP's at the last place")
-    if not isinstance(getattr(text, "text_projection", None), nn.Linear):
-        found.append("its text projection has no bias")
-    return found
+    tokens = trunk.cls_token is not None or trunk.reg_token is not None
+    heads = trunk.attn_pool.num_heads, trunk.blocks[0].attn.num_heads
+    foreign = not hasattr(text, "transformer") or not hasattr(text, "pool_type")
+    obstacles = {
+        "its image tower has class or register tokens beside the patches": tokens,
+        "its pooling head has another number of heads than its layers": heads[0] != heads[1],
+        "its text tower is no transformer of open_clip's": foreign,
+        "its text tower is causal, a SigLIP reads both ways": getattr(text, "attn_mask", None) is not None,
+        f"its text is read at the {pool_type} token, a SigLIP's at the last place": pool_type != "last",
+        "its text projection has no bias": not isinstance(getattr(text, "text_projection", None), nn.Linear),
+    }
+    return [obstacle for obstacle, found in obstacles.items() if found]
 
 
 def _siglip_config(model):
@@ -197,16 +195,14 @@ def _projection_weight(projection):
 def _clip_obstacles(model):
     "What keeps a model from being a CLIPModel"
     visual, text = model.visual, _text_of(model)
-    found = []
-    if visual.attn_pool is not None or visual.pool_type != "tok":
-        found.append("its image is not read at the class token")
-    if not hasattr(text, "transformer") or getattr(text, "attn_mask", None) is None:
-        found.append("its text tower is not causal")
-    if _text_pool_type(text) not in ("argmax", "eos"):
-        found.append(f"its text is read at the {_text_pool_type(text)} token")
-    if has_bias(model):
-        found.append("it has a logit bias")
-    return found
+    pool_type = _text_pool_type(text)
+    obstacles = {
+        "its image is not read at the class token": visual.attn_pool is not None or visual.pool_type != "tok",
+        "its text tower is not causal": not hasattr(text, "transformer") or getattr(text, "attn_mask", None) is None,
+        f"its text is read at the {pool_type} token": pool_type not in ("argmax", "eos"),
+        "it has a logit bias": has_bias(model),
+    }
+    return [obstacle for obstacle, found in obstacles.items() if found]
 
 
 def _clip_config(model):

@@ -111,7 +111,8 @@ def measure_model(
     folder=None,  # where items.parquet is written, what every item gave; None: nowhere
 ) -> pd.DataFrame:  # suite, name, value (percent), se, n
     "Every row of every benchmark, with its standard error"
-    parts, items = [], {}
+    items: dict = {}
+    parts = []
     for benchmark in benchmarks:
         parts.append(evaluate(model, benchmark, batch_size=250, progress=False, hits=items, cache=None))
     if folder:
