@@ -26,7 +26,7 @@ def placed_phrase(
     caption: str,
     phrase: str | tuple[str, int, int],  # a text, or (text, first character, one past the last)
 ) -> Phrase:  # with the place −1, −1 where a bare text is not in the caption
-    "A phrase with its place in its caption; raise `UserError` where another text stands there"
+    "A phrase with its place in its caption; raise `UserError` where another text is there"
     if isinstance(phrase, str):
         found = find_phrases(caption, [phrase])
         return found[0] if found else Phrase(phrase, -1, -1)
@@ -100,7 +100,7 @@ class C2LIPLoss(Step):
         lambda_xac: float = 0.01,  # weight of the cross-attention concept loss
         xac_scale: float = 10.0,  # sharpness β of the attention in xac; 1 in the public code
         concepts: Literal[
-            "encode", "pool"
+            "pool", "encode"
         ] = "encode",  # how a phrase is read: alone ("encode"), or from its caption's tokens ("pool")
         duplicates: Literal["separate", "mask", "merge"] = "merge",  # equal phrases of a batch: separate, mask or merge
         nlp=None,  # finds phrases that are not given: None: the embedded pipeline; a name or a spaCy pipeline
@@ -127,7 +127,7 @@ class C2LIPLoss(Step):
             _refuse_unplaced(samples)
         return self.view(samples, 0).to(self.towers.model.logit_scale.device)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         images: Tensor,  # (B,3,H,W) preprocessed
         captions: list[str],  # B
