@@ -12,13 +12,13 @@ import sys
 import tarfile
 import tempfile
 import threading
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -31,7 +31,7 @@ from c2lip.core import Phrase, UserError
 from c2lip.data.batches import batches, epoch_order
 from c2lip.data.images import BadImage, TarPart, open_image
 from c2lip.data.loading import Samples, loader
-from c2lip.data.records import Record, Skips, find_phrases, holdout_fraction, with_phrases
+from c2lip.data.records import Record, Skips, holdout_fraction, with_phrases
 from c2lip.data.sources import Index, find_source, open_data
 from c2lip.data.tables import write_table
 
@@ -129,25 +129,6 @@ def train_on(source, tmp_path, **kw):
 # images
 
 
-def test_bombs_are_refused_by_their_header():
-    good = encoded()
-    header = good[12:16] + (60_000).to_bytes(4, "big") * 2 + good[24:29]
-    bomb = good[:12] + header + zlib.crc32(header).to_bytes(4, "big") + good[33:]
-    for image, cause in (
-        (bomb, "image too large"),
-        (good[:60], "broken image"),
-        (b"", "broken image"),
-        (b"%!PS-Adobe", "broken image"),
-        ("/nowhere.png", "missing file"),
-        (Image.new("L", (4000, 3)), "image too narrow"),
-    ):
-        with pytest.raises(BadImage) as e:
-            open_image(image)
-        assert e.value.cause == cause
-    with pytest.raises(BadImage):
-        open_image(encoded(), max_pixels=100)
-
-
 def test_formats_modes_and_orientation():
     for kind in ("png", "jpeg", "webp", "bmp", "gif"):
         assert open_image(encoded(1, kind)).mode == "RGB"
@@ -160,18 +141,6 @@ def test_formats_modes_and_orientation():
 
 
 # samples
-
-
-def test_cache_changes_no_pixel():
-    for transform in (
-        SMALL,
-        None,
-        transforms.ToTensor(),
-        transforms.Compose([transforms.Resize((8, 8)), transforms.CenterCrop(6)]),
-    ):
-        plain, kept = Samples(records(), transform), Samples(records(), transform, cache=True)
-        for a, b in zip(plain, kept):
-            assert np.array_equal(np.asarray(a.image), np.asarray(b.image)) and (a.key, a.caption) == (b.key, b.caption)
 
 
 def test_cache_in_workers_and_with_chance():
@@ -191,22 +160,15 @@ def test_cache_in_workers_and_with_chance():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bad_images_are_replaced_and_counted(workers):
-    rows = records(20)
+    rows, order = records(20), [[2, 3, 5], [4, 3, 0], [19, 1, 2]]
     rows[3], rows[4] = rows[3]._replace(image=b"no"), rows[4]._replace(image="/nowhere.png")
     samples = Samples(rows, SMALL)
-    got = [[s.key for s in b] for b in loader(samples, [[2, 3, 5], [4, 3, 0], [19, 1, 2]], workers=workers)]
-    assert (
-        all(len(set(b)) == 3 and not {"r3", "r4"} & set(b) for b in got)
-        and got[2] == ["r19", "r1", "r2"]
-        and got[0][::2] == ["r2", "r5"]
-    )
-    assert got == [[s.key for s in b] for b in loader(Samples(rows, SMALL), [[2, 3, 5], [4, 3, 0], [19, 1, 2]])], (
-        "the same for any number of workers"
-    )
-    assert samples.skips.counts == {"broken image": 1, "missing file": 1} and (
-        samples.skips.tried,
-        samples.skips.failed,
-    ) == (9, 3)
+    got = [[s.key for s in b] for b in loader(samples, order, workers=workers)]
+    assert all(len(set(b)) == 3 and not {"r3", "r4"} & set(b) for b in got)
+    assert got[2] == ["r19", "r1", "r2"] and got[0][::2] == ["r2", "r5"]
+    assert got == [[s.key for s in b] for b in loader(Samples(rows, SMALL), order)], "the same for any workers"
+    assert samples.skips.counts == {"broken image": 1, "missing file": 1}
+    assert (samples.skips.tried, samples.skips.failed) == (9, 3)
     assert len(Samples(rows, SMALL, cache=True)) == 18
 
 
@@ -250,20 +212,6 @@ def test_many_batches_from_workers_cost_few_file_handles():
 # captions and phrases
 
 
-def test_placing_phrases():
-    assert find_phrases(
-        "A cat, a CAT.", ["a cat", "cat.", "dog", "", ["A cat", 0, 5], ["a CAT", 7, 12], ["A cat", 99, 104]]
-    ) == [
-        Phrase("A cat", 0, 5),
-        Phrase("CAT.", 9, 13),
-        Phrase("dog", -1, -1),
-        Phrase("A cat", 0, 5),
-        Phrase("a CAT", 7, 12),
-        Phrase("A cat", 0, 5),
-    ]
-    assert find_phrases("a (red) mug", ["(red) mug"]) == [Phrase("(red) mug", 2, 11)]
-
-
 # tables
 
 
@@ -271,78 +219,38 @@ def test_tables_agree(tmp_path):
     rows = []
     for i in range(6):
         (tmp_path / f"{i}.png").write_bytes(encoded(i))
-        rows.append(
-            {
-                "File": f"{i}.png",
-                "Text": f'A red mug, "number {i}", beside a blue boat.',
-                "phrases": [["A red mug", 0, 9], "a blue boat"],
-            }
-        )
+        text = f'A red mug, "number {i}", beside a blue boat.'
+        rows.append({"File": f"{i}.png", "Text": text, "phrases": [["A red mug", 0, 9], "a blue boat"]})
     (tmp_path / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8-sig")
     (tmp_path / "t.json").write_text(json.dumps(rows))
-    flat = [{**r, "phrases": json.dumps(r["phrases"])} for r in rows]
-    import csv
-
-    for name, mark in (("t.csv", ","), ("t.tsv", "\t")):
-        with open(tmp_path / name, "w", newline="") as file:
-            w = csv.DictWriter(file, rows[0], delimiter=mark)
-            w.writeheader()
-            w.writerows(flat)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(flat), tmp_path / "t.parquet")
+    flat = pd.DataFrame([{**r, "phrases": json.dumps(r["phrases"])} for r in rows])
+    flat.to_csv(tmp_path / "t.csv", index=False)
+    flat.to_csv(tmp_path / "t.tsv", index=False, sep="\t")
+    flat.to_parquet(tmp_path / "t.parquet")
     wanted = read(tmp_path)
     assert wanted[0].phrases[1].start == wanted[0].caption.index("a blue boat") and len(wanted) == 6
     for name in ("captions.jsonl", "t.json", "t.csv", "t.tsv", "t.parquet"):
         assert read(tmp_path / name) == wanted, name
-    pyarrow.parquet.write_table(
-        pyarrow.Table.from_pylist(
-            [{"image": {"bytes": encoded(i), "path": None}, "text": f"Mug {i}."} for i in range(3)]
-        ),
-        tmp_path / "bytes.parquet",
-    )
+    rows = [{"image": {"bytes": encoded(i), "path": None}, "text": f"Mug {i}."} for i in range(3)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "bytes.parquet")
     assert open_image(read(tmp_path / "bytes.parquet")[2].image).tobytes() == image(2).tobytes()
-    assert read("t.csv", images=tmp_path) if os.path.exists("t.csv") else True
 
 
 def test_broken_rows_are_counted(tmp_path):
     (tmp_path / "a.png").write_bytes(encoded())
     good = {"image": "a.png", "caption": "A mug."}
-    rows = [
-        json.dumps(good),
-        json.dumps({**good, "caption": "A second one."}),
-        json.dumps(good),
-        "{",
-        "[1]",
-        "null",
-        '"x"',
-        json.dumps({**good, "caption": "  "}),
-        json.dumps({"caption": "No image."}),
-        json.dumps({**good, "image": "b.png"}),
-        json.dumps({**good, "image": "a\0.png"}),
-        json.dumps({**good, "image": "x" * 5000}),
-        json.dumps({**good, "image": ["a.png"]}),
-        json.dumps({**good, "caption": "Three.", "phrases": 5}),
-        json.dumps({**good, "caption": "Four.", "phrases": [["a", "0", 1]]}),
-        json.dumps({**good, "caption": ["", "Five."]}),
-        "[" * 100_000,
-        "",
-        b"\xff\xfe".decode("latin1"),
-    ]
+    changes = [{}, {"caption": "A second one."}, {}, {"caption": "  "}, {"image": None}, {"image": "b.png"}]
+    changes += [{"image": "a\0.png"}, {"image": "x" * 5000}, {"image": ["a.png"]}, {"caption": "3.", "phrases": 5}]
+    changes += [{"caption": "4.", "phrases": [["a", "0", 1]]}, {"caption": ["", "Five."]}]
+    rows = [json.dumps(good | change) for change in changes]
+    rows += ["{", "[1]", "null", '"x"', "[" * 100_000, "", b"\xff\xfe".decode("latin1")]
     (tmp_path / "t.jsonl").write_bytes("\n".join(rows).encode("latin1"))
     skips = Skips(1, tmp_path / "out.jsonl")
-    found = read(tmp_path / "t.jsonl", skips)
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 15
-    assert [(r.key, r.caption) for r in found] == [
-        ("a.png", "A mug."),
-        ("a.png #2", "A second one."),
-        ("a.png #3", "Five."),
-    ]
-    assert skips.seen == 18 and len(skips.rows) == 15
-    assert (
-        skips.counts["duplicate key"] == 1
-        and skips.counts["bad JSON"] == 6
-        and skips.counts["empty caption"] == 1
-        and skips.counts["bad phrases"] == 2
-    )
+    found = [(r.key, r.caption) for r in read(tmp_path / "t.jsonl", skips)]
+    assert found == [("a.png", "A mug."), ("a.png #2", "A second one."), ("a.png #3", "Five.")]
+    assert skips.seen == 18 and len((tmp_path / "out.jsonl").read_text().splitlines()) == len(skips.rows) == 15
+    causes = {"duplicate key": 1, "bad JSON": 6, "empty caption": 1, "bad phrases": 2, "missing file": 5}
+    assert skips.counts == causes
     with pytest.raises(UserError, match="at most 10%"):
         read(tmp_path / "t.jsonl")
 
@@ -366,12 +274,6 @@ def test_broken_tables_are_user_errors(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=name):
         read(tmp_path / name)
-
-
-def test_nothing_there(tmp_path):
-    for source in (tmp_path, tmp_path / "no", tmp_path / "*.tar", [], "pipe:ls"):
-        with pytest.raises(UserError):
-            read(source)
 
 
 # shards
@@ -537,7 +439,7 @@ def opened(image):
 
 
 def test_remote_shards_are_near_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr("c2lip.data.images.PAUSE", 0.01)
+    monkeypatch.setattr("c2lip.data.images.PAUSES", (0, 0, 0))
     for i in range(3):
         shard(tmp_path / f"a-{i}.tar")
     (tmp_path / "c.tar").write_bytes((tmp_path / "a-0.tar").read_bytes()[:3000])
@@ -654,14 +556,6 @@ def test_index_keeps_the_count_of_what_was_left_out(tmp_path):
     )
     with pytest.raises(UserError, match="left out"):
         open_data(source, skips=Skips(0), index_folder=tmp_path / "cache")
-
-
-def test_shards_of_one_name_in_two_folders(tmp_path):
-    for name in ("cc3m", "cc12m"):
-        (tmp_path / name).mkdir()
-        shard(tmp_path / name / "00000.tar", 2)
-    found = read([tmp_path / "cc3m" / "00000.tar", tmp_path / "cc12m" / "00000.tar"])
-    assert [r.key for r in found] == ["cc3m/00000/00000", "cc3m/00000/00001", "cc12m/00000/00000", "cc12m/00000/00001"]
 
 
 def test_one_of_several_processes_makes_the_index(tmp_path, run):

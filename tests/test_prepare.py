@@ -153,114 +153,53 @@ def test_changed_rules_or_sources_are_done_again(shards, tmp_path):
 
 
 def test_reference_layout(tmp_path):
-    # the public reference packs NAME.jpg, NAME.txt, and NAME.json with DreamLIP's captions and often `nounphrases`
-    seven = (
-        "raw_caption",
-        "shortIB_captions",
-        "longIB_captions",
-        "shortSV_captions",
-        "longSV_captions",
-        "shortLLA_captions",
-        "longLLA_captions",
-    )
-    facts = dict.fromkeys(seven, "other") | dict(shortLLA_captions="A red couch by the wall.")
-    tar(
-        tmp_path / "00000.tar",
-        [
-            (
-                "a",
-                dict(
-                    jpg=image("jpeg"),
-                    txt=b"A red couch by the wall.",
-                    json=json.dumps(facts | dict(nounphrases=["red couch"])).encode(),
-                ),
-            ),
-            ("b", dict(jpg=image("jpeg"), txt=b"A red couch by the wall.", json=json.dumps(facts).encode())),
-        ],
-    )
-    counts = prepare(str(tmp_path / "00000.tar"), tmp_path / "ref", progress=False)
-    assert (counts["given"], counts["phrases"]) == (1, 3)
-    assert [[p.text for p in r.phrases] for r in read(tmp_path / "ref")] == [
-        ["red couch"],
-        ["A red couch", "the wall"],
-    ]
-    for name in "ab":
-        (tmp_path / f"{name}.png").write_bytes(image())
-    (tmp_path / "ref.json").write_text(
-        json.dumps(
-            [
-                dict(image="a.png", shortLLA_captions=["A red couch by the wall."], nounphrases=["red couch"]),
-                dict(image="b.png", shortLLA_captions="A dog on a bench.", nounphrases=None),
-            ]
-        )
-    )
-    counts = prepare(str(tmp_path / "ref.json"), tmp_path / "table", progress=False)
-    assert (counts["given"], counts["phrases"]) == (1, 3)
-    (tmp_path / "own.csv").write_text(
-        'image,raw_caption,shortLLA_captions\na.png,x,"A red couch, by the wall."\nb.png,y,A dog on a bench.\n'
-    )
-    prepare(str(tmp_path / "own.csv"), tmp_path / "own", progress=False)
-    assert [[p.text for p in r.phrases] for r in read(tmp_path / "own")] == [
-        ["A red couch", "the wall"],
-        ["A dog", "a bench"],
-    ]
+    "The public reference packs NAME.jpg, NAME.txt, and NAME.json with DreamLIP's captions and often `nounphrases`"
+    others = ("raw", "shortIB", "longIB", "shortSV", "longSV", "longLLA")
+    facts = {f"{name}_captions": "other" for name in others} | {"shortLLA_captions": "A red couch by the wall."}
+    samples = []
+    for key, more in (("a", {"nounphrases": ["red couch"]}), ("b", {})):
+        members = dict(jpg=image("jpeg"), txt=b"A red couch by the wall.", json=json.dumps(facts | more).encode())
+        samples.append((key, members))
+        (tmp_path / f"{key}.png").write_bytes(image())
+    tar(tmp_path / "00000.tar", samples)
+    rows = [dict(image="a.png", shortLLA_captions=["A red couch by the wall."], nounphrases=["red couch"])]
+    rows += [dict(image="b.png", shortLLA_captions="A dog on a bench.", nounphrases=None)]
+    (tmp_path / "table.json").write_text(json.dumps(rows))
+    header = "image,raw_caption,shortLLA_captions"
+    (tmp_path / "own.csv").write_text(f'{header}\na.png,x,"A red couch, by the wall."\nb.png,y,A dog on a bench.\n')
+    dog, couch = ["A dog", "a bench"], ["A red couch", "the wall"]
+    for name, given, wanted in (
+        ("00000.tar", 1, [["red couch"], couch]),
+        ("table.json", 1, [["red couch"], dog]),
+        ("own.csv", 0, [couch, dog]),
+    ):
+        counts = prepare(str(tmp_path / name), tmp_path / name.split(".")[0], progress=False)
+        assert (counts["given"], counts["phrases"]) == (given, sum(map(len, wanted)))
+        assert [[p.text for p in r.phrases] for r in read(tmp_path / name.split(".")[0])] == wanted
 
 
 @pytest.fixture
 def cc3m(tmp_path):
     "Two shards of pixparse/cc3m-wds and DreamLIP's csv; one image has no row, two rows have no image, one is double"
+    other = dict(caption="raw words", status="success", error_message=None, width=4, height=4, exif="{}", sha256="0")
     for n in range(2):
-        tar(
-            tmp_path / f"cc3m-train-{n:04d}.tar",
-            [
-                (
-                    f"{n}{i:08d}",
-                    dict(
-                        jpg=image("jpeg"),
-                        txt=b"raw words",
-                        json=json.dumps(
-                            dict(
-                                caption="raw words",
-                                url=f"http://images.example/{2 * n + i}.jpg?a=1&b=2",
-                                key=f"{n}{i:08d}",
-                                status="success",
-                                error_message=None,
-                                width=4,
-                                height=4,
-                                exif="{}",
-                                sha256="0",
-                            )
-                        ).encode(),
-                    ),
-                )
-                for i in range(2)
-            ],
-        )
+        samples = []
+        for i in range(2):
+            key, url = f"{n}{i:08d}", f"http://images.example/{2 * n + i}.jpg?a=1&b=2"
+            members = dict(
+                jpg=image("jpeg"), txt=b"raw words", json=json.dumps(other | dict(url=url, key=key)).encode()
+            )
+            samples.append((key, members))
+        tar(tmp_path / f"cc3m-train-{n:04d}.tar", samples)
+    names = ["Image Path", "raw_caption", "shortIB_captions", "longIB_captions", "shortSV_captions", "longSV_captions"]
+    captions = [(0, "A red couch,\nby the wall."), (1, "A dog on a bench."), (2, "Two men ride “brown” horses.")]
+    captions += [(2, "a second caption"), (7, "no image"), (8, "none either")]
     with (tmp_path / "cc3m_3long_3short_1raw_captions_url.csv").open("w", newline="", encoding="utf8") as file:
         table = csv.writer(file)
-        table.writerow(
-            [
-                "Image Path",
-                "raw_caption",
-                "shortIB_captions",
-                "longIB_captions",
-                "shortSV_captions",
-                "longSV_captions",
-                "shortLLA_captions",
-                "longLLA_captions",
-            ]
-        )
-        for i, caption in (
-            (0, "A red couch,\nby the wall."),
-            (1, "A dog on a bench."),
-            (2, "Two men ride “brown” horses."),
-            (2, "a second caption"),
-            (7, "no image"),
-            (8, "none either"),
-        ):
-            table.writerow(
-                [f"http://images.example/{i}.jpg?a=1&b=2", "raw", "a", "b", "c", "d", caption, "A long one. " * 20]
-            )
+        table.writerow([*names, "shortLLA_captions", "longLLA_captions"])
+        for i, caption in captions:
+            url = f"http://images.example/{i}.jpg?a=1&b=2"
+            table.writerow([url, "raw", "a", "b", "c", "d", caption, "A long one. " * 20])
     return tmp_path
 
 

@@ -11,14 +11,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from ..core import Phrase, Sample, UserError, derive_seed, seeded
-from .images import BadImage, from_bytes, open_image, split_transform, to_bytes
+from .images import BadImage, from_bytes, in_workers, open_image, split_transform, to_bytes
 from .records import RecordList, Records, Skips
-from .sources import in_workers
 from ..spans import token_spans_many
 
 # %% ../../nbs/3_data/11_loading.ipynb #7fd58b41
@@ -44,23 +44,19 @@ def spans_of_phrases(
     return [[next(of) if p.start >= 0 else None for p in ps] for of, ps in zip(spans, phrases)]
 
 # %% ../../nbs/3_data/11_loading.ipynb #5750762c
-class _Opened:
-    "(pixels, cause, detail) of some images after the fixed steps; pixels are None where one cannot be opened"
-
-    def __init__(self, images, steps):
-        self.images, self.steps = images, steps
-
-    def __call__(self, numbers):
-        return [self._one(self.images[i]) for i in numbers]
-
-    def _one(self, image):
+def _opened(images, steps, numbers):
+    # (pixels, cause, detail) of some images after the fixed steps; pixels are None where one cannot be opened
+    found = []
+    for i in numbers:
         try:
-            image = open_image(image)
+            image = open_image(images[i])
         except BadImage as e:
-            return None, e.cause, e.detail
-        for step in self.steps:
+            found.append((None, e.cause, e.detail))
+            continue
+        for step in steps:
             image = step(image)
-        return to_bytes(image).numpy(), "", ""  # by value: thousands of shared tensors would use up file handles
+        found.append((to_bytes(image).numpy(), "", ""))  # by value: thousands of shared tensors cost file handles
+    return found
 
 
 class Samples(Dataset):
@@ -99,7 +95,7 @@ class Samples(Dataset):
         kept, good, images = [], [], [r.image for r in self.records]
         self.sources = []  # of the images that open, for whoever asks for them whole
         jobs = [range(i, min(i + 64, len(images))) for i in range(0, len(images), 64)]
-        opened = itertools.chain.from_iterable(in_workers(_Opened(images, self.fixed), jobs, workers))
+        opened = itertools.chain.from_iterable(in_workers(partial(_opened, images, self.fixed), jobs, workers))
         for r, (pixels, cause, detail) in zip(self.records, opened):
             if pixels is None:
                 self.skips.add(r.key, cause, detail)
@@ -195,36 +191,20 @@ class Samples(Dataset):
         return found[0]
 
 # %% ../../nbs/3_data/11_loading.ipynb #c71584ff
-class _Batch:
-    "A batch of `Samples` by (seed, indices), with what was left out and how many failed while it was opened"
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __call__(self, job):
-        seed, indices = job
-        rows, failed = self.samples.skips.rows, self.samples.failed
-        known = len(rows)
-        if get_worker_info():
-            self.samples.skips.path = None  # the loading process writes the list
-        with seeded(seed):
-            found = _pack(self.samples.__getitems__(indices, seed if self.samples.draw else None))
-        new = dict(itertools.islice(reversed(rows.items()), len(rows) - known))
-        return found, new, self.samples.failed - failed
-
-
-def _pack(samples):
-    # in a worker, the samples without images and the images as one tensor (B,3,H,W): each tensor costs a file handle
-    images = [s.image for s in samples]
-    same = images and all(isinstance(i, torch.Tensor) and i.shape == images[0].shape for i in images)
-    if get_worker_info() is None or not same:
-        return samples, None
-    return [replace(s, image=None) for s in samples], torch.stack(images)
-
-
-def _unpack(samples, images):
-    # what `_pack` was given; each image is a view of the one tensor
-    return samples if images is None else [replace(s, image=i) for s, i in zip(samples, images)]
+def _batch(samples, job):
+    # the samples of (seed, indices) and their images as one tensor, what was left out, and how many failed
+    seed, indices = job
+    rows, failed, images = samples.skips.rows, samples.failed, None
+    known, worker = len(rows), get_worker_info()
+    if worker:
+        samples.skips.path = None  # the loading process writes the list
+    with seeded(seed):
+        found = samples.__getitems__(indices, seed if samples.draw else None)
+    shapes = {getattr(s.image, "shape", None) for s in found}
+    if worker and len(shapes) == 1 and None not in shapes:  # each tensor that is handed over costs a file handle
+        found, images = [replace(s, image=None) for s in found], torch.stack([s.image for s in found])
+    new = dict(itertools.islice(reversed(rows.items()), len(rows) - known))
+    return found, images, new, samples.failed - failed
 
 
 def loader(
@@ -237,12 +217,12 @@ def loader(
     "Load batches in order; raise `UserError` where too much is left out"
     jobs = [(derive_seed(seed, first + i), batch) for i, batch in enumerate(batches)]
     skips = samples.skips
-    for batch, (found, rows, failed) in zip(batches, in_workers(_Batch(samples), jobs, workers)):
+    for batch, (found, images, rows, failed) in zip(batches, in_workers(partial(_batch, samples), jobs, workers)):
         for where, (cause, detail) in rows.items():
             skips.add(where, cause, detail)
         skips.tried += len(batch)
         skips.failed += failed
         skips.check()
-        if len(found[0]) < len(batch):
+        if len(found) < len(batch):
             raise UserError(f"{failed} images could not be opened for one batch of {len(batch)}: {skips}")
-        yield _unpack(*found)
+        yield found if images is None else [replace(s, image=i) for s, i in zip(found, images)]

@@ -7,7 +7,7 @@ __all__ = ['MAX_SHARDS', 'MEMBERS', 'EXTENDED', 'PACKED', 'LOST', 'URL_NAMES', '
            'shard_urls', 'shard_names', 'shard_samples', 'shard_records', 'check_shards', 'index_captions',
            'joined_records']
 
-# %% ../../nbs/3_data/07_shards.ipynb #1863dfde
+# %% ../../nbs/3_data/07_shards.ipynb #ba2ae8d3
 import itertools
 import json
 import math
@@ -24,14 +24,13 @@ import pyarrow.compute
 from ..core import UserError
 from ..core.files import is_utf8, project_root, read_json, regular, user_path, write_json
 from .images import MAX_MEMBER, SCHEMES, SHARD_IMAGES, TarPart, local_copy, version_of
-from .records import Caption, Record, Skips, caption_texts, read_further, read_phrases
+from .records import Record, Skips, caption_texts
 from c2lip.data.tables import (
     CAPTION_NAMES,
-    FURTHER,
-    PHRASE_NAMES,
-    PHRASES,
+    RECORD_SCHEMA,
     TABLES,
     caption_columns,
+    captions_of,
     column,
     row_captions,
     table_rows,
@@ -76,18 +75,18 @@ def _one_url(url):
     if scheme not in ("", "file"):
         return [url]
     path = project_root() / user_path(re.sub(r"^file:(//)?", "", url))
-    names = sorted(path.parent.glob(path.name)) if re.search(r"[*?\[]", path.name) else [path]
-    return [str(p) for p in names]
+    return list(map(str, sorted(path.parent.glob(path.name)) if re.search(r"[*?\[]", path.name) else [path]))
 
 
 def shard_names(
     urls: list[str],
 ) -> dict[str, str]:  # address → what its samples' keys begin with
-    "The shards' names; with their folder where two shards have one name"
-    stems = [Path(url).stem for url in urls]
-    if len(set(stems)) < len(urls):
-        stems = [f"{Path(url).parent.name}/{stem}" for url, stem in zip(urls, stems)]
-    return dict(zip(urls, stems))
+    "The shards' names; with so many of their folders as tell them apart"
+    for depth in range(1, 9):
+        names = ["/".join(Path(url).with_suffix("").parts[-depth:]) for url in urls]
+        if len(set(names)) == len(set(urls)):
+            break
+    return dict(zip(urls, names))
 
 # %% ../../nbs/3_data/07_shards.ipynb #8c890810
 MEMBERS = {*SHARD_IMAGES, "txt", "json", "cls", "key"}
@@ -142,26 +141,17 @@ def shard_samples(
 
 def _counted_members(url, name, skips):
     # the members, as webdataset groups them; an error ends the shard and is counted
+    cause = "unreachable shard"
     try:
-        path = local_copy(url)
-    except FileNotFoundError:
-        skips.add(name, "missing shard", url)
-        return
-    except OSError as e:
-        skips.add(name, "unreachable shard", str(e))
-        return
-    start = b""
-    try:
-        with regular(path).open("rb") as file:
-            start = file.read(6)
+        with regular(local_copy(url)).open("rb") as file:
+            cause = "compressed shard" if file.read(6).startswith(PACKED) else "damaged shard"
             file.seek(0)
-            yield from _members(file, os.path.getsize(path), url, name, skips)
+            yield from _members(file, os.fstat(file.fileno()).st_size, url, name, skips)
     except FileNotFoundError:
         skips.add(name, "missing shard", url)
     except UserError:
         raise
     except Exception as e:  # tarfile raises nearly anything
-        cause = "compressed shard" if start.startswith(PACKED) else "damaged shard"
         skips.add(name, cause, f"{type(e).__name__}: {e}")
 
 
@@ -225,31 +215,25 @@ def _own_captions(found, caption_column):
     else:
         usual = next(filter(None, (caption_texts(facts.get(name)) for name in CAPTION_NAMES)), [])
         texts = usual or caption_texts(found.get("txt", b"").decode("utf8", "replace"))
-    if not texts:
-        return "", None, ()
-    phrases = next((facts[n] for n in PHRASE_NAMES if n in facts), None)
-    return texts[0], read_phrases(phrases, texts[0]), read_further(facts.get("further")) or map(Caption, texts[1:])
+    return captions_of(texts, facts) if texts else ("", None, ())
 
 
 def _shard_record(found, skips, name, captions):
     # the record of a sample, or None where it is left out and counted
-    key = f"{name or Path(found['__url__']).stem}/{found['__key__']}"
-    if not is_utf8(key) or not is_utf8(found["__url__"]):
-        skips.add(key, "name is not UTF-8")
-        return None
-    try:
-        caption, phrases, further = captions(found)
-    except ValueError as e:
-        skips.add(key, "bad JSON" if isinstance(e, _BadJson) else "bad phrases", str(e))
-        return None
+    key, detail = f"{name or Path(found['__url__']).stem}/{found['__key__']}", ""
     image = next((found[kind] for kind in SHARD_IMAGES if kind in found), None)
-    if not caption:
-        skips.add(key, "empty caption")
-        return None
-    if image is None:
-        skips.add(key, "missing file", "no image in the sample")
-        return None
-    return Record(key, image, caption, phrases, tuple(further))
+    try:
+        texts = captions(found)
+        cause = "" if image else "missing file"
+        cause = cause if texts[0] else "empty caption"
+    except ValueError as e:
+        cause, detail = "bad JSON" if isinstance(e, _BadJson) else "bad phrases", str(e)
+    if not is_utf8(key) or not is_utf8(found["__url__"]):
+        cause = "name is not UTF-8"
+    if not cause:
+        return Record(key, image, *texts)
+    skips.add(key, cause, detail)
+    return None
 
 
 def shard_records(
@@ -259,11 +243,14 @@ def shard_records(
     name: str | None = None,  # what the keys begin with; None: the shard's name
 ) -> list[Record]:  # images stay in the shard
     "The records of one shard, phrases as the shard gives them"
-    records = []
+    records = {}
     for found in shard_samples(url, skips):
         skips.seen += 1
-        records.append(_shard_record(found, skips, name, lambda found: _own_captions(found, caption_column)))
-    return list(filter(None, records))
+        if record := _shard_record(found, skips, name, lambda found: _own_captions(found, caption_column)):
+            if record.key in records:
+                skips.add(f"{record.key} again", "duplicate key")
+            records.setdefault(record.key, record)
+    return list(records.values())
 
 
 def check_shards(urls: list[str], skips: Skips):
@@ -280,9 +267,7 @@ def check_shards(urls: list[str], skips: Skips):
 URL_NAMES = ("url", "image path", "image_url", "image_path")
 KEY_NAMES = ("key", "__key__", "id", "image_id")
 JOIN_FORMAT = 1  # changes with what the file holds
-JOIN_SCHEMA = pyarrow.schema(
-    [("place", pyarrow.string()), ("caption", pyarrow.string()), ("phrases", PHRASES), ("further", FURTHER)]
-)
+JOIN_SCHEMA = pyarrow.schema([("place", pyarrow.string()), *list(RECORD_SCHEMA)[-3:]])
 
 
 def index_captions(
@@ -327,14 +312,12 @@ def _captions(rows, skips, place_name, caption_names):
     # the rows of `JOIN_SCHEMA`
     known = set()
     for where, row in rows:
-        caption, *others = caption_texts(*map(row.get, caption_names)) or [""]
-        place = str(row.get(place_name) or "").strip()
-        if not caption or not place:
+        texts, place = caption_texts(*map(row.get, caption_names)), str(row.get(place_name) or "").strip()
+        if not texts or not place:
             skips.add(where, "empty caption" if place else "no url or key")
             continue
         try:
-            phrases = read_phrases(next((row[n] for n in PHRASE_NAMES if n in row), None), caption)
-            further = read_further(row.get("further")) or map(Caption, others)
+            caption, phrases, further = captions_of(texts, row)
         except ValueError as e:
             skips.add(where, "bad phrases", str(e))
             continue
@@ -354,16 +337,18 @@ def joined_records(
     samples = [(found, _place(found, match)) for found in shard_samples(url, skips)]
     table = pyarrow.ipc.open_file(pyarrow.memory_map(str(join))).read_all()
     places = pyarrow.array([place for _, place in samples], pyarrow.string())
-    met: list = []
-    if samples:
-        met = np.flatnonzero(pyarrow.compute.index_in(table["place"], places).is_valid().to_numpy()).tolist()
-    rows = {row["place"]: (int(n), row) for n, row in zip(met, table.take(met).to_pylist())}
-    there = [(found, *rows[place]) for found, place in samples if place in rows]
+    numbers = np.flatnonzero(pyarrow.compute.is_in(table["place"], places).to_numpy())
+    rows = {row["place"]: (int(n), row_captions(row)) for n, row in zip(numbers, table.take(numbers).to_pylist())}
     missing = [place for _, place in samples if place not in rows]
-    skips.seen += len(there)
-    records = [(n, _shard_record(found, skips, name, lambda _, row=row: row_captions(row))) for found, n, row in there]
-    facts = dict(unmatched=len(missing), example=missing[0] if missing else None)
-    return [r for _, r in records if r], facts | dict(met=[n for n, r in records if r])
+    records, met = [], []
+    for found, place in samples:
+        if place in rows:
+            skips.seen += 1
+            number, captions = rows[place]
+            if record := _shard_record(found, skips, name, lambda _, captions=captions: captions):
+                records.append(record)
+                met.append(number)
+    return records, dict(unmatched=len(missing), example=missing[0] if missing else None, met=met)
 
 
 def _place(found, match):
