@@ -26,7 +26,7 @@ def placed_phrase(
     caption: str,
     phrase: str | tuple[str, int, int],  # a text, or (text, first character, one past the last)
 ) -> Phrase:  # with the place −1, −1 where a bare text is not in the caption
-    "A phrase with its place in its caption; raise `UserError` where another text stands there"
+    "A phrase with its place in its caption; raise `UserError` where another text is there"
     if isinstance(phrase, str):
         found = find_phrases(caption, [phrase])
         return found[0] if found else Phrase(phrase, -1, -1)

@@ -166,5 +166,5 @@ def _readouts_of(planned, setup, run):
         sizes = setup.launcher["items"], setup.launcher["bench_images"]
         folder.mkdir(exist_ok=True)
         towers = trained_model(planned, setup, run) if planned else setup.base
-        readout_record({name: towers}, run, *sizes).to_csv(file, index=False)
+        readout_record(towers, run, *sizes).to_csv(file, index=False)
     return pd.read_csv(file).assign(model=name)
