@@ -81,14 +81,6 @@ def _samples(images, captions, phrases):
     ]
 
 
-def _refuse_unplaced(samples):
-    "Raise `UserError` for a phrase that cannot be pooled since its caption does not hold it"
-    for sample in samples:
-        for phrase in sample.phrases:
-            if phrase.start < 0:
-                raise UserError(f'{phrase.text!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
-
-
 class C2LIPLoss(Step):
     "contrastive + λ_npc·npc + λ_xac·xac (Eq. 8) of a model and its tokenizer; the model is a part of this module"
 
@@ -123,8 +115,9 @@ class C2LIPLoss(Step):
             captions = [canonical_caption(caption) for caption in captions]
             phrases = found_phrases(captions, self.nlp)
         samples = _samples(images, captions, phrases)
-        if self.concepts == "pool":
-            _refuse_unplaced(samples)
+        unplaced = [phrase.text for sample in samples for phrase in sample.phrases if phrase.start < 0]
+        if self.concepts == "pool" and unplaced:
+            raise UserError(f'{unplaced[0]!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
         return self.view(samples, 0).to(self.towers.model.logit_scale.device)
 
     def forward(  # type: ignore[override]
