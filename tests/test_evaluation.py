@@ -16,7 +16,7 @@ from c2lip.evaluation.base import Scorer
 from c2lip.evaluation.embeddings import Crop, embed_images, embed_texts, evaluating, keep_rows, read_rows
 from c2lip.evaluation.folders import benchmark_folder
 from c2lip.evaluation.retrieval import read_captions, retrieval_task, search_hits
-from c2lip.evaluation.scores import Hits, recall_hits, score, similarities, triple_hits
+from c2lip.evaluation.scores import Hits, recall_hits, score, similarities
 from c2lip.evaluation.suites import evaluate
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
 from c2lip.towers import load
@@ -152,17 +152,6 @@ def test_equal_vectors_tie_in_any_column():
     c = unit(1, 768)
     for m in (3, 64, 129, 1001):
         assert similarities(c.expand(5, -1), c.expand(m, -1)).unique().numel() == 1
-
-
-def test_triples_equal_the_definition():
-    i, p, q, n = (unit(500, 4, seed=k) for k in range(4))
-    itt, tot = triple_hits(i, p, q, n)
-
-    def d(a, b):
-        return (a * b).sum(-1)
-
-    assert (itt.correct == ((d(i, p) > d(i, n)) & (d(i, q) > d(i, n)))).all()
-    assert (tot.correct == ((d(p, q) > d(p, n)) & (d(p, q) > d(q, n)))).all()
 
 
 # --- embedding

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RowKey', 'read_published', 'published', 'layouts', 'means', 'first_look', 'brief', 'with_means', 'paper_rows',
-           'layout_table', 'base_rule', 'nearness', 'distance', 'settled']
+           'layout_table', 'nearness', 'settled']
 
 # %% ../../nbs/4_evaluation/22_published.ipynb #d52c21da
 import math
@@ -175,7 +175,7 @@ def layout_table(
     return Table(rows, [(group, label) for group, label, _ in layouts()[layout]], cells, layout)
 
 # %% ../../nbs/4_evaluation/22_published.ipynb #b26a0005
-def base_rule() -> dict:  # the content of data/base_rule.yaml
+def _base_rule() -> dict:  # the content of data/base_rule.yaml
     "The rule by which the embedded base is chosen"
     return read_yaml(shipped("base_rule.yaml"))
 
@@ -195,9 +195,9 @@ def _wanted(rule):
 
 def nearness(
     table: pd.DataFrame,  # of a base model, as from `evaluate`, on validation
-) -> pd.DataFrame:  # suite, name, value, low, high (percent), inside (bool)
+) -> pd.DataFrame:  # suite, name, value, low, high (percent), outside (points)
     "Every figure that the rule limits; raise `UserError` where the table lacks one"
-    rule = base_rule()
+    rule = _base_rule()
     values = {(row.suite, row.name): row.value for row in table.itertuples()}
     rows = []
     for (suite, name), (low, high) in _wanted(rule).items():
@@ -208,17 +208,8 @@ def nearness(
         raise UserError(f"the table lacks {', '.join(lost)}, which the rule for the base asks for")
     found = pd.DataFrame(rows, columns=["suite", "name", "low", "high"])
     found.insert(2, "value", [values[row.suite, row.name] for row in found.itertuples()])
-    found["inside"] = (found.value >= found.low) & (found.value <= found.high)
+    found["outside"] = (found.low - found.value).clip(lower=0) + (found.value - found.high).clip(lower=0)
     return found
-
-
-def distance(
-    found: pd.DataFrame,  # from `nearness`
-) -> float:  # percentage points, 0 where every figure is inside
-    "How far the figures lie outside, summed: the smaller of two candidates' is nearer"
-    below = (found.low - found.value).clip(lower=0)
-    above = (found.value - found.high).clip(lower=0)
-    return float((below + above).sum())
 
 
 def settled(
@@ -228,5 +219,5 @@ def settled(
     steps = [line for line in log if "scale" in line]  # validations are logged too
     last = steps[-1]
     before = next(line for line in steps if line["step"] >= 0.9 * last["step"])
-    share = base_rule()["settled"]
+    share = _base_rule()["settled"]
     return all(abs(last[name] - before[name]) <= share * abs(last[name]) for name in ("scale", "bias") if name in last)

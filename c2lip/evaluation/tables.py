@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TEXT_WIDTH', 'FORMS', 'read_layouts', 'suite_label', 'task_label', 'model_label', 'row_list', 'pick_rows',
-           'text_lines', 'markdown_table', 'Cell', 'Table', 'render', 'write_forms', 'mark_best', 'frame_table']
+           'markdown_table', 'Cell', 'Table', 'render', 'write_forms', 'mark_best', 'frame_table']
 
 # %% ../../nbs/4_evaluation/21_tables.ipynb #0c1f2a03
 import html
@@ -22,7 +22,7 @@ import pandas as pd
 import yaml
 
 from ..core.files import shipped
-from .uncertainty import change_text, summarise
+from .uncertainty import change_text, split_changes, summarise
 
 # %% ../../nbs/4_evaluation/21_tables.ipynb #0c1f2a06
 @cache
@@ -86,7 +86,7 @@ def _block_lines(heads, rows, widths, left):
         yield _GAP.join([last.ljust(left), *(cell.rjust(width) for cell, width in zip(cells, widths))]).rstrip()
 
 
-def text_lines(
+def _text_lines(
     heads: list[str],  # of the columns
     rows: list[tuple[str, list[str]]],  # name of each, and its cells; without cells a line of its own
 ) -> str:
@@ -176,7 +176,7 @@ def _as_text(table):
         rows.append(("  " * bool(group) + name, values))
     uncounted = [k for k, column in enumerate(table.columns) if column not in _COUNTS]
     fewer = [(name, [cells[k] for k in uncounted if cells]) for name, cells in rows]
-    forms = [text_lines(table.columns, rows), text_lines([table.columns[k] for k in uncounted], fewer)]
+    forms = [_text_lines(table.columns, rows), _text_lines([table.columns[k] for k in uncounted], fewer)]
     shortest = min(forms, key=lambda text: text.count("\n"))
     return "\n".join([*textwrap.wrap(table.caption, TEXT_WIDTH), shortest])
 
@@ -324,8 +324,7 @@ def frame_table(
     spread: str = "half",  # what stands after ± where there are several seeds: half (of the 95 % interval), or sd
 ) -> Table:
     "Models beside each other, with their changes"
-    against = frame["against"].fillna("") if "against" in frame else pd.Series("", frame.index)
-    own, changed = frame[against == ""], frame[against != ""]
+    own, changed = split_changes(frame)
     keys = list(dict.fromkeys(zip(own.suite, own.name)))
     models = list(dict.fromkeys(own.model))
     of_own, of_changes = (

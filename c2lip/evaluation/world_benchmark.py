@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SUGARCREPE', 'SUGARCREPE_PP', 'EDITS', 'BINDING', 'LEAST_HELD_OUT', 'ZERO_SHOT_TEMPLATES', 'make_item',
-           'make_binding_item', 'write_benchmark']
+           'write_benchmark']
 
 # %% ../../nbs/4_evaluation/02_world_benchmark.ipynb #082566cb
 from dataclasses import replace
@@ -152,13 +152,8 @@ def _false_pairs(task, scene, thing):
     return [pair for pair in pairs if pair not in there]
 
 
-def make_binding_item(
-    task: str,  # one of `BINDING`
-    scene: Scene,  # of two objects or more
-    *seed,  # of the item
-    held_out: bool = False,  # both phrases name held-out pairs; False: neither does
-) -> tuple[str, str, str] | None:  # phrase or caption, the same in other words, the false one
-    "One question of binding on `scene`, or None where the scene does not allow it"
+def _make_binding_item(task, scene, *seed, held_out=False):
+    "(phrase or caption, the same in other words, the false one), or None where the scene does not allow it"
     if task in ("layout", "contact"):
         fits = bool(scene.contact) == (task == "contact")
         return make_item("replace_rel", scene, task, *seed, held_out=held_out) if fits else None
@@ -192,20 +187,14 @@ def _make_items(make, task, scenes, items, split, held_out):
     return made
 
 
-def _write_sugarcrepe(folder, task, made):
-    rows = {}
-    for i, (name, caption, _, negative) in enumerate(made):
-        rows[str(i)] = dict(filename=name, caption=caption, negative_caption=negative)
+def _write_sugarcrepe(folder, task, made, second=False):
+    "A file of SugarCrepe's form; with the caption in other words a list, of SugarCrepe++'s"
+    rows: dict = {}
+    for i, (name, caption, other, negative) in enumerate(made):
+        words = {"caption2": other} if second else {}
+        rows[str(i)] = dict(filename=name, caption=caption, **words, negative_caption=negative)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{task}.json", rows)
-
-
-def _write_sugarcrepe_pp(folder, task, made):
-    rows = []
-    for i, (name, caption, caption2, negative) in enumerate(made):
-        rows.append(dict(id=i, filename=name, caption=caption, caption2=caption2, negative_caption=negative))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{task}.json", rows)
+    write_json(folder / f"{task}.json", [{"id": int(i), **row} for i, row in rows.items()] if second else rows)
 
 
 def _write_half(folder, scenes, items, split, held_out):
@@ -215,10 +204,10 @@ def _write_half(folder, scenes, items, split, held_out):
         made = _make_items(make_item, task, scenes, items, split, held_out)
         _write_sugarcrepe(folder / "sugarcrepe", task, made)
         if task in SUGARCREPE_PP:
-            _write_sugarcrepe_pp(folder / "sugarcrepe_pp", task, made)
+            _write_sugarcrepe(folder / "sugarcrepe_pp", task, made, second=True)
         used.update(name for name, *_ in made)
     for task in BINDING:
-        made = _make_items(make_binding_item, task, scenes, items, split, held_out)
+        made = _make_items(_make_binding_item, task, scenes, items, split, held_out)
         _write_sugarcrepe(folder / "binding", task, made)
         used.update(name for name, *_ in made)
     return used
