@@ -55,9 +55,7 @@ ABBREVIATED = re.compile(
 )
 
 
-def split_sentences(
-    text: str,  # a caption of one or more sentences
-) -> list[str]:  # in order, none empty
+def split_sentences(text: str) -> list[str]:  # a caption of one or more sentences → in order, none empty
     "The sentences of a caption, by punctuation"
     sentences, start = [], 0
     for m in re.finditer(r"[.!?]+[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])", text):
@@ -89,9 +87,7 @@ FOREIGN = (
 WORD = re.compile(r"[^\W\d_]+")
 
 
-def is_english(
-    text: str,  # a caption
-) -> bool:  # False as well where there is no letter
+def is_english(text: str) -> bool:  # a caption → False as well where there is no letter
     "Whether letters and function words are those of English; a cheap test, no language model"
     if not text.isascii():
         letters = sum(map(str.isalpha, text))

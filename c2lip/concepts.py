@@ -25,12 +25,9 @@ __all__ = ['CLASSIFIERS', 'FRAMES', 'PLACES_IN', 'RELATIVE', 'GENERIC_PLACES', '
 
 # %% ../nbs/1_method/07_concepts.ipynb #8a71f3f8
 def _with_plurals(words: str) -> set[str]:
-    forms = set()
-    for word in words.split():
-        forms |= {word, word + ("es" if word.endswith(("s", "x", "ch", "sh")) else "s")}
-        if word.endswith("y"):
-            forms.add(word[:-1] + "ies")
-    return forms
+    forms = set(words.split())
+    forms |= {word + ("es" if word.endswith(("s", "x", "ch", "sh")) else "s") for word in forms}
+    return forms | {word[:-1] + "ies" for word in forms if word.endswith("y")}
 
 
 CLASSIFIERS = _with_plurals(
@@ -74,11 +71,7 @@ DETERMINERS = set(
     """a an the this that these those his her its their our your my some any no every each another both all""".split()
 )
 
-ALLOWED = {
-    "of_merge": ("none", "classifier", "all"),
-    "possessive": ("whole", "split"),
-    "none": ("skip", "caption"),
-}
+ALLOWED = dict(of_merge=("none", "classifier", "all"), possessive=("whole", "split"), none=("skip", "caption"))
 "The values of the rules that are words"
 
 
@@ -110,9 +103,7 @@ class Rules:
                 raise UserError(f"rule {name}={value!r} is unknown; expected one of {', '.join(allowed)}")
 
 
-def make_rules(
-    options: dict,  # some fields of `Rules`
-) -> Rules:
+def make_rules(options: dict) -> Rules:  # some fields of `Rules`
     "The rules; an unknown name or value is a `UserError` that says what is known"
     known = [rule.name for rule in fields(Rules)]
     for name in options:
@@ -149,26 +140,20 @@ def _join_of(spans, words, rules):
 
 def _is_one_with(after, span, words, rules):
     first, end, head = span
-    if end >= len(words) or words[end] != "of" or after[0] != end + 1:
+    if after[0] != end + 1 or words[end] != "of" or _is_long(words[first : after[1]], rules):
         return False
-    if _is_long(words[first : after[1]], rules):
-        return False
-    if words[head] in CLASSIFIERS:
-        return True
-    return rules.of_merge == "all" and words[head] not in FRAMES and words[head] not in PLACES_IN
+    return words[head] in CLASSIFIERS or rules.of_merge == "all" and words[head] not in FRAMES | PLACES_IN
 
 
 def _is_generic(span, words, rules):
     first, _, head = span
     if head < 0:
         return False
-    noun = words[head]
-    before = [w for w in words[first:head] if w not in DETERMINERS]
+    noun, before = words[head], [w for w in words[first:head] if w not in DETERMINERS]
     if noun in PRONOUNS:
         return not before or noun not in ("one", "ones")
-    if rules.drop_generic and (
-        noun in FRAMES or noun in PLACES_IN and all(w in RELATIVE or w.isdigit() for w in before)
-    ):
+    place = noun in PLACES_IN and all(w in RELATIVE or w.isdigit() for w in before)
+    if rules.drop_generic and (noun in FRAMES or place):
         return True
     return rules.drop_places and not before and noun in GENERIC_PLACES
 
@@ -200,9 +185,7 @@ def _candidates(doc, words, rules):
         yield first, end
 
 
-def phrase_number(
-    text: str,
-) -> int:  # below 2⁶³, the same on every rank and machine
+def phrase_number(text: str) -> int:  # below 2⁶³, the same on every rank and machine
     "A number for a phrase's words, letter case ignored: phrases are equal where their numbers are"
     return int.from_bytes(hashlib.blake2b(text.lower().encode(), digest_size=8).digest(), "big") >> 1
 
@@ -217,10 +200,9 @@ def phrases_of(
     for first, end in _candidates(doc, words, rules):
         phrase = _characters(doc, text, first, end)
         key = phrase_number(phrase.text)
-        if len(phrase.text) < 2 or key in seen or not any(map(str.isalpha, phrase.text)):
-            continue
-        seen.add(key)
-        found.append(phrase)
+        if len(phrase.text) > 1 and key not in seen and any(map(str.isalpha, phrase.text)):
+            seen.add(key)
+            found.append(phrase)
     return found[: rules.max_phrases or None]
 
 # %% ../nbs/1_method/07_concepts.ipynb #851b6c4f

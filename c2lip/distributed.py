@@ -67,16 +67,7 @@ def _gather_all(tensors: dict, counts: dict) -> dict:
     return gathered
 
 
-def _add_before(numbers, mentions, rows):
-    "Row numbers of all ranks plus the rows of the ranks before each, in place"
-    before = [0, *accumulate(rows[r] for r in _ring())]
-    for part, shift in zip(numbers.split([mentions[r] for r in _ring()]), before):
-        part += shift
-
-
-def gather_rows(
-    x: Tensor,  # (n,·) with the same n on every rank
-) -> Tensor:  # (W·n,·)
+def gather_rows(x: Tensor) -> Tensor:  # (n,·) with the same n on every rank → (W·n,·)
     "Rows of all ranks, own first and then round the ring, as `gather` orders images; `x` itself on one rank"
     ranks = rank_and_world_size()[1]
     return x if ranks == 1 else _gather_joined([x], [[len(x)] * ranks])[0]
@@ -121,16 +112,16 @@ def gather(
     for name in owned:
         moved = {field: gathered[name, field] for field in _OF_MENTIONS if (name, field) in gathered}
         for field, of in (("owner", images), ("column", rows[name])):
-            if field in moved:
-                _add_before(moved[field], mentions[name], of)
+            if field in moved:  # row numbers of all ranks, plus the rows of the ranks before each, in place
+                before = accumulate((of[r] for r in _ring()), initial=0)
+                for part, shift in zip(moved[field].split([mentions[name][r] for r in _ring()]), before):
+                    part += shift
         entries[name] = replace(batch.texts[name], **moved)
     joined = {name: gathered[name] for name in names}
     return {**features, **joined}, replace(batch, texts={**batch.texts, **entries})
 
 # %% ../nbs/1_method/16_distributed.ipynb #1764c8c3
-def sum_over_ranks(
-    values: Tensor,  # of this rank; the same shape on all
-) -> Tensor:  # the same on all ranks
+def sum_over_ranks(values: Tensor) -> Tensor:  # of this rank; the same shape on all → the same on all ranks
     "The sum of `values` over the ranks, without a gradient"
     if rank_and_world_size()[1] > 1:
         dist.all_reduce(values)

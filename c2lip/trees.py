@@ -41,10 +41,8 @@ NOMINAL = set("nsubj obj iobj obl nmod conj root appos attr pobj dative oprd".sp
 
 NOUN_TAGS = ("NOUN", "PROPN")
 POSSESSIVE = {"'s", "'", "’s", "’", "s"}
-LEADING = set(
-    """just only also even not then now still maybe perhaps there here underneath amidst amid atop alongside among
-    amongst""".split()
-)
+LEADING = set("just only also even not then now still maybe perhaps there here".split())
+LEADING |= set("underneath amidst amid atop alongside among amongst".split())
 "Words that are trimmed from the left end of a phrase"
 
 BRACKETS = set("()[]{}<>|;:!?…")
@@ -113,29 +111,21 @@ class _Tree:
     def first(self, noun: int) -> int:
         "The first word of the phrase of `noun`"
         i = noun
-        while i and self.modifies(i - 1, noun) and not self._ends_list_item(i - 1):
+        while i and self.modifies(i - 1, noun) and not (self.words[i - 1] == "," and self.pos[i - 2] in NOUN_TAGS):
             if self.pos[i - 1] == "NUM" and self.pos[i - 2] in NOUN_TAGS and i > 1 and self.head[i - 1] == noun:
                 return i - 1  # "1 batter 1 catcher": a number after a noun counts another thing
             i -= 1
-        while i < noun and self._is_trimmed(i):
+        trimmed = LEADING | POSSESSIVE
+        while i < noun and (self.arc[i] in ("cc", "punct", "case") or self.words[i] in trimmed):
             i += 1
         return i
-
-    def _ends_list_item(self, i: int) -> bool:
-        return self.words[i] == "," and self.pos[i - 1] in NOUN_TAGS
-
-    def _is_trimmed(self, i: int) -> bool:
-        return self.arc[i] in ("cc", "punct", "case") or self.words[i] in LEADING or self.words[i] in POSSESSIVE
 
     def end(self, noun: int) -> int:
         "One past the last word of the phrase of `noun`"
         i = noun + 1
-        while (
-            i < len(self.head)
-            and self.arc[i] in NAMES_ON
-            and noun <= self.head[i] < i
-            and (self.arc[i] != "nummod" or self.pos[i] == "NUM")
-        ):
+        while i < len(self.head) and self.arc[i] in NAMES_ON and noun <= self.head[i] < i:
+            if self.arc[i] == "nummod" and self.pos[i] != "NUM":
+                break
             i += 1
         return i
 
@@ -161,14 +151,10 @@ def base_phrases(
     tree = _Tree(doc)
     spans = [(tree.first(i), tree.end(i), i) for i in range(len(doc)) if tree.is_noun(i)]
     outermost: list[tuple[int, int, int]] = []
-    for span in sorted(spans, key=_by_position):
+    for span in sorted(spans, key=lambda span: (span[0], -span[1])):  # of those that begin at one word the longest
         if not outermost or span[0] >= outermost[-1][1]:
             outermost.append(span)
     return _repair(outermost, tree)
-
-
-def _by_position(span):
-    return span[0], -span[1]  # of those that begin at one word the longest first
 
 
 def _repair(spans, tree):
@@ -176,9 +162,11 @@ def _repair(spans, tree):
     for span in spans:
         span = _without_second_verb(_without_verb_at_the_end(span, tree), tree)
         if repaired:
-            span = _without_verb_at_the_start(repaired[-1], span, tree)
-            if span is None:
-                continue
+            first, end, head = span
+            if repaired[-1][1] == first and tree.words[first].endswith("ing"):  # "a man | wearing maroon shorts"
+                if head == first:
+                    continue
+                span = first + 1, end, head
             if _is_one_compound(repaired[-1], span, tree):
                 first, _, _ = repaired.pop()
                 span = (first, span[1], span[2])
@@ -212,30 +200,17 @@ def _without_second_verb(span, tree):
     return (first + 1, end, head) if parallel else span
 
 
-def _without_verb_at_the_start(before, span, tree):
-    # "a man | wearing maroon shorts"; None if nothing is left
-    first, end, head = span
-    if before[1] != first or not tree.words[first].endswith("ing"):
-        return span
-    return (first + 1, end, head) if head > first else None
-
-
 def _is_one_compound(before, span, tree):
-    first, end, head = span
-    if before[1] == first:  # "a fire | extinguisher"
-        return _makes_compound(before, span, tree)
-    if before[1] != first - 1 or tree.pos[head] != "NOUN" or tree.pos[first - 1] not in ("VERB", "ADJ"):
-        return False
-    between = tree.words[first - 1]  # "a half | eaten | pizza"
-    if between == "painted" or not PARTICIPLE.search(between):
-        return False
-    return _makes_compound(before, (first - 1, end, head), tree)
-
-
-def _makes_compound(before, span, tree):
     # "a fire | extinguisher", "a rainbow | colored umbrella", not "a couple | cuts" or "the people | two dogs"
     first, end, head = span
     noun = before[2]
+    if before[1] == first - 1:  # "a half | eaten | pizza"
+        first -= 1
+        verb = tree.pos[head] == "NOUN" and tree.pos[first] in ("VERB", "ADJ") and tree.words[first] != "painted"
+        if not (verb and PARTICIPLE.search(tree.words[first])):
+            return False
+    elif before[1] != first:
+        return False
     if tree.pos[noun] != "NOUN" or tree.words[noun].endswith("s") or tree.words[noun] in PLURAL:
         return False
     if tree.pos[head] not in NOUN_TAGS or tree.words[head] in NO_COMPOUND:

@@ -72,8 +72,7 @@ def test_rows_run_downwards(base):
     spot.paste((255, 0, 0), (80, 0, 96, 16))
     a, b = (encode_view(base, p).tokens for p in (plain, spot))
     row, column = divmod(int((a - b).norm(dim=-1).argmax()), 6)
-    assert row < 3
-    assert column >= 3
+    assert row < 3 <= column
 
 
 def test_layers_of_a_clip(tiny_clip):
@@ -227,13 +226,11 @@ def test_figure_is_vector_and_reproducible(base):
     pages = []
     for _ in range(2):
         columns = map_columns(["before", "after"], [maps, maps * 2], [WHOLE] * 2)
-        figure = maps_figure([ImageMaps(draw, columns)], ["a $10 mug", "a_b^c {mug}"])
+        figure = maps_figure(ImageMaps(draw, columns), ["a $10 mug", "a_b^c {mug}"])
         with io.BytesIO() as f:
             figure.savefig(f, format="svg", metadata={"Date": None})
             pages.append(f.getvalue())
     assert pages[0].startswith(b"<?xml") and len(pages[0]) > 10_000 and pages[0] == pages[1]
-    same = maps_figure([ImageMaps(draw, map_columns(["a", "b"], [maps[:1]] * 2, [WHOLE] * 2))], ["a mug"])
-    assert len(same.axes) == 7  # four panels, a colour bar under each map
 
 
 # --- masks in COCO's format

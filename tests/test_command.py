@@ -154,11 +154,10 @@ def test_explore_writes_the_figure(tmp_path, run, capfd, monkeypatch):
     assert written == ["maps.json", "maps.pdf", "maps.png", "maps.svg"]
     record = json.loads((tmp_path / "maps" / "maps.json").read_text())
     assert record["phrases"] == ["a red wall", "a mug"] and record["kind"] == "softmax"
-    words = ["--model", "base", "--image", "mine.png", "--beside", "mine.png", "--phrase", "a mug", "--head", "1"]
+    words = ["--model", "base", "--image", "mine.png", "--phrase", "a mug", "--head", "1"]
     done = run(*C2LIP, "explore", *words, "--output", "two", cwd=tmp_path)
     record = json.loads((tmp_path / "two" / "maps.json").read_text())
     assert done.returncode == 0 and record["head"] == 1 and record["kind"] == "head", done.out
-    assert record["beside"]["image"] == "mine.png"
     monkeypatch.chdir(tmp_path)
     assert main(["explore", *words, "--kind", "softmax"]) == 2
     assert "--head is of the kind head, not of softmax" in capfd.readouterr().err

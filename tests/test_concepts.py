@@ -92,25 +92,11 @@ HAND = [  # text, universal tags, (heads, arcs) in Universal Dependencies, the s
         ["A plate", "a fork", "a knife"],
     ),
     (
-        "Someone and each other",
-        "PRON CCONJ DET ADJ",
-        ([0, 2, 0, 2], "ROOT cc conj fixed"),
-        ([0, 0, 3, 0], "ROOT cc det conj"),
-        [],
-    ),
-    (
         "A man who is wearing a hat stands up",
         "DET NOUN PRON AUX VERB DET NOUN VERB ADP",
         ([1, 7, 4, 4, 1, 6, 4, 7, 7], "det nsubj nsubj aux acl:relcl det obj ROOT compound:prt"),
         ([1, 7, 4, 4, 1, 6, 4, 7, 7], "det nsubj nsubj aux relcl det dobj ROOT prt"),
         ["A man", "a hat"],
-    ),
-    (
-        "There is a fire hydrant in the background",
-        "PRON VERB DET NOUN NOUN ADP DET NOUN",
-        ([1, 1, 4, 4, 1, 7, 7, 1], "expl ROOT det compound nsubj case det obl"),
-        ([1, 1, 4, 4, 1, 1, 7, 5], "expl ROOT det nn attr prep det pobj"),
-        ["a fire hydrant"],
     ),
     (
         "A bottle ( green ) , just a bottle",
@@ -141,29 +127,12 @@ def test_gold_trees_give_whole_phrases():
 @pytest.mark.parametrize(
     "caption,rules,expected",
     [
-        ("A red couch stands by the tall building.", {}, ["A red couch", "the tall building"]),
-        ("A red couch stands by the tall building.", dict(strip_determiners=True), ["red couch", "tall building"]),
-        (
-            "A group of people sit in the kitchen of the house.",
-            {},
-            ["A group of people", "the kitchen", "the house"],
-        ),
-        (
-            "A group of people sit in the kitchen of the house.",
-            dict(of_merge="none"),
-            ["A group", "people", "the kitchen", "the house"],
-        ),
-        (
-            "A group of people sit in the kitchen of the house.",
-            dict(of_merge="all"),
-            ["A group of people", "the kitchen of the house"],
-        ),
-        ("A photo of a dog in front of a wall.", {}, ["a dog", "a wall"]),
+        ("A group of men sit in the hall of a house.", {}, ["A group of men", "the hall", "a house"]),
+        ("A group of men sit in the hall of a house.", dict(of_merge="all"), ["A group of men", "the hall of a house"]),
         ("A photo of a dog in front of a wall.", dict(drop_generic=False), ["A photo", "a dog", "front", "a wall"]),
         ("A dog walks down the street.", dict(drop_places=True), ["A dog"]),
         ("A dog walks down the narrow street.", dict(drop_places=True), ["A dog", "the narrow street"]),
         ("The man's red shirt is wet.", {}, ["The man's red shirt"]),
-        ("The man's red shirt is wet.", dict(possessive="split"), ["The man", "red shirt"]),
         ("A man in a red and blue shirt.", {}, ["A man", "a red and blue shirt"]),
         ("A dog chases a cat and a dog chases a bird.", {}, ["A dog", "a cat", "a bird"]),
         ("A dog, a cat, a bird and a horse.", dict(max_phrases=2), ["A dog", "a cat"]),
@@ -181,12 +150,9 @@ def test_rules(caption, rules, expected):
 
 def test_messages():
     for given, message in (
-        ({"of_merg": "all"}, "of_merge"),
         ({"possessive": "half"}, "split"),
         ({"max_words": "9"}, "max_words='9' is no int"),
-        ({"nlp": "en_core_web_lg"}, "spacy download en_core_web_lg"),
         ({"nlp": "en_core_web_smm"}, "did you mean en_core_web_sm.*spacy download en_core_web_sm"),
-        ({"nlp": "no/such/folder"}, "a folder of spaCy"),
     ):
         with pytest.raises(UserError, match=message):
             noun_phrases("a dog", **given)
@@ -213,10 +179,8 @@ def test_embedded_world():
     whole = re.compile(rf"(?:(?:an?|the|one|another) )?(?:\w+,? )*?(?:{'|'.join(NOUNS)})", re.I)
     for caption, phrases in zip(captions, noun_phrases_many(captions)):
         assert all(whole.fullmatch(p.text) and len(noun.findall(p.text)) == 1 for p in phrases), (caption, phrases)
-        assert all(any(p.start <= m.start() < p.end for p in phrases) for m in noun.finditer(caption)), (
-            caption,
-            phrases,
-        )
+        for m in noun.finditer(caption):
+            assert any(p.start <= m.start() < p.end for p in phrases), (caption, phrases)
 
 
 # ------------------------------------------------------------------ hostile captions
@@ -236,18 +200,13 @@ def hostile(n, rng):
     fixed = ["", " ", "\n", ".", "'s", "a", "the", "of", "\ud800 lone surrogate dog", "A dog\u0000cat"]
     fixed += ["very " * 20000, "dog" * 33000, "a " * 50000, "<b>" * 3000 + "dog", "&lt;" * 3000, "dog of " * 300]
     fixed += ["(" * 3000, "🙂" * 25000, "a, " * 2000, "dog. " * 2000, "the dog's " * 500]
-    for i in range(n):
-        if i < len(fixed):
-            yield fixed[i]
-        elif i % 3 == 0:
+    yield from fixed
+    for i in range(len(fixed), n):
+        if i % 2:
             yield "".join(rng.choices(rng.choice(pools), k=rng.randrange(60)))
-        elif i % 3 == 1:
-            yield " ".join(rng.choices(words, k=rng.randrange(25)))
         else:
-            yield " ".join(
-                rng.choice(words) if rng.random() < 0.7 else "".join(rng.choices(rng.choice(pools), k=4))
-                for _ in range(rng.randrange(15))
-            )
+            odd = ("".join(rng.choices(rng.choice(pools), k=4)) for _ in range(rng.randrange(8)))
+            yield " ".join(rng.sample(mixed := [*rng.choices(words, k=rng.randrange(20)), *odd], len(mixed)))
 
 
 def test_hostile_captions():
@@ -278,28 +237,16 @@ def tokenizers(tmp_path_factory, own):
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    bpe.train_from_iterator(
-        own,
-        trainers.BpeTrainer(
-            vocab_size=600,
-            special_tokens=["<s>", "</s>", "<pad>"],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
+    alphabet, shared = pre_tokenizers.ByteLevel.alphabet(), dict(show_progress=False)
+    special = ["<s>", "</s>", "<pad>"]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=alphabet, **shared)
+    bpe.train_from_iterator(own, trainer)
     bpe.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
     unigram = Tokenizer(models.Unigram())
-    unigram.normalizer, unigram.pre_tokenizer, unigram.decoder = (
-        normalizers.NFKC(),
-        pre_tokenizers.Metaspace(),
-        decoders.Metaspace(),
-    )
-    unigram.train_from_iterator(
-        [c.lower() for c in own] + list(string.printable),
-        trainers.UnigramTrainer(
-            vocab_size=500, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
-        ),
-    )
+    unigram.normalizer, unigram.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+    unigram.decoder, special = decoders.Metaspace(), ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=500, special_tokens=special, unk_token="<unk>", **shared)
+    unigram.train_from_iterator([c.lower() for c in own] + list(string.printable), trainer)
     unigram.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     a = wrap("bpe", bpe, bos_token="<s>", eos_token="</s>", pad_token="<pad>", cls_token="<s>")
     b = wrap("unigram", unigram, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
@@ -345,18 +292,16 @@ def test_spans_decode_to_their_phrases(name, tokenizers, own):
         "A “quoted” dog… and the ΣΑΣ ship 🙂",
     ]
     whole, cut = check(tokenizers[name], captions, noun_phrases_many(captions))
-    assert whole > 400 and (
-        cut > 50 if name == "short" else cut < whole / 2
-    )  # the embedded tokenizer has 512 pieces and 48 places
+    assert whole > 400
+    assert cut > 50 if name == "short" else cut < whole / 2  # the embedded tokenizer has 512 pieces and 48 places
 
 
 @pytest.mark.parametrize("name", ["simple", "bpe", "siglip"])
 def test_spans_on_public_captions(name, tokenizers, public, public_phrases):
     assert len(public) >= 4000
     whole, cut = check(tokenizers[name], public, public_phrases)
-    assert whole > 12_000 and cut < (
-        20 if name == "simple" else 1500
-    )  # the little test vocabularies spell words in many pieces
+    assert whole > 12_000
+    assert cut < (20 if name == "simple" else 1500)  # the little vocabularies spell words in many pieces
 
 
 @pytest.mark.parametrize("name", ["simple", "bpe", "siglip", "clips"])
@@ -375,19 +320,13 @@ def test_cut_phrase_is_none(name, tokenizers):
 def test_hostile_spans(tokenizers):
     captions = [canonical_caption(c)[:400] for c in hostile(400, random.Random(1))]
     for tokenizer in tokenizers.values():
-        phrases = [
-            [Phrase(c[i:j], i, j) for i, j in [(0, len(c)), (len(c) // 3, len(c) // 2)] if i < j] for c in captions
-        ]
+        places = [[(0, len(c)), (len(c) // 3, len(c) // 2)] for c in captions]
+        phrases = [[Phrase(c[i:j], i, j) for i, j in own if i < j] for c, own in zip(captions, places)]
         for spans in token_spans_many(tokenizer, captions, phrases):
             assert all(s is None or 0 <= s[0] < s[1] <= tokenizer.context_length for s in spans)
 
 
-def test_unknown_tokenizers():
-    from open_clip.tokenizer import SimpleTokenizer
-
-    with pytest.raises(UserError, match="reduction_mask"):
-        token_spans(SimpleTokenizer(reduction_mask="random"), "a dog", [Phrase("a dog", 0, 5)])
-
+def test_an_unknown_tokenizer():
     class Odd:
         clean_fn, context_length = staticmethod(str.lower), 8
 
@@ -402,12 +341,6 @@ def test_ships_with_licence_and_record():
     assert "UD_English-EWT" in (folder / "LICENSE").read_text() and "CC BY-SA 4.0" in (folder / "LICENSE").read_text()
     record = json.loads((folder / "record.json").read_text())
     assert record["digest"] == folder_digest(folder)
-
-
-def test_not_called_english():
-    foreign = ["Der Hund und die Katze im Garten", "chien noir dans le jardin", "Мужчина и собака", "猫", "犬が走る"]
-    for text in [*foreign, "🙂🙂", "12 34", ""]:
-        assert not is_english(text), text
 
 
 def test_english_passes(public):

@@ -28,12 +28,12 @@ from tars import write_tar
 from torchvision import transforms
 
 from c2lip.core import Phrase, UserError
-from c2lip.data.batches import batches, epoch_order
+from c2lip.data.batches import batches
 from c2lip.data.images import BadImage, TarPart, open_image
 from c2lip.data.loading import Samples, loader
 from c2lip.data.records import Record, Skips, holdout_fraction, with_phrases
-from c2lip.data.sources import Index, find_source, open_data
-from c2lip.data.tables import write_table
+from c2lip.data.sources import find_source, open_data
+from c2lip.data.tables import Index, write_table
 
 SMALL = transforms.Compose(
     [
@@ -659,8 +659,8 @@ def test_substitutes_scatter():
 
 
 def test_orders():
-    orders = {tuple(epoch_order(100, e, s)) for e in range(5) for s in range(5)}
-    assert epoch_order(100, 3, 7) == epoch_order(100, 3, 7) and len(orders) == 25
+    orders = {tuple(batches(range(100), 100, s, e)[0]) for e in range(5) for s in range(5)}
+    assert batches(range(100), 100, 3, 7) == batches(range(100), 100, 3, 7) and len(orders) == 25
     found = [batches(range(1003), 32, seed=s, epoch=e) for s in (0, 1) for e in (0, 1)]
     for f in found:
         assert len(f) == 31 and len(set(sum(f, []))) == 31 * 32 and all(type(i) is int for i in f[0])

@@ -54,16 +54,8 @@ def servers(tmp_path_factory):
         PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         OMP_NUM_THREADS="1",
     )
-    commands = dict(
-        lab=[
-            "jupyter-lab",
-            "--allow-root",
-            "--ip=127.0.0.1",
-            f"--IdentityProvider.token={token}",
-            f"--ServerApp.root_dir={home}",
-        ],
-        voila=["voila", str(home / "explore.ipynb"), "--Voila.ip=127.0.0.1"],
-    )
+    lab = f"jupyter-lab --allow-root --ip=127.0.0.1 --IdentityProvider.token={token} --ServerApp.root_dir={home}"
+    commands = dict(lab=lab.split(), voila=["voila", str(home / "explore.ipynb"), "--Voila.ip=127.0.0.1"])
     commands = {name: command for name, command in commands.items() if shutil.which(command[0])}
     with ExitStack() as stack:
         for name, command in commands.items():
@@ -119,9 +111,8 @@ def tuned(servers, tmp_path_factory):  # after the servers, so that they start m
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(
-            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        )
+        args = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = play.chromium.launch(executable_path=BROWSER, args=args)
         yield browser
         browser.close()
 
@@ -291,11 +282,9 @@ def test_a_visit(page, tuned, tmp_path):
     assert "β = 10" in after(page, page.get_by_role("button", name="softmax", exact=True).click)
     page.locator(f"{PANEL} .noUi-handle").first.focus()
     assert "β = 11.2" in after(page, lambda: page.keyboard.press("ArrowRight"))
-    # two phrases, then a question
+    # two phrases
     text = enter(page, PHRASE, "a red mug | a blue fish")
     assert "“a red mug”" in text and "“a blue fish”" in text
-    text = after(page, page.get_by_role("button", name="swap colours").click)
-    assert "“a blue mug”" in text and "“a red fish”" in text
     # another image
     assert after(page, page.locator(".c2lip-shelf button").nth(2).click).startswith("scene 3")
     assert chosen_scene(page) == "3"
@@ -307,7 +296,6 @@ def test_a_visit(page, tuned, tmp_path):
     shown = page.get_attribute(FIGURE, "src")
     text = after(page, lambda: upload(page, tmp_path / "broken.png"))
     assert page.locator(".c2lip-wrong").count() and "broken.png" in text and "scene 3" in text
-    assert "/no/such" in enter(page, "path of an image", "/no/such/image.png")
     # and a good one of the user's afterwards
     Image.linear_gradient("L").resize((300, 200)).convert("RGB").save(tmp_path / "mine.png")
     text = after(page, lambda: upload(page, tmp_path / "mine.png"))
@@ -353,7 +341,7 @@ def test_nothing_typed_is_lost(page):
 
 def test_acts_keep_their_order(page):
     "Of images shown before and of new ones, faster than they can be drawn: an answer to each, and the last is shown"
-    for numbers in ((7, 7, 2), (5, 9, 8), (7, 5, 8), (12, 4, 11)):
+    for numbers in ((7, 7, 2), (5, 9, 8)):
         _, answers = settle(page)
         for number in numbers:
             page.locator(".c2lip-shelf button").nth(number - 1).press("Enter")
@@ -395,29 +383,14 @@ def test_a_keyboard_is_enough(page, tuned):
     tab_to(page, "similarity")
     text = after(page, lambda: page.keyboard.press("Space"))
     assert "cosine c·v′" in text and focused(page) == "similarity"
-    tab_to(page, "menu", "Shift+Tab")
-    while page.evaluate("document.querySelector('.c2lip-explorer select') != document.activeElement"):
-        tab_to(page, "menu", "Shift+Tab")
-    value = "document.activeElement.value"
-    before = page.evaluate(value)
-    key = "ArrowUp" if page.evaluate("document.activeElement.selectedIndex") else "ArrowDown"
-    after(page, lambda: page.keyboard.press(key))
-    assert focused(page) == "menu" and page.evaluate(value) != before
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells
 
 
-def test_two_images_layers_heads(page, tuned):
-    "A second image for the same phrase, maps of an earlier block and of one head"
+def test_layers_heads(page, tuned):
+    "Maps of an earlier block and of one head, on narrow and wide pages"
     show(page, tuned)
-    unfold(page, "images")
-    text = after(page, page.get_by_role("button", name="keep beside the next").click)
-    assert "stays beside the next" in text
-    text = after(page, page.locator(".c2lip-shelf button").nth(2).click)
-    assert text.startswith("scene 3 | three things 1: “a green cat”")
-    assert page.locator(".c2lip-maps figure").count() == 8 and page.locator(".c2lip-maps section").count() == 1
-    assert page.locator(".c2lip-shelf button.mod-info").inner_text() == "1"
     unfold(page, "map")
-    for width in (400, 800, 1400):
+    for width in (400, 1400):
         page.set_viewport_size(dict(width=width, height=1400))
         check_layout(page, f"explorer-{width}")
     text = after(page, lambda: page.get_by_label("layer").select_option(label="2 before the last"))
@@ -425,8 +398,6 @@ def test_two_images_layers_heads(page, tuned):
     after(page, page.get_by_role("button", name="pooling head", exact=True).click)
     text = after(page, lambda: page.get_by_label("head", exact=True).select_option(label="2"))
     assert "head 2" in text
-    text = after(page, page.get_by_role("button", name="keep beside the next").click)
-    assert text.startswith("scene 3: “a green cat”") and page.locator(".c2lip-maps figure").count() == 4
 
 
 # names of the widgets that reach beyond the explorer's right edge
@@ -481,10 +452,9 @@ def test_the_app(servers, browser):
     page.goto(servers["voila"][0] + "/" + link)
     wait_for_panel(page, "explorer-app")
     assert settle(page)[0] == shown
-    for width in (1400, 1280, 800, 400):
+    for width in (1400, 800, 400):
         page.set_viewport_size(dict(width=width, height=800))
         check_layout(page, f"explorer-app-{width}")
-    keep(page, "explorer-app-400")
     page.context.close()
 
 

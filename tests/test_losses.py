@@ -33,20 +33,15 @@ def test_losses_equal_the_public_ones(name):
     leaves = {ours: torch.tensor(golden[f"in/{theirs}"], requires_grad=True) for ours, theirs in LEAVES.items()}
     losses = c2lip_losses(**leaves, owner=torch.tensor(golden["in/concept_image_ids"]))
     losses["total"] = losses["contrastive"] + losses["npc"] + 0.01 * losses["xac"]
-    for ours, theirs in {
-        "contrastive": "contrastive_loss",
-        "npc": "npc_loss",
-        "xac": "xac_loss",
-        "total": "loss",
-    }.items():
+    for ours in losses:
+        theirs = "loss" if ours == "total" else f"{ours}_loss"
         np.testing.assert_allclose(losses[ours].item(), golden[theirs], rtol=1e-8)
         grads = torch.autograd.grad(losses[ours], list(leaves.values()), retain_graph=True, allow_unused=True)
         for leaf, g in zip(leaves, grads):
             want = golden[f"grad/{theirs}/{LEAVES[leaf]}"]
             got = np.zeros_like(want) if g is None else g.numpy()
-            np.testing.assert_allclose(
-                got, want, rtol=1e-8, atol=1e-8 * max(abs(want).max(), 1e-6), err_msg=f"d {ours} / d {leaf}"
-            )
+            least = 1e-8 * max(abs(want).max(), 1e-6)
+            np.testing.assert_allclose(got, want, rtol=1e-8, atol=least, err_msg=f"d {ours} / d {leaf}")
 
 
 def test_token_projection_equals_the_public_one():
@@ -74,15 +69,16 @@ def unit(*shape, seed=0):
     return F.normalize(torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
+def embeddings(B, K, M, D):
+    "Images, captions, phrases and visual tokens"
+    return unit(B, D), unit(B, D, seed=1), unit(K, D, seed=2), unit(B, M, D, seed=3)
+
+
+OWNER, TAU, BIAS = torch.tensor([0, 0, 1, 2, 2, 2, 3]), torch.tensor(117.0), torch.tensor(-12.9)
+
+
 def test_permutations_and_rotation_change_nothing():
-    v, t, c, V, owner = (
-        unit(4, 8),
-        unit(4, 8, seed=1),
-        unit(7, 8, seed=2),
-        unit(4, 5, 8, seed=3),
-        torch.tensor([0, 0, 1, 2, 2, 2, 3]),
-    )
-    tau, b = torch.tensor(117.0), torch.tensor(-12.9)
+    (v, t, c, V), owner, tau, b = embeddings(4, 7, 5, 8), OWNER, TAU, BIAS
     want = c2lip_losses(v, t, c, V, owner, tau, b)
     images, phrases, tokens = torch.randperm(4), torch.randperm(7), torch.randperm(5)
     turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0]
@@ -96,39 +92,13 @@ def test_permutations_and_rotation_change_nothing():
             assert torch.allclose(got[k], want[k], rtol=1e-10), k
 
 
-def test_bias_gradient_is_predicted_minus_true_matches():
-    v, t, c, V, owner, b = (
-        unit(3, 8),
-        unit(3, 8, seed=1),
-        unit(4, 8, seed=2),
-        unit(3, 5, 8, seed=3),
-        torch.tensor([0, 0, 1, 1]),
-        torch.tensor(-2.0, dtype=torch.float64, requires_grad=True),
-    )
-    losses = c2lip_losses(v, t, c, V, owner, torch.tensor(9.0), b)  # image 2 owns no phrase: negatives only
-    similar = {"npc": v @ c.T, "xac": concept_similarity(c, V)}
-    for k, s in similar.items():
-        y = (owner == torch.arange(3)[:, None]).double()
-        assert torch.allclose(
-            torch.autograd.grad(losses[k], b, retain_graph=True)[0], ((9 * s + b).sigmoid() - y).sum() / 4
-        )
-
-
 def test_float32_loss_from_bfloat16_features():
-    v, t, c, V, owner = (
-        unit(4, 64),
-        unit(4, 64, seed=1),
-        unit(7, 64, seed=2),
-        unit(4, 9, 64, seed=3),
-        torch.tensor([0, 0, 1, 2, 2, 2, 3]),
-    )
-    tau, b = torch.tensor(117.0), torch.tensor(-12.9)
-    exact = c2lip_losses(v, t, c, V, owner, tau, b)
-    leaves = [x.bfloat16().requires_grad_() for x in (v, t, c, V)]
-    half = c2lip_losses(*leaves, owner, tau, b)
-    same = c2lip_losses(
-        *(x.detach().double() for x in leaves), owner, tau, b
-    )  # the numbers that bfloat16 left, computed exactly
+    features = embeddings(4, 7, 9, 64)
+    exact = c2lip_losses(*features, OWNER, TAU, BIAS)
+    leaves = [x.bfloat16().requires_grad_() for x in features]
+    half = c2lip_losses(*leaves, OWNER, TAU, BIAS)
+    rounded = (x.detach().double() for x in leaves)  # the numbers that bfloat16 left, computed exactly
+    same = c2lip_losses(*rounded, OWNER, TAU, BIAS)
     sum(half.values()).backward()
     for k in exact:
         assert half[k].dtype == torch.float32
@@ -138,21 +108,11 @@ def test_float32_loss_from_bfloat16_features():
 
 
 def test_an_autocast_that_is_on_does_not_reach_the_losses():
-    v, t, c, V, owner = (
-        x.float()
-        for x in (
-            unit(4, 64),
-            unit(4, 64, seed=1),
-            unit(7, 64, seed=2),
-            unit(4, 9, 64, seed=3),
-            torch.tensor([0, 0, 1, 2, 2, 2, 3]),
-        )
-    )
     values = []
     for on in (False, True):
-        leaves = [x.clone().requires_grad_() for x in (v, t, c, V)]
+        leaves = [x.float().requires_grad_() for x in embeddings(4, 7, 9, 64)]
         with torch.autocast("cpu", torch.bfloat16, enabled=on):
-            losses = c2lip_losses(*leaves, owner, torch.tensor(117.0), torch.tensor(-12.9))
+            losses = c2lip_losses(*leaves, OWNER, TAU, BIAS)
         sum(losses.values()).backward()
         values.append([*losses.values(), *(x.grad for x in leaves)])
     for a, b in zip(*values):
@@ -174,20 +134,12 @@ def test_a_step_of_the_towers_has_float32_losses(precision):
 
 
 def test_gradients_at_the_scale_and_bias_of_a_pretrained_model():
-    leaves = [
-        x.requires_grad_()
-        for x in (
-            unit(2, 6),
-            unit(2, 6, seed=1),
-            unit(3, 6, seed=2),
-            unit(2, 4, 6, seed=3),
-            torch.tensor(117.0, dtype=torch.float64),
-            torch.tensor(-12.9, dtype=torch.float64),
-        )
-    ]
-    assert torch.autograd.gradcheck(
-        lambda *x: tuple(c2lip_losses(*x[:4], torch.tensor([0, 1, 1]), *x[4:], 5.0).values()), leaves
-    )
+    leaves = [x.requires_grad_() for x in (*embeddings(2, 3, 4, 6), TAU.double(), BIAS.double())]
+
+    def losses(*x):
+        return tuple(c2lip_losses(*x[:4], torch.tensor([0, 1, 1]), *x[4:], 5.0).values())
+
+    assert torch.autograd.gradcheck(losses, leaves)
 
 
 @pytest.mark.parametrize("gap", [0, 1e-7, 1e-4, 1e-2])

@@ -99,30 +99,10 @@ def test_the_readme_s_own_data_command(many_photos, small_checkpoint, tmp_path, 
 )
 def test_train_on_photographs(model, extra, my_photos, tmp_path, run):
     """Six photographs, one step, from the table to the released model that stock open_clip loads"""
-    done = run(
-        "papermill",
-        "nbs/train.ipynb",
-        "-p",
-        "data",
-        my_photos,
-        "-p",
-        "model",
-        model,
-        "-p",
-        "batch_size",
-        "2",
-        "-p",
-        "epochs",
-        ".34",
-        "-p",
-        "run_dir",
-        tmp_path / "run",
-        "-p",
-        "concepts",
-        "pool",
-        *extra,
-        timeout=600,
-    )
+    settings = {"data": my_photos, "model": model, "batch_size": 2, "epochs": ".34", "concepts": "pool"}
+    settings["run_dir"] = tmp_path / "run"
+    words = [word for name, value in settings.items() for word in ("-p", name, value)]
+    done = run("papermill", "nbs/train.ipynb", *words, *extra, timeout=600)
     assert done.returncode == 0, done.out[-3000:]
     assert "no table: hold_back" in done.out and "the checkpoints of this run take" in done.out
     embedded = model == "base"

@@ -22,7 +22,7 @@ from c2lip.evaluation.base import ChoiceItem, Request, Scorer, suite_data, where
 from c2lip.evaluation.choices import checklist_rows, choice_hits, position_hits, read_vl_checklist
 from c2lip.evaluation.classes import linear_probe, probe_suite, protocol_templates, read_classes, read_probe
 from c2lip.evaluation.scores import Hits, score
-from c2lip.evaluation.suites import ON_REQUEST, READERS, check_texts, evaluate
+from c2lip.evaluation.suites import ON_REQUEST, READERS, evaluate, read_folder
 from c2lip.evaluation.word_order import WinogroundItem, winoground_hits, word_orders
 from c2lip.towers import load
 
@@ -224,18 +224,6 @@ def test_a_bag_of_words_ties(examples):
     assert probe.value.tolist() == [100.0, 100.0] and probe.n.tolist() == [4, 4]
 
 
-@pytest.mark.parametrize("number, column", [(1.0, "ties"), (float("nan"), "nan")])
-def test_models_without_an_opinion_score_nothing(examples, number, column):
-    class Constant(torch.nn.Module):
-        def visual(self, x):
-            return torch.full((len(x), 4), number)
-
-        encode_text = visual
-
-    table = rows_of(Constant(), examples)
-    assert (table.value == 0).all() and (table[column] == table.n).all()
-
-
 def replaced(old, new, count=1):
     return lambda data: data.replace(old, new, count)
 
@@ -374,15 +362,6 @@ def test_thousand_numbered_folders_are_imagenet(tmp_path):
     assert len(data.templates) == 80 and data.templates[0].count("{}") == 1
 
 
-def test_pickled_sets_are_refused(tmp_path):
-    at = tmp_path / "cifar10" / "cifar-10-batches-py"
-    at.mkdir(parents=True)
-    (at / "data_batch_1").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
-    with pytest.raises(UserError, match="holds pickles.*tar shards"):
-        read_classes(tmp_path / "cifar10")
-    assert not (tmp_path / "ran").exists()
-
-
 # --- embedding
 
 NAMES = ["aro", "whatsup", "winoground", "iiw", "flickr8k"]
@@ -418,12 +397,13 @@ REAL = Path(os.environ.get("C2LIP_BENCHMARKS", Path(__file__).parents[2] / "shar
 @pytest.mark.skipif(not (REAL / "sugarcrepe").is_dir(), reason="set C2LIP_BENCHMARKS to the published files' folder")
 def test_the_published_files(tmp_path):
     "Every item is read, with images of noise; the known faults are counted; items 2 and 8 of swap_obj no model can win"
-    faults = check_texts(REAL).set_index(["suite", "task"])
-    assert faults[faults.equal > 0].equal.to_dict() == {("sugarcrepe_pp", "swap_obj"): 2}
+    crepe, both = (read_folder(REAL)[name].items for name in ("sugarcrepe", "sugarcrepe_pp"))
+    for suite, whole in ((crepe, {}), (both, {"swap_obj": 2})):
+        equal = {task: sum(bool({*i.right} & {*i.wrong}) for i in items) for task, items in suite.items()}
+        assert {task: n for task, n in equal.items() if n} == whole
     sizes = dict(replace_obj=1652, replace_att=788, replace_rel=1406, swap_obj=245, swap_att=666)
-    assert faults.n["sugarcrepe_pp"].to_dict() == sizes
-    assert faults.n["sugarcrepe"].to_dict() == sizes | dict(add_obj=2062, add_att=692)
-    assert [faults.same_words["sugarcrepe", task] for task in ("swap_obj", "swap_att")] == [166, 408]
+    assert {task: len(items) for task, items in both.items()} == sizes
+    assert {task: len(items) for task, items in crepe.items()} == sizes | dict(add_obj=2062, add_att=692)
     (tmp_path / "images").mkdir()
     names = set()
     for kind in ("sugarcrepe", "sugarcrepe_pp"):
@@ -463,12 +443,8 @@ def test_probe_splits(examples, copy):
     parts = pd.Series([who.split(", ")[1].split()[0] for who in images.values()]).value_counts().to_dict()
     assert parts == dict(train=12, val=4, test=4)
     data = read_classes(examples / "dtd", "train")
-
-    def split(seed):
-        images = probe_suite("p", data, read_classes(examples / "dtd"), seed=seed).images
-        return {image for image, who in images.items() if ", val" in who}
-
-    assert split(0) == split(0) != split(1) and len(split(0)) == 2
+    images = probe_suite("p", data, read_classes(examples / "dtd")).images
+    assert sum(", val" in who for who in images.values()) == 2
     with pytest.raises(UserError, match="trained on as well"):
         probe_suite("p", data, data)
     with pytest.raises(UserError, match="probe/food101: .*train is missing"):

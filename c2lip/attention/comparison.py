@@ -63,13 +63,11 @@ class MapPage(Page):
 # %% ../../nbs/6_attention/03_comparison.ipynb #dc1c4b9f
 _MARGIN, _GAP, _BAR_GAP = 0.06, 0.11, 0.1  # at the sides, between panels, more of it before a difference
 _HEAD, _TITLE, _UNDER, _LINE, _FOOT, _NOTE = 0.3, 0.3, 0.1, 0.14, 0.58, 0.17  # heights of the lines of text
-_BETWEEN = 0.06  # from one image of a phrase to the next
-_NO_PHRASE = "no phrase yet"
 
 
 def _titled(phrases):
     "Phrases with their titles; without a phrase one row that says so"
-    return [(phrase, f"“{phrase}”") for phrase in phrases] or [("", _NO_PHRASE)]
+    return [(phrase, f"“{phrase}”") for phrase in phrases] or [("", "no phrase yet")]
 
 
 def _panel_places(width, columns):
@@ -94,37 +92,34 @@ def _write_bar(page, x, y, side, column, opacity):
 
 
 def maps_figure(
-    images: Sequence[ImageMaps],  # one, or several with columns of the same scales, one below the other
-    phrases: Sequence[str],  # P phrases, a row of the figure each; none: the images alone
-    opacity: float = 0.75,  # 0 shows the images alone, 1 the maps alone
+    shown: ImageMaps,
+    phrases: Sequence[str],  # P phrases, a row of the figure each; none: the image alone
+    opacity: float = 0.75,  # 0 shows the image alone, 1 the maps alone
     smooth: bool = False,  # between the patches; else each patch as a square
     width: float | None = None,  # inches; None: a page's text, more for more than four panels
     note: str = "",  # small lines at the foot
 ) -> MapPage:
-    "Images and columns of maps, a row for every phrase"
-    columns, titles, notes = images[0].columns, _titled(phrases), note.splitlines()
-    rows = [[one.panels(i, phrase, opacity, smooth) for one in images] for i, (phrase, _) in enumerate(titles)]
+    "Image and columns of maps, a row for every phrase"
+    columns, titles, notes = shown.columns, _titled(phrases), note.splitlines()
+    rows = [shown.panels(i, phrase, opacity, smooth) for i, (phrase, _) in enumerate(titles)]
     width = width or (max(7.2, 1.75 * (1 + len(columns))) if columns else 3.0)
     side, xs = _panel_places(width, columns)
-    under = _UNDER + _LINE * max(len(panel.lines) for row in rows for panels in row for panel in panels)
-    tall = [side * min(2.0, one.image.height / one.image.width) for one in images]
-    row_height = _TITLE - _BETWEEN + sum(tall) + len(images) * (under + _BETWEEN)
-    height = _HEAD + len(rows) * row_height + (_FOOT if columns else 0) + _NOTE * len(notes)
+    under = _UNDER + _LINE * max(len(panel.lines) for panels in rows for panel in panels)
+    tall = side * min(2.0, shown.image.height / shown.image.width)
+    height = _HEAD + len(rows) * (_TITLE + tall + under) + (_FOOT if columns else 0) + _NOTE * len(notes)
     with rc_context(_TYPOGRAPHY):
         page, y = MapPage((width, height)), _HEAD
-        for x, panel in zip(xs, rows[0][0]):
-            page.write(x, _HEAD - 0.1, panel.heading if panel.column else "image", 8.5)
-        for (_, title), row in zip(titles, rows):
+        for x, panel in zip(xs, rows[0]):
+            page.write(x, _HEAD - 0.1, panel.heading, 8.5)
+        for (_, title), panels in zip(titles, rows):
             page.write(_MARGIN, y + _TITLE - 0.11, title, 11, color=_TEXT_COLOUR)
-            y += _TITLE - _BETWEEN
-            for panels, panel_height in zip(row, tall):
-                y += _BETWEEN
-                for x, panel in zip(xs, panels):
-                    page.add_panel(x, y, side, panel_height, panel.pixels)
-                    for k, line in enumerate(panel.lines):
-                        text = line.replace("v̂·c", r"$\hat v\!\cdot\! c$").replace("v·c", r"$v\!\cdot\! c$")
-                        page.write(x, y + panel_height + 0.17 + k * _LINE, text, parse_math=True)
-                y += panel_height + under
+            y += _TITLE
+            for x, panel in zip(xs, panels):
+                page.add_panel(x, y, side, tall, panel.pixels)
+                for k, line in enumerate(panel.lines):
+                    text = line.replace("v̂·c", r"$\hat v\!\cdot\! c$").replace("v·c", r"$v\!\cdot\! c$")
+                    page.write(x, y + tall + 0.17 + k * _LINE, text, parse_math=True)
+            y += tall + under
         for x, column in zip(xs[1:], columns):
             _write_bar(page, x, y + 0.06, side, column, opacity)
         for k, line in enumerate(reversed(notes)):
@@ -138,12 +133,9 @@ _MEANING = {
     "colours": "rank among the same noun in other colours",
     "nouns": "rank among the same colour on other nouns",
 }  # a word of a line of scores → what it says under the mouse
-_PANEL_WIDTH = 160  # pixels at which a panel with its gap can still be read: two images stand side by side above it
 
 
-def image_uri(
-    pixels: np.ndarray,  # (h,w,3) in 0…1
-) -> str:
+def image_uri(pixels: np.ndarray) -> str:  # (h,w,3) in 0…1
     "An image as an address that holds it"
     with io.BytesIO() as f:
         Image.fromarray(np.uint8(pixels.clip(0, 1) * 255 + 0.5)).save(f, "PNG", compress_level=1)
@@ -170,27 +162,21 @@ def _html_panel(panel, opacity):
 
 
 def maps_html(
-    images: Sequence[ImageMaps],  # as for `maps_figure`
+    shown: ImageMaps,  # as for `maps_figure`
     phrases: Sequence[str],
     opacity: float = 0.75,
     smooth: bool = False,
 ) -> str:
     "The panels of `maps_figure` as HTML: a section for every phrase"
-    sections = []
+    sections = ""
     for i, (phrase, title) in enumerate(_titled(phrases)):
-        rows = ""
-        for one in images:
-            panels = [_html_panel(panel, opacity) for panel in one.panels(i, phrase, opacity, smooth)]
-            width = _PANEL_WIDTH * len(panels)
-            rows += f'<div class="c2lip-panels" style="flex-basis:{width}px">{"".join(panels)}</div>'
+        panels = "".join(_html_panel(panel, opacity) for panel in shown.panels(i, phrase, opacity, smooth))
         head = f'<div class="c2lip-phrase">{escape(title)}</div>'
-        sections.append(f'<section>{head}<div class="c2lip-images">{rows}</div></section>')
-    return f'<div class="c2lip-maps">{"".join(sections)}</div>'
+        sections += f'<section>{head}<div class="c2lip-panels">{panels}</div></section>'
+    return f'<div class="c2lip-maps">{sections}</div>'
 
 # %% ../../nbs/6_attention/03_comparison.ipynb #f1081564
-def grid_note(
-    columns: Sequence[MapColumn],  # of `map_columns`
-) -> str:  # "" where nothing was resampled
+def grid_note(columns: Sequence[MapColumn]) -> str:  # of `map_columns` → "" where nothing was resampled
     "How a difference of two grids was made"
     if not columns or not columns[-1].signed:
         return ""
@@ -232,4 +218,4 @@ def compare_figure(
     concepts = [embed_phrases(towers, phrases) for towers in (before, after)]
     columns = compare_views(names, views, concepts, kind, same_scale, scale=scale)
     style.setdefault("note", grid_note(columns))
-    return maps_figure([ImageMaps((shown or open_user_image(image)).convert("RGB"), columns)], phrases, **style)
+    return maps_figure(ImageMaps((shown or open_user_image(image)).convert("RGB"), columns), phrases, **style)

@@ -43,7 +43,6 @@ class Selection:
         (), "model", "base, a run, a release folder, or an open_clip name; up to four", "text", label="add"
     )
     image: Any = _row(None, "image", "path of an image of your own, or a number of the gallery", "text")
-    beside: Any = _row(None, "beside", "a second image for the same phrases: a path, or a number of the gallery")
     caption: str = _row("", "caption", "what the image shows; its noun phrases become buttons", "text")
     phrases: tuple = _row((), "phrase", "phrases to look for, such as: a red mug | a blue mug", "text")
     kind: str = _row("centred", "kind", "what a map shows: centred, similarity, softmax or head", "buttons", _KINDS)
@@ -58,11 +57,6 @@ class Selection:
         0, "layer", "blocks before the last that is read", "menu", ("last", "{} before the last"), "", _TOKENS
     )
 
-    @property
-    def images(self) -> tuple:  # of `Exhibit`
-        "The images on show, one or two; a second that is the first waits for another to stand beside"
-        return (self.image,) if self.beside in (None, self.image) else (self.image, self.beside)
-
 
 CONTROLS: dict[str, Control] = {f.name: f.metadata["control"] for f in fields(Selection)}  # field → its control
 MAP_CONTROLS = {name: c for name, c in CONTROLS.items() if c.widget not in ("", "text")}  # those of the map
@@ -74,9 +68,9 @@ def _texts(selection, name):
     value = getattr(selection, name)
     if name == "caption":
         return [value] if value != selection.image.caption else []
-    if name == "beside" and value is selection.image or value == _DEFAULTS[name]:
+    if value == _DEFAULTS[name]:
         return []
-    if name in ("image", "beside"):
+    if name == "image":
         return [value.place] if value.place else []
     if isinstance(value, tuple):
         return list(value) if name == "models" else [" | ".join(value)]
@@ -115,30 +109,24 @@ def read_selection(
             changes[CONTROLS[names[key]].key] = _typed(names[key], value)
         elif key != "token" and not key.startswith("voila"):
             changes[key] = value
-    return changes and dict(beside="") | {c.key: _DEFAULTS[name] for name, c in MAP_CONTROLS.items()} | changes
+    return changes and {c.key: _DEFAULTS[name] for name, c in MAP_CONTROLS.items()} | changes
 
 # %% ../../nbs/6_attention/13_controls.ipynb #c4a81e57
-def add_control_flags(
-    parser,  # an argparse.ArgumentParser
-):
+def add_control_flags(parser):  # an argparse.ArgumentParser
     "Add a flag for each control"
     for name, control in CONTROLS.items():
         flag, default = "--" + control.key.replace("_", "-"), _DEFAULTS[name]
         if isinstance(default, bool):
             parser.add_argument(flag, dest=name, action="store_const", const="1", help=control.help)
         elif isinstance(default, tuple):
-            parser.add_argument(
-                flag, dest=name, action="append", metavar="NAME", help=f"{control.help}; may be repeated"
-            )
+            more = f"{control.help}; may be repeated"
+            parser.add_argument(flag, dest=name, action="append", metavar="NAME", help=more)
         else:
-            parser.add_argument(
-                flag, dest=name, metavar="N" if isinstance(default, int | float) else "TEXT", help=control.help
-            )
+            kind = "N" if isinstance(default, int | float) else "TEXT"
+            parser.add_argument(flag, dest=name, metavar=kind, help=control.help)
 
 
-def flag_changes(
-    options,  # what a parser of `add_control_flags` read
-) -> dict:  # changes for `Explorer.update`
+def flag_changes(options) -> dict:  # what a parser of `add_control_flags` read → changes for `Explorer.update`
     "What the flags of a command ask for; `UserError` where two of them exclude each other"
     given = {name: value for name in CONTROLS if (value := getattr(options, name)) is not None}
     for name in given:

@@ -84,8 +84,6 @@ class Panel(widgets.VBox):
         self.swap = widgets.Button(description="⇄", tooltip="exchange before and after")
         self.shelf = [widgets.Button(description=e.place, tooltip=f"{e.name}: {e.caption}") for e in gallery()]
         self.upload = widgets.FileUpload(description="upload", accept="image/*")
-        hint = "keep the image on show beside the next one that you choose; once more: show one image"
-        self.keep = widgets.ToggleButton(description="keep beside the next", tooltip=hint)
         self.questions = {
             name: widgets.Button(description=name, tooltip=f"{name}: show the answer beside") for name in QUESTIONS
         }
@@ -107,7 +105,7 @@ class Panel(widgets.VBox):
         models, image, caption, phrase = (self.controls[name] for name in ("models", "image", "caption", "phrases"))
         folds = {
             "more models": [_wrapped_row(third, fourth), _wrapped_row(models)],
-            "images": [_wrapped_row(image, self.upload, self.keep), _wrapped_row(caption)],
+            "images": [_wrapped_row(image, self.upload), _wrapped_row(caption)],
             "map": [_wrapped_row(*(self.controls[name] for name in MAP_CONTROLS))],
             "take along": [
                 _wrapped_row(widgets.Label("download"), *self.files.values(), self.link, self.save),
@@ -143,9 +141,9 @@ class Panel(widgets.VBox):
             self._listen(menu, lambda _: self._update(model=[menu.value for menu in self.menus if menu.value]))
         self._listen(self.state, lambda text: self._update(state=text) if text.strip() else self._refresh())
         self._listen(self.upload, lambda files: self._update(image=bytes(files[0].content), name=files[0].name))
-        self._listen(self.keep, lambda on: self._update(beside=self.explorer.selection.image if on else None))
         self._listen(self.swap, self._on_swap)
-        self._listen(self.save, self._on_save)
+        written = "written: {}/maps.png, maps.svg, maps.pdf"
+        self._listen(self.save, lambda: self._write_status(written.format(self.explorer.save())))
         for number, button in enumerate(self.shelf, 1):
             self._listen(button, partial(self._update, image=number))
         for name, button in self.questions.items():
@@ -192,9 +190,6 @@ class Panel(widgets.VBox):
         first, *rest = self.explorer.selection.models
         self._update(model=[*rest[:1], first, *rest[1:]])
 
-    def _on_save(self):
-        self._write_status(f"written: {self.explorer.save()}/maps.png, maps.svg, maps.pdf")
-
     def _on_download(self, kind):
         data = base64.b64encode(self.explorer.file(kind, dpi=300)).decode()
         address, name = f"data:{_FILE_KINDS[kind]};base64,{data}", f"maps.{kind}"
@@ -221,7 +216,8 @@ class Panel(widgets.VBox):
             if not self.explorer.error:  # else what was typed stays, to be corrected
                 self._refresh_texts()
             self.upload.value = ()
-            self._refresh_images()
+            for exhibit, button in zip(gallery(), self.shelf):
+                button.button_style = "primary" if exhibit is self.explorer.selection.image else ""
             self._refresh_chips()
             self.maps.value = self.explorer.html()
         finally:
@@ -254,13 +250,6 @@ class Panel(widgets.VBox):
         self.state.value = text = selection_text(selection)
         if os.environ.get("SERVER_SOFTWARE", "").startswith("voila"):
             self.address.value = f'<a href="?{html.escape(text)}">link to this view</a>'
-
-    def _refresh_images(self):
-        selection = self.explorer.selection
-        self.keep.value = selection.beside is not None
-        for exhibit, button in zip(gallery(), self.shelf):
-            shown, second = exhibit is selection.image, exhibit is selection.beside
-            button.button_style = "primary" if shown else "info" if second else ""
 
     def _refresh_chips(self):
         "Buttons for the caption's phrases; the same ones while the caption stays, so that the focus does"

@@ -57,18 +57,13 @@ def _parts(phrase):
     return dict(attribute=attributes[0] if attributes else None, noun=nouns[-1] if nouns else None)
 
 # %% ../../nbs/6_attention/09_questions.ipynb #06301782
-def _with_word(phrase, word, new):
-    "The phrase with one word replaced"
-    return swap_spans(phrase, {(word.start, word.end): new})
-
-
 def _exchanged(part, phrase, others):
     "A phrase with its attribute or noun taken from the first of the others whose own differs; None where none does"
     own = _parts(phrase)[part]
     for other in others:
         theirs = _parts(other)[part]
         if own and theirs and theirs.text.lower() != own.text.lower():
-            return _with_word(phrase, own, theirs.text)
+            return swap_spans(phrase, {(own.start, own.end): theirs.text})
     return None
 
 
@@ -118,11 +113,11 @@ def _rivals(phrase, true=()):
     found = {}
     if attribute and noun:
         other = _alternatives(attribute.text.lower(), tuple(COLOURS), _PHOTO_COLOURS)
-        found["colours"] = [_with_word(phrase, attribute, word) for word in other]
+        found["colours"] = [swap_spans(phrase, {(attribute.start, attribute.end): word}) for word in other]
     if noun:
         word = noun.text.lower()
         other = _alternatives(word, NOUNS, (*_PHOTO_NOUNS, word))
-        found["nouns"] = [_with_word(phrase, noun, word) for word in other]
+        found["nouns"] = [swap_spans(phrase, {(noun.start, noun.end): word}) for word in other]
     known = {_bare_words(p) for p in true}
     if _bare_words(phrase) in known:
         found = {kind: [p for p in phrases if _bare_words(p) not in known] for kind, phrases in found.items()}

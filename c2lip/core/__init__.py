@@ -66,10 +66,7 @@ class Texts:
         assert rows is not None  # texts are read either from ids or from spans
         return len(rows)
 
-    def to(
-        self,
-        device,  # a torch device or its name
-    ) -> Texts:
+    def to(self, device) -> Texts:  # a torch device or its name
         "The same texts on `device`"
         moved = {name: x.to(device, non_blocking=True) for name, x in vars(self).items() if hasattr(x, "to")}
         return replace(self, **moved)
@@ -88,10 +85,7 @@ class Batch:
         "B, the images of this rank: the rows of every loss; other ranks' texts are further columns"
         return len(next(iter(self.images.values())))
 
-    def to(
-        self,
-        device,  # a torch device or its name
-    ) -> Batch:
+    def to(self, device) -> Batch:  # a torch device or its name
         "The same batch on `device`"
         images = {name: x.to(device, non_blocking=True) for name, x in self.images.items()}
         texts = {name: entry.to(device) for name, entry in self.texts.items()}
@@ -117,9 +111,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
 
 
-def short(
-    value,  # of any type and size
-) -> str:  # at most 60 characters
+def short(value) -> str:  # of any type and size → at most 60 characters
     "A value as a message shows it, without writing all of it out"
     return one_line(_SHORT.repr(value), 60)
 
@@ -173,9 +165,7 @@ def seed_everything(seed: int):  # any non-negative integer
     torch.manual_seed(seed)
 
 
-def pick_device(
-    name: str = "auto",  # "auto", "cpu", "cuda", "cuda:1", "mps"
-) -> torch.device:
+def pick_device(name: str = "auto") -> torch.device:  # "auto", "cpu", "cuda", "cuda:1", "mps"
     "The device called `name`; auto takes a CUDA GPU where there is one, the CPU otherwise"
     import torch
 

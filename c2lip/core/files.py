@@ -56,23 +56,17 @@ _SOURCES = ("nbs", "c2lip", "data", "tests", ".git")  # of the project: nothing 
 RUN_FILES = ("params.json", "metrics.jsonl", "checkpoint.pt", "checkpoint.previous.pt")  # what a run leaves
 
 
-def is_utf8(
-    text,  # a text or a path
-) -> bool:
+def is_utf8(text) -> bool:  # a text or a path
     "Whether it can be written as UTF-8: a command line and a file system can hold other names"
     return str(text) == str(text).encode("utf8", "ignore").decode()
 
 
-def user_path(
-    path,  # a text or a path
-) -> Path:
+def user_path(path) -> Path:  # a text or a path
     "A path as it is typed: ~ is the home folder; another user's, such as ~ann, stays where there is no such user"
     return Path(os.path.expanduser(path))
 
 
-def output_place(
-    path,  # typed by the user; from the root if relative, ~ is the home folder
-) -> Path:
+def output_place(path) -> Path:  # typed by the user; from the root if relative, ~ is the home folder
     "Where results go; raise `UserError` for the project's own folder, its sources, and a name that is not UTF-8"
     if not is_utf8(path):
         raise UserError(f"the folder {path} is not named in UTF-8: choose another one")
@@ -112,9 +106,7 @@ def run_folder(
     return folder
 
 # %% ../../nbs/1_method/02_files.ipynb #20828c74
-@lru_cache(maxsize=1)
-def _temporary_folder():
-    return tempfile.TemporaryDirectory(prefix="c2lip-cache-")  # deleted with the process that made it
+_temporary_folder = lru_cache(tempfile.TemporaryDirectory)  # one, deleted with the process that made it
 
 
 def cache_instead(
@@ -153,14 +145,11 @@ def cache_folder(
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "c2lip"
 
 # %% ../../nbs/1_method/02_files.ipynb #6570cdd8
-def regular(
-    path,  # of a file
-) -> Path:
+def regular(path) -> Path:  # of a file
     "The path of a regular file; raises `OSError` for a folder, a pipe or a device, which could block, or nothing"
-    path = Path(path)
-    if not stat.S_ISREG(path.stat().st_mode):
+    if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
-    return path
+    return Path(path)
 
 
 def write_json(
@@ -168,8 +157,7 @@ def write_json(
     data,  # anything JSON can hold
 ):
     "Write `data` as readable JSON in one step: the old file stays whole until the new one is"
-    path = Path(path)
-    temp = path.with_suffix(path.suffix + ".tmp")
+    temp = Path(f"{path}.tmp")
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     temp.write_text(text, encoding="utf8", errors="backslashreplace")  # half a surrogate pair as JSON's own escape
     temp.replace(path)

@@ -7,7 +7,7 @@ __all__ = ['MAX_SHARDS', 'MEMBERS', 'EXTENDED', 'PACKED', 'LOST', 'URL_NAMES', '
            'shard_urls', 'shard_names', 'shard_samples', 'shard_records', 'check_shards', 'index_captions',
            'joined_records']
 
-# %% ../../nbs/3_data/07_shards.ipynb #ba2ae8d3
+# %% ../../nbs/3_data/07_shards.ipynb #e386a939
 import itertools
 import json
 import math
@@ -24,17 +24,8 @@ import pyarrow.compute
 from ..core import UserError
 from ..core.files import is_utf8, project_root, read_json, regular, user_path, write_json
 from .images import MAX_MEMBER, SCHEMES, SHARD_IMAGES, TarPart, local_copy, version_of
-from .records import Record, Skips, caption_texts
-from c2lip.data.tables import (
-    CAPTION_NAMES,
-    RECORD_SCHEMA,
-    TABLES,
-    caption_columns,
-    captions_of,
-    column,
-    row_captions,
-    table_rows,
-)
+from .records import Record, Skips, caption_texts, captions_of
+from .tables import CAPTION_NAMES, RECORD_SCHEMA, TABLES, caption_columns, column, row_captions, table_rows
 
 # %% ../../nbs/3_data/07_shards.ipynb #50ba7c6f
 MAX_SHARDS = 10**6  # braces can name more shards than there is memory
@@ -243,7 +234,7 @@ def shard_records(
     name: str | None = None,  # what the keys begin with; None: the shard's name
 ) -> list[Record]:  # images stay in the shard
     "The records of one shard, phrases as the shard gives them"
-    records = {}
+    records: dict[str, Record] = {}
     for found in shard_samples(url, skips):
         skips.seen += 1
         if record := _shard_record(found, skips, name, lambda found: _own_captions(found, caption_column)):

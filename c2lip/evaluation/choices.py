@@ -11,6 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from c2lip.evaluation.base import (
     value_at,
 )
 from .embeddings import Crop, ImageRef
-from .scores import Hits, Mean, beats, mean_of
+from .scores import Hits, Mean, beats, mean_of, similarity
 
 # %% ../../nbs/4_evaluation/07_choices.ipynb #d40119c4
 def join_hits(
@@ -65,8 +66,8 @@ def _triple_hits_of(items, scorer):
     first, second = ([item.right[k] for item in items] for k in (0, 1))
     wrong = [item.wrong[0] for item in items]
     worse = torch.minimum(scorer.pairs(images, first), scorer.pairs(images, second))  # NaN passes through
-    tot = beats(scorer.of_texts(first, second), scorer.of_texts(first, wrong), scorer.of_texts(second, wrong))
-    return {"ITT": beats(worse, scorer.pairs(images, wrong)), "TOT": tot}
+    itt, (a, b, c) = beats(worse, scorer.pairs(images, wrong)), map(scorer.text, (first, second, wrong))
+    return {"ITT": itt, "TOT": beats(similarity(a, b), similarity(a, c), similarity(b, c))}
 
 # %% ../../nbs/4_evaluation/07_choices.ipynb #a1c60a99
 def pick(
@@ -126,30 +127,29 @@ def read_items(
     path,  # a file of items
     row: dict,  # of data/suites.yaml
     *folders,  # where the images may lie
-) -> list[ChoiceItem]:
+) -> list[ChoiceItem | None]:  # None: people did not find it valid
     "The items of a file; `UserError` with the file, the item and the key where one is not there"
-    return [item for item in _all_items(path, row, folders) if item]
-
-
-def _all_items(path, row, folders):
     return [_read_item(entry, row, folders, path, number) for number, entry in read_entries(path)]
 
 
 def _read_item(entry, row, folders, path, number):
-    "An item; None where people did not find it valid"
     if "votes" in row and not _is_valid(entry, row["votes"]):
         return None
     name = value_at(entry, row["image"], path, number)
     name = str(name[0] if isinstance(name, list) and name else name).removeprefix(row.get("strip", ""))
     name = row.get("name", "{}").format(name)
-    if "within" in row and isinstance(entry, dict) and entry.get(row["within"]):
-        folders = [*(Path(folder) / str(entry[row["within"]]) for folder in folders), *folders]
+    own = entry if isinstance(entry, dict) else {}
+    if own.get(row.get("within")):
+        folders = [*(Path(folder) / str(own[row["within"]]) for folder in folders), *folders]
     image: ImageRef = find_image(name, *folders)
     if "box" in row:
-        image = Crop(image, _box([value_at(entry, key, path, number) for key in row["box"]], path, number))
+        x, y, w, h = box = [value_at(entry, key, path, number) for key in row["box"]]
+        if not all(isinstance(n, (int, float)) and abs(n) < 1e9 for n in box) or min(w, h) <= 0:
+            raise UserError(f"{path}, item {number}: a box must be four numbers and not empty, got {box}")
+        image = Crop(image, (x, y, x + w, y + h))
     right, wrong = (tuple(text_at(entry, key, path, number) for key in _as_list(row[k])) for k in ("right", "wrong"))
     group = value_at(entry, row["group"], path, number) if "group" in row else ""
-    key = entry.get(row["key"], number) if "key" in row and isinstance(entry, dict) else number
+    key = own.get(row.get("key"), number)
     return ChoiceItem(str(key), image, right, wrong, "_".join(map(str, _as_list(group))))
 
 
@@ -164,18 +164,11 @@ def _is_valid(entry, key):
     except (UserError, TypeError):
         return True
 
-
-def _box(numbers, path, number):
-    "left, top, right, bottom"
-    if not all(isinstance(n, (int, float)) and abs(n) < 1e9 for n in numbers) or min(numbers[2:]) <= 0:
-        raise UserError(f"{path}, item {number}: a box must be four numbers and not empty, got {numbers}")
-    x, y, w, h = numbers
-    return x, y, x + w, y + h
-
 # %% ../../nbs/4_evaluation/07_choices.ipynb #0f3db63a
-def _mean_name(n, whole, name="average"):
+def _mean_name(n, whole, name="average{}"):
     "Name of a mean's row; a mean of fewer parts than published says so"
-    return name if n == whole else f"{name} of {n}"
+    note = "" if n == whole else f" of {n}"
+    return name.format(note) if "{}" in name else name + note
 
 
 def _choices_suite(name, tasks, rows, count=choice_hits):
@@ -188,52 +181,29 @@ def _choices_suite(name, tasks, rows, count=choice_hits):
         for item in items:
             images.setdefault(item.image, f"{name} {task}, item {item.key}")
             texts += [*item.right, *item.wrong]
-
-    def measure(scorer):
-        return rows({task: count(items, scorer) for task, items in tasks.items()})
-
-    return Suite(images, texts, measure, tasks)
+    return Suite(images, texts, lambda scorer: rows({t: count(items, scorer) for t, items in tasks.items()}), tasks)
 
 
-def _plain(name):
-    "A task's name, however its file writes it"
-    return re.sub("[-_ ]", " ", name)
-
-
-def _listed_files(request, row):
-    "Task → file, for a list of tasks; further files are refused, or tasks of their own"
-    known = {_plain(task): task for task in row["tasks"]}
-    known |= {_plain(name): task for name, task in row.get("also", {}).items()}
-    files = {}
-    for folder in row.get("folders", ["."]):
-        for path in sorted((request.at / folder).glob("*.json")):
-            task = known.get(_plain(path.stem), path.stem)
-            if task not in row["tasks"] and not row.get("others"):
-                hint = did_you_mean(task, row["tasks"])
-                raise UserError(f"{path} is no subtask of {request.name}{hint} (there are: {', '.join(row['tasks'])})")
-            files[task] = path
+def _task_files(request, row):
+    "Task → its file, and the row it is read by; files that no task names are refused, or tasks of their own"
+    at, tasks, files = request.at, row["tasks"], {}
+    if isinstance(tasks, dict):
+        require_files(at, *(own["file"] for own in tasks.values()))
+        found = {task: (at / own["file"], row | own) for task, own in tasks.items()}
+        return {t: (path, own) for t, (path, own) in found.items() if path.is_file() and own["form"] != "order"}
+    if "home" in row:
+        require_files(at, *(f"{folder}/*.json" for folder in row["folders"]))
+    names = {task: task for task in tasks} | row.get("also", {})
+    known = {re.sub("[-_ ]", " ", name): task for name, task in names.items()}
+    for path in [path for folder in row.get("folders", ["."]) for path in sorted((at / folder).glob("*.json"))]:
+        task = known.get(re.sub("[-_ ]", " ", path.stem), path.stem)
+        if task not in tasks and not row.get("others"):
+            hint = did_you_mean(task, tasks)
+            raise UserError(f"{path} is no subtask of {request.name}{hint} (there are: {', '.join(tasks)})")
+        files[task] = path, row
     if not files and "home" not in row:
-        raise NotHere(f"{request.at} holds no {row['tasks'][0]}.json or another of {request.name}'s files")
-    return {task: files[task] for task in [*row["tasks"], *sorted(set(files) - set(row["tasks"]))] if task in files}
-
-
-def _read_tasks(request):
-    "The items of a suite of choices"
-    row = suite_data("suites")[request.name]
-    if isinstance(row["tasks"], list):
-        if "home" in row:
-            require_files(request.at, *(f"{folder}/*.json" for folder in row["folders"]))
-        files = {task: (path, row) for task, path in _listed_files(request, row).items()}
-    else:
-        require_files(request.at, *(task["file"] for task in row["tasks"].values()))
-        found = {task: (request.at / own["file"], row | own) for task, own in row["tasks"].items()}
-        files = {task: (path, own) for task, (path, own) in found.items() if path.is_file() and own["form"] != "order"}
-    items = {task: _all_items(path, own, _image_folders(request, own)) for task, (path, own) in files.items()}
-    valid = {task: [item for item in of_task if item] for task, of_task in items.items()}
-    n, left = sum(map(len, items.values())), sum(map(len, valid.values()))
-    if left < n:
-        print(f"{request.name}: {n - left:,} of {n:,} items were not found valid by people and are left out")
-    return valid
+        raise NotHere(f"{at} holds no {tasks[0]}.json or another of {request.name}'s files")
+    return {task: files[task] for task in [*tasks, *sorted(set(files) - set(tasks))] if task in files}
 
 
 def _image_folders(request, row, **parts):
@@ -249,10 +219,21 @@ def read_choices(
 ) -> Suite:
     "A suite of choices by its row of data/suites.yaml"
     row = suite_data("suites")[request.name]
-    tasks = {**_read_tasks(request), **(further or {})}
-    if row["form"] == "triple":
-        return _choices_suite(request.name, tasks, lambda hits: _triple_rows(hits, len(row["tasks"])), _triple_hits_of)
-    return _choices_suite(request.name, tasks, lambda hits: _rows(row, tasks, hits))
+    files = _task_files(request, row).items()
+    items = {task: read_items(path, own, *_image_folders(request, own)) for task, (path, own) in files}
+    tasks = {task: [item for item in of_task if item] for task, of_task in items.items()}
+    n, left = (sum(map(len, some.values())) for some in (items, tasks))
+    if left < n:
+        print(f"{request.name}: {n - left:,} of {n:,} items were not found valid by people and are left out")
+    tasks |= further or {}
+    if row["form"] != "triple":
+        return _choices_suite(request.name, tasks, partial(_rows, row, tasks))
+
+    def in_order(hits):
+        found = {f"{task} {question}": h for task, both in hits.items() for question, h in both.items()}
+        return _rows(row, tasks, {name: found[name] for name in row["means"]["average"] if name in found})
+
+    return _choices_suite(request.name, tasks, in_order, _triple_hits_of)
 
 
 def _rows(row, tasks, hits):
@@ -268,8 +249,7 @@ def _rows(row, tasks, hits):
             rows |= {f"{task} {name}": h for name, h in position_hits(tasks[task], found).items()}
     for name, wanted in row.get("means", {}).items():
         parts = wanted["whole"] if isinstance(wanted, dict) else wanted
-        means = [_part(rows, part) for part in parts]
-        there = [mean for mean in means if mean]
+        there = [mean for mean in (_part(rows, part) for part in parts) if mean]
         if there and (len(there) == len(parts) or isinstance(wanted, list)):
             rows[_mean_name(len(there), len(parts), name)] = mean_of(there)
     return rows.items()
@@ -281,19 +261,6 @@ def _part(rows, part):
         return rows.get(part)
     means = [_part(rows, p) for p in part]
     return mean_of(means) if all(means) else None
-
-
-def _triple_rows(hits, whole):
-    "Replacements before swaps, ITT before TOT; then the means"
-    rows = []
-    for edit in ("replace", "swap"):
-        for question in ("ITT", "TOT"):
-            rows += [(f"{task} {question}", h[question]) for task, h in hits.items() if task.startswith(edit)]
-    yield from rows
-    for question in ("ITT", "TOT"):
-        part = [h for name, h in rows if name.endswith(question)]
-        yield f"{_mean_name(len(part), whole)} {question}", mean_of(part)
-    yield _mean_name(len(rows), 2 * whole), mean_of([h for _, h in rows])
 
 # %% ../../nbs/4_evaluation/07_choices.ipynb #8bc1cf66
 def _checklist_task(path, row):
@@ -323,15 +290,14 @@ def checklist_rows(
     for kind, aspects in kinds.items():
         parts = {a: [h for task, h in hits.items() if task.startswith(f"{kind}/{a}/")] for a in aspects}
         found = {a: mean_of(part) for a, part in parts.items() if part}
-        if not found:
-            continue
         for aspect, mean in found.items():
             yield noted(f"{kind.lower()} {aspect}", len(parts[aspect]), aspects[aspect]), mean
         names = list(aspects)
         halves = [names[:3], names[3:]] if kind == "Object" else [names]  # an object's location and size
-        there = [[found[a] for a in half if a in found] for half in halves]
-        means.append(mean_of([mean_of(half) for half in there if half]))
-        yield noted(kind.lower(), sum(map(len, parts.values())), sum(aspects.values())), means[-1]
+        there = [half for half in ([found[a] for a in half if a in found] for half in halves) if half]
+        if there:
+            means.append(mean_of([mean_of(half) for half in there]))
+            yield noted(kind.lower(), sum(map(len, parts.values())), sum(aspects.values())), means[-1]
     yield _mean_name(len(means), len(kinds)), mean_of(means)
 
 

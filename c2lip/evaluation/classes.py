@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 from torch import Tensor
 
 from ..core import UserError
@@ -116,8 +117,6 @@ def protocol_templates(
     name: str,  # of a set
 ) -> list[str]:  # with {} where the class's name goes
     "CLIP_benchmark's texts of a set; ImageNet's eighty where it has none for it"
-    from open_clip.zero_shot_metadata import OPENAI_IMAGENET_TEMPLATES  # a long list
-
     theirs = _protocol()["names"].get(name, name)
     return _protocol()["templates"].get(theirs) or [template("{}") for template in OPENAI_IMAGENET_TEMPLATES]
 
@@ -127,8 +126,6 @@ def protocol_names(
     classes: int,  # of the files at hand
 ) -> list[str] | None:  # None: CLIP_benchmark has no list for it, or one of another length
     "CLIP_benchmark's names of a set's classes; Caltech-101's also without its class of backgrounds"
-    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES  # a long list
-
     names = list(IMAGENET_CLASSNAMES) if name == "imagenet1k" else _protocol()["classnames"].get(name)
     if not names or len(names) == classes:
         return names
@@ -156,9 +153,8 @@ def _read_class_shards(at, split):
     for key, image, sample in shard_items(at, split):
         label = sample.get("cls", b"").decode("utf8", "replace").strip()
         if not label.isdecimal() or int(label) >= len(names):
-            raise UserError(
-                f"{key}: the .cls member must be the number of a line of {at}/classnames.txt, got {label!r}"
-            )
+            wanted = f"the number of a line of {at}/classnames.txt"
+            raise UserError(f"{key}: the .cls member must be {wanted}, got {label!r}")
         items.append(LabelledImage(key, image, int(label)))
     return ClassSet(names, _templates(at), items)
 
@@ -196,10 +192,8 @@ def read_classes(
     "A classification set as shards or as class folders; pickles are never opened"
     for folder in ("cifar-10-batches-py", "cifar-100-python"):
         if (at / folder).is_dir():
-            raise UserError(
-                f"{at / folder} holds pickles, which may run code and are never opened here; "
-                "take the set as tar shards or as class folders"
-            )
+            why = "which may run code and are never opened here; take the set as tar shards or as class folders"
+            raise UserError(f"{at / folder} holds pickles, {why}")
     if next((at / split).glob("*.tar"), None):
         return _read_class_shards(at, split)
     return _read_class_folders(at, ("test", "val") if split == "test" else (split,))
@@ -245,38 +239,30 @@ def linear_probe(
     return hits(images, labels, *test, C), C
 
 
-def _set_aside(name, train, seed):
-    "A fifth of the training images, at most 10,000, as validation: (the rest, validation)"
-    order = random.Random(seed).sample(range(len(train.items)), len(train.items))
-    n = min(10_000, len(order) // 5)
-    if not n:
-        raise UserError(f"{name}: {len(order)} training images are too few to set some aside")
-    held = set(order[:n])
-    parts = [[item for k, item in enumerate(train.items) if (k in held) == aside] for aside in (False, True)]
-    return [train._replace(items=items) for items in parts]
-
-
 def probe_suite(
     name: str,  # of the suite, for messages
     train: ClassSet,
     test: ClassSet,
-    val: ClassSet | None = None,  # None: a part of train
-    seed: int = 0,  # of that part
+    val: ClassSet | None = None,  # None: a fifth of train, at most 10,000 images, drawn by a seed
 ) -> Suite:
     "A linear probe as a suite; raise `UserError` where a test image is trained on"
     if train.classnames != test.classnames:
         raise UserError(f"{name}: the classes of the training and the test images differ")
     if val is None:
-        train, val = _set_aside(name, train, seed)
+        order = random.Random(0).sample(range(len(train.items)), len(train.items))
+        held = set(order[: min(10_000, len(order) // 5)])
+        if not held:
+            raise UserError(f"{name}: {len(order)} training images are too few to set some aside")
+        val = train._replace(items=[item for k, item in enumerate(train.items) if k in held])
+        train = train._replace(items=[item for k, item in enumerate(train.items) if k not in held])
     if shared := {i.image for i in test.items} & {i.image for i in (*train.items, *val.items)}:
         raise UserError(f"{name}: {len(shared):,} test images are trained on as well, {min(map(str, shared))} first")
     sets = {"train": train, "val": val, "test": test}
 
     def measure(scorer):
-        parts = []
-        for data in sets.values():
-            parts.append((scorer.image([i.image for i in data.items]), torch.tensor([i.label for i in data.items])))
-        hits, _ = linear_probe(*parts, len(train.classnames))
+        images = (scorer.image([i.image for i in data.items]) for data in sets.values())
+        labels = (torch.tensor([i.label for i in data.items]) for data in sets.values())
+        hits, _ = linear_probe(*zip(images, labels), len(train.classnames))
         yield "linear probe", hits
         yield "linear probe mean of classes", macro([str(item.label) for item in test.items], hits)
 
@@ -292,6 +278,5 @@ def read_probe(
     require_files(at, "*/*")
     if not (at / "train").is_dir():
         raise NotDownloaded(f"{request.name}: {at}/train is missing; a probe needs training images")
-    has_val = (at / "val").is_dir() and (at / "test").is_dir()
-    val = read_classes(at, "val") if has_val else None
+    val = read_classes(at, "val") if (at / "val").is_dir() and (at / "test").is_dir() else None
     return probe_suite(request.name, read_classes(at, "train"), read_classes(at), val)

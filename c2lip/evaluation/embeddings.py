@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -65,18 +65,17 @@ def _autocast(precision, device):
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 # %% ../../nbs/4_evaluation/04_embeddings.ipynb #95ece29e
-def _fingerprint(towers, part, precision="float32", device=None):
+def _fingerprint(towers, part, precision="float32"):
     "Digest of all that an embedding depends on except its input: weights of one tower, config, precision, code"
     if not isinstance(towers, Towers):
         return None
-    device = pick_device(str(device)) if device is not None else next(towers.model.parameters()).device
     about = [
         part,
         type(towers.model).__qualname__,
         towers.config,
         towers.preprocess_cfg if part == "image" else None,
         precision,
-        device.type,
+        next(towers.model.parameters()).device.type,
         *(library.__version__ for library in (torch, open_clip, timm, PIL)),
     ]
     found = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
@@ -145,29 +144,25 @@ def _work_place(model, device):
     return next(model.parameters(), torch.empty(0))
 
 
-def _rows_file(towers, part, precision, device, cache):
-    "Where the rows of this tower are kept; None where none are"
-    name = _fingerprint(towers, part, precision, device) if cache else None
-    return cache_folder(cache) / "embeddings" / f"{part}-{name}.safetensors" if name else None
-
-
-def _rows_of(digests, encode, what, file, progress):
-    "(n,D) rows of n distinct inputs: kept ones from disk, the others from `encode` (indices, bar) → (·,D)"
+def _rows_of(towers, part, digests, encode, progress, cache, precision):
+    "(n,D) rows of n distinct images or texts: kept ones from disk, the others from `encode` (indices, bar) → (·,D)"
+    name = _fingerprint(towers, part, precision) if cache else None
+    file = cache_folder(cache) / "embeddings" / f"{part}-{name}.safetensors" if name else None
     kept, rows = read_rows(file) if file else ({}, None)
+    old = [i for i, digest in enumerate(digests) if digest in kept]
     new = [i for i, digest in enumerate(digests) if digest not in kept]
-    if progress and len(new) < len(digests):
-        print(f"{what}: {len(digests) - len(new):,} of {len(digests):,} were embedded before")
-    made = [] if rows is None else [rows[[kept[digest] for digest in digests if digest in kept]]]
-    order = [i for i, digest in enumerate(digests) if digest in kept] + new
-    with _progress_bar(len(new), what, progress) as bar:
+    if progress and old:
+        print(f"{part}s: {len(old):,} of {len(digests):,} were embedded before")
+    made = [rows[[kept[digests[i]] for i in old]]] if old else []
+    with evaluating(towers.model), _progress_bar(len(new), f"{part}s", progress) as bar:
         at, piece = 0, max(8192, len(kept))
         while at < len(new):
-            part = new[at : at + piece]
-            made.append(encode(part, bar))
+            wanted = new[at : at + piece]
+            made.append(encode(wanted, bar))
             at, piece = at + piece, 2 * piece
             try:
                 if file:
-                    keep_rows(file, [digests[i] for i in part], made[-1])
+                    keep_rows(file, [digests[i] for i in wanted], made[-1])
             except OSError as e:
                 print(f"the embeddings cannot be kept in {file.parent}: {e.strerror or e}")
                 file = None
@@ -175,7 +170,7 @@ def _rows_of(digests, encode, what, file, progress):
         with suppress(OSError):
             os.utime(file)  # used now
         _prune_rows(file.parent)
-    return torch.cat(made)[torch.tensor(order).argsort()]
+    return torch.cat(made)[torch.tensor(old + new).argsort()]
 
 # %% ../../nbs/4_evaluation/04_embeddings.ipynb #4f4f3a8d
 def embed_texts(
@@ -205,9 +200,7 @@ def embed_texts(
         return torch.cat(done).cpu()
 
     digests = [hashlib.sha256(tokens.tobytes()).digest() for tokens in ids.numpy()]
-    file = _rows_file(towers, "text", precision, device, cache)
-    with evaluating(towers.model):
-        found = _rows_of(digests, encode, "texts", file, progress)
+    found = _rows_of(towers, "text", digests, encode, progress, cache, precision)
     return found[row[torch.tensor([unique[text] for text in texts])]]
 
 # %% ../../nbs/4_evaluation/04_embeddings.ipynb #886007f1
@@ -239,13 +232,6 @@ def _image_digest(image):
     return hashlib.sha256(regular(image).read_bytes()).digest()
 
 
-def _image_key(image):
-    "What a dictionary can hold of an image, equal for equal references"
-    if isinstance(image, Image.Image):
-        return id(image)
-    return image if callable(image) or isinstance(image, bytes) else str(image)
-
-
 def _of_image(work, image, users):
     "Do something with an image; `UserError` with its name and who needs it where it cannot be read"
     try:
@@ -254,35 +240,34 @@ def _of_image(work, image, users):
         missing = isinstance(e, FileNotFoundError) or getattr(e, "cause", "") == "missing file"
         detail = f"{e.cause}: {e.detail}" if isinstance(e, BadImage) else e.strerror
         why = "is missing" if missing else f"cannot be read ({detail})"
-        user = users.get(_image_key(image))
+        user = users.get(image) if isinstance(image, Hashable) else None
         name = "of bytes" if isinstance(image, bytes) else image
         raise UserError(f"the image {name} {why}" + (f"; it is asked for by {user}" if user else "")) from None
 
 # %% ../../nbs/4_evaluation/04_embeddings.ipynb #63fd9bee
-def _decoded_batches(pool, towers, images, batch_size, users, at_once=8):
-    "Batches (·,3,H,W) of preprocessed images; the next is decoded while the caller works on this one"
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+def _encoded(towers, images, batch_size, users, precision, place, bar, tokens=False):
+    "Unit vectors, or visual tokens, of images; the next batch is decoded while this one is encoded"
 
     def decode(some):
         return [_of_image(lambda image: towers.preprocess(open_image(image)), image, users) for image in some]
 
     def submit(batch):
-        return [pool.submit(decode, batch[i : i + at_once]) for i in range(0, len(batch), at_once)]
+        return [pool.submit(decode, batch[i : i + 8]) for i in range(0, len(batch), 8)]
 
-    batches = [images[i : i + batch_size] for i in range(0, len(images), batch_size)]
-    waiting = submit(batches[0])
-    for following in [*batches[1:], []]:
-        ready, waiting = waiting, submit(following)
-        yield torch.stack([image for task in ready for image in task.result()])
-
-
-def _encode_batch(towers, pixels, precision, place, tokens=False):
-    with _autocast(precision, place.device):
-        vectors, patches = encode_images(towers.model, pixels.to(place), tokens=tokens)
-        return F.normalize((patches if tokens else vectors).float(), dim=-1)
-
-
-def _image_pool():
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+    batches, done = [images[i : i + batch_size] for i in range(0, len(images), batch_size)], []
+    with ThreadPoolExecutor(_THREADS) as pool:
+        waiting = submit(batches[0])
+        for following in [*batches[1:], []]:
+            ready, waiting = waiting, submit(following)
+            pixels = torch.stack([image for task in ready for image in task.result()])
+            with _autocast(precision, place.device):
+                vectors, patches = encode_images(towers.model, pixels.to(place), tokens=tokens)
+                done.append(F.normalize((patches if tokens else vectors).float(), dim=-1).cpu())
+            bar.update(len(pixels))
+    return torch.cat(done)
 
 
 def embed_images(
@@ -296,31 +281,21 @@ def embed_images(
     precision: str = "float32",  # float32 (as the weights are), or bf16 for autocast
 ) -> Tensor:  # (N,D) float32, unit, on the CPU
     "Embed images, each distinct one once; raise `UserError` with the name of one that cannot be read"
-    users = {_image_key(image): who for image, who in (where or {}).items()}
-    unique = {_image_key(image): image for image in images}
-    if not unique:
+    if not images:
         raise UserError("there are no images to embed")
-    place = _work_place(towers.model, device)
-    with _image_pool() as pool:
-        digest = partial(_of_image, _image_digest, users=users)
-        digests = dict(zip(unique, pool.map(digest, unique.values())))
-        distinct: dict[bytes, ImageRef] = {}  # digest → the first image that has it
-        for key, image in unique.items():
-            distinct.setdefault(digests[key], image)
-        sources = list(distinct.values())
+    users, place = where or {}, _work_place(towers.model, device)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        digests = list(pool.map(partial(_of_image, _image_digest, users=users), images))
+    distinct: dict[bytes, ImageRef] = {}  # digest → the first image that has it
+    for digest, image in zip(digests, images):
+        distinct.setdefault(digest, image)
+    sources, row = list(distinct.values()), {digest: i for i, digest in enumerate(distinct)}
 
-        def encode(wanted, bar):
-            done = []
-            for pixels in _decoded_batches(pool, towers, [sources[i] for i in wanted], batch_size, users):
-                done.append(_encode_batch(towers, pixels, precision, place))
-                bar.update(len(pixels))
-            return torch.cat(done).cpu()
+    def encode(wanted, bar):
+        return _encoded(towers, [sources[i] for i in wanted], batch_size, users, precision, place, bar)
 
-        file = _rows_file(towers, "image", precision, device, cache)
-        with evaluating(towers.model):
-            found = _rows_of(list(distinct), encode, "images", file, progress)
-    row = {digest: i for i, digest in enumerate(distinct)}
-    return found[torch.tensor([row[digests[_image_key(image)]] for image in images])]
+    found = _rows_of(towers, "image", list(distinct), encode, progress, cache, precision)
+    return found[torch.tensor([row[digest] for digest in digests])]
 
 
 def embed_tokens(
@@ -332,14 +307,6 @@ def embed_tokens(
     progress: bool = True,  # show a line that counts
 ) -> Tensor:  # (N,M,D) float32, unit, on the CPU
     "The visual tokens of images in the joint space; raise `UserError` for one that cannot be read"
-    users = {_image_key(image): who for image, who in (where or {}).items()}
-    place, done = _work_place(towers.model, None), []
-    with (
-        _image_pool() as pool,
-        evaluating(towers.model),
-        _progress_bar(len(images), "images' tokens", progress) as bar,
-    ):
-        for pixels in _decoded_batches(pool, towers, images, batch_size, users):
-            done.append(_encode_batch(towers, pixels, precision, place, tokens=True).cpu())
-            bar.update(len(pixels))
-    return torch.cat(done)
+    place = _work_place(towers.model, None)
+    with evaluating(towers.model), _progress_bar(len(images), "images' tokens", progress) as bar:
+        return _encoded(towers, images, batch_size, where or {}, precision, place, bar, tokens=True)

@@ -35,18 +35,9 @@ def _world_version():
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 
-def _given_folder(name):
-    folder = user_path(name)
-    if not folder.is_absolute() and not os.path.isdir(folder):
-        folder = project_root() / folder
-    if not os.path.isdir(folder):
-        raise UserError(f'there is no benchmark folder {folder}; give one, or "world" for the embedded benchmark')
-    return folder
-
-
 def _drawn_folder(split, sizes):
-    named_sizes = [f"{name}{value}" for name, value in sorted(sizes.items())]
-    name = "-".join(["world", split, *named_sizes, _world_version()])
+    sizes_named = [f"{name}{value}" for name, value in sorted(sizes.items())]
+    name = "-".join(["world", split, *sizes_named, _world_version()])
     folder = cache_folder() / name
     if folder.is_dir():
         with suppress(OSError):
@@ -82,7 +73,14 @@ def benchmark_folder(
     **sizes,  # of the world: images, items, single, as `write_benchmark` takes them; a folder has its own
 ) -> Path:
     "The folder of a benchmark; the embedded one is drawn where it is not there yet"
-    return _drawn_folder(split, sizes) if data == "world" else _given_folder(data)
+    if data == "world":
+        return _drawn_folder(split, sizes)
+    folder = user_path(data)
+    if not folder.is_absolute() and not os.path.isdir(folder):
+        folder = project_root() / folder
+    if not os.path.isdir(folder):
+        raise UserError(f'there is no benchmark folder {folder}; give one, or "world" for the embedded benchmark')
+    return folder
 
 # %% ../../nbs/4_evaluation/18_folders.ipynb #88353200
 def _write_held_back(records, folder):
@@ -116,17 +114,11 @@ def choose_benchmark(
     "The benchmark folder of a run: the one asked for, the world's, or one made of the images held back"
     if benchmark == "none":
         return None
-    if benchmark != "auto":
-        return benchmark_folder(benchmark, split, **sizes)
-    if data == "world":
-        return benchmark_folder(data, split, **sizes)
+    if benchmark != "auto" or data == "world":
+        return benchmark_folder(data if benchmark == "auto" else benchmark, split, **sizes)
     return _write_held_back(held[: sizes.get("images")], Path(folder) / "benchmark")
 
 # %% ../../nbs/4_evaluation/18_folders.ipynb #e781215c
-def _holds_a_suite(folder):
-    return (folder / "retrieval.json").is_file() or any((folder / name).is_dir() for name in READERS)
-
-
 def open_benchmark(
     data: str,  # "world", a benchmark folder, or anything that `open_data` reads
     folder,  # run folder, where the benchmark of a data set goes
@@ -136,7 +128,7 @@ def open_benchmark(
 ) -> Path:
     "The folder of a benchmark, made of images and captions where `data` is a data set; `UserError` where it is neither"
     place = user_path(data)
-    if data == "world" or (place.is_dir() and _holds_a_suite(place)):
+    if data == "world" or (place / "retrieval.json").is_file() or any((place / name).is_dir() for name in READERS):
         return benchmark_folder(data, split, images=images, **sizes)
     try:
         find_source(data)

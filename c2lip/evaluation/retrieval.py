@@ -43,10 +43,7 @@ class CaptionedImage(NamedTuple):
     heldout: bool = False  # shows a pair that no training saw
 
 
-_RERANKED = 100  # candidates of a query that another score orders anew
-
-
-def _rerank(scores, again, first=_RERANKED):
+def _rerank(scores, again, first=100):
     "Order the best candidates of every query by another score"
     best = scores.topk(min(first, scores.shape[1]), dim=1).indices
     query = torch.arange(len(scores)).repeat_interleave(best.shape[1])
@@ -200,16 +197,15 @@ def read_own_retrieval(
 _IMAGE_FOLDERS = ("images", "images_aar", "flickr30k-images", "val2014", "Images", "Flicker8k_Dataset", "photos")
 
 
-def _retrieval_suite(name, items, ks=(1, 5, 10), in_sentences=False):
+def _retrieval_suite(name, items, in_sentences=False):
     "Image to text, text to image, and the mean of the two at 5"
     cut = [i._replace(captions=tuple(s for t in i.captions for s in split_sentences(t))) for i in items]
     parts = [("", cut), ("full ", items)] if in_sentences else [("", items)]
 
     def measure(scorer):
         for before, part in parts:
-            found = dict(retrieval_task(part, scorer, ks))
-            for row, hits in found.items():
-                yield before + row, hits
+            found = dict(retrieval_task(part, scorer, (1, 5, 10)))
+            yield from ((before + row, hits) for row, hits in found.items())
             both = [found.get("t2i R@5"), found.get("i2t R@5")]
             yield f"{before}R@5 mean", mean_of(both) if all(both) else None
 
@@ -220,19 +216,16 @@ def read_retrieval_set(
     request: Request,  # of mscoco, flickr30k, flickr8k, docci, iiw, dci or urban1k
 ) -> Suite:
     "A published retrieval set in whichever layout is there"
-    at, layouts = request.at, suite_data("caption_layouts")
+    at, name, layouts = request.at, request.name, suite_data("caption_layouts")
     require_files(at, "test/*.tar", "caption/*.txt", *(p for layout in layouts.values() for p in layout["files"]))
-    named = [home / name for home in (at, at.parent) for name in _IMAGE_FOLDERS]
-    folders = [at, *named, at.parent, at.parent / "docci" / "images", at.parent / "docci" / "images_aar"]
     if next(at.glob("test/*.tar"), None):
-        return _retrieval_suite(request.name, _read_shards(at))
+        return _retrieval_suite(name, _read_shards(at))
     if (at / "caption").is_dir():
-        return _retrieval_suite(request.name, _read_text_files(at), in_sentences=True)
-    for layout, keys in layouts.items():
-        files = [file for pattern in keys["files"] for file in sorted(at.glob(pattern))]
-        if files and "captions" in keys:
-            return _retrieval_suite(request.name, read_captions(files[0], layout, *folders))
-        if files:
-            items = [item for file in files for item in read_captions(file, layout, *folders)]
-            return _retrieval_suite(request.name, items, in_sentences=True)
-    raise NotHere(f"{at} holds no captions")
+        return _retrieval_suite(name, _read_text_files(at), in_sentences=True)
+    found = {layout: [f for p in keys["files"] for f in sorted(at.glob(p))] for layout, keys in layouts.items()}
+    layout = next(layout for layout in found if found[layout])
+    long = "text" in layouts[layout]
+    named = [home / folder for home in (at, at.parent) for folder in _IMAGE_FOLDERS]
+    folders = [at, *named, at.parent, at.parent / "docci" / "images", at.parent / "docci" / "images_aar"]
+    files = found[layout] if long else found[layout][:1]
+    return _retrieval_suite(name, [item for file in files for item in read_captions(file, layout, *folders)], long)

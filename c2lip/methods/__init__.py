@@ -153,7 +153,7 @@ def _join(features, rows, entries):
     for name in whole.keys() & entries.keys():
         whole[name] = torch.cat([part[name] for part in features])
         places = [of_part[entries[name]] for of_part in rows]
-        if isinstance(places[0], Tensor):  # a span stands where its caption is
+        if isinstance(places[0], Tensor):  # a span goes where its caption is
             whole[name] = whole[name][torch.cat(places).argsort()]
     return whole
 

@@ -104,14 +104,6 @@ def _rated_units(caption, ratings, words=None):
     return units
 
 
-def _replacements(unit, others, here, tolerance=0.5):
-    "Words of other captions that may stand for a unit, in the order of the alphabet; `here` are the caption's own"
-    # a step names few words many times: each is looked at once
-    alike = {o.text for o in others if o.pos == unit.pos and abs(o.score - unit.score) <= tolerance}
-    plural = unit.text.endswith("s")
-    return sorted(foreign((text for text in alike if text.endswith("s") == plural), here))
-
-
 def _replace_unit(caption, units, others, chance, regime="high", fits=None):
     """Another word for one unit of a caption (ConcretePlant): (edited caption, unit that was replaced) or None.
 
@@ -120,7 +112,10 @@ def _replace_unit(caption, units, others, chance, regime="high", fits=None):
     if regime != "unconstrained":
         units.sort(key=attrgetter("score"), reverse=regime == "high")  # equal ones stay as they are
     for unit in units:
-        fit = _replacements(unit, others, here)
+        # a step names few words many times: each is looked at once
+        alike = {o.text for o in others if o.pos == unit.pos and abs(o.score - unit.score) <= 0.5}
+        plural = unit.text.endswith("s")
+        fit = sorted(foreign((text for text in alike if text.endswith("s") == plural), here))
         if fits is not None:
             fit = [word for word in fit if fits(unit, word)]
         if fit:
@@ -190,8 +185,7 @@ def _drawn_negative(key, caption, units, others, chance, regime="high"):
     if found is None:
         return None
     text, unit = found
-    at = len(caption) - unit.end  # the article before a unit may have changed its length
-    word = text[: len(text) - at].lower().split()[-1]
+    word = text[: len(text) - (len(caption) - unit.end)].lower().split()[-1]  # its article may have changed the length
     return _Negative(text, unit.score, draw_scene(scenes[unit, word]))
 
 # %% ../../nbs/2_relatives/04_concreteness.ipynb #8b219743

@@ -25,8 +25,8 @@ from ..spans import token_spans_many
 from ..towers import Towers
 
 # %% ../../nbs/2_relatives/07_macco_masks.ipynb #31bcac1c
-_ATTRIBUTE_ARCS = ("amod", "nummod", "acl")
 _SUBJECTS, _TARGETS = ("nsubj", "nsubjpass"), ("obj", "dobj")
+_OBJECTS = {*_TARGETS, "obl", "prep", "agent"}
 _BE = frozenset("be is are was were am been being 's 're seen there".split())
 "Words on the way between two nouns that name no relation"
 
@@ -51,16 +51,12 @@ def _attributes(noun):
     "The words that say how a noun is"
     found = []
     for child in noun.children:
-        if _arc(child) in _ATTRIBUTE_ARCS and child.pos_ in ("ADJ", "NUM", "VERB") and not _has_object(child):
+        relation = {_arc(below) for below in child.children} & _OBJECTS  # as in *a fish balancing a kite*
+        if _arc(child) in ("amod", "nummod", "acl") and child.pos_ in ("ADJ", "NUM", "VERB") and not relation:
             found += _joined(child)
     if _arc(noun) in _SUBJECTS and noun.head.pos_ == "ADJ":
         found += _joined(noun.head)
     return found
-
-
-def _has_object(verb):
-    "Whether a participle leads on to another noun, as in *a fish balancing a kite*: a relation"
-    return any(_arc(child) in (*_TARGETS, "obl", "prep", "agent") for child in verb.children)
 
 
 def _way_up(noun, nouns):
@@ -81,10 +77,6 @@ def _way_up(noun, nouns):
     return words, None
 
 
-def _phrase(token):
-    return Phrase(token.text, token.idx, token.idx + len(token.text))
-
-
 def _concepts_in(doc):
     "Attributes and relations of a parsed caption by its tree"
     nouns = {}
@@ -92,7 +84,8 @@ def _concepts_in(doc):
         nouns[doc.char_span(phrase.start, phrase.end, alignment_mode="expand").root.i] = phrase
 
     def concept(words, *objects):
-        return _Concept(tuple(_phrase(t) for t in sorted(words, key=attrgetter("i"))), objects)
+        words = sorted(words, key=attrgetter("i"))
+        return _Concept(tuple(Phrase(t.text, t.idx, t.idx + len(t.text)) for t in words), objects)
 
     found = []
     for i, phrase in nouns.items():
@@ -105,11 +98,6 @@ def _concepts_in(doc):
         if words and other is not None:
             found.append(concept(words, phrase, nouns[other.i]))
     return found
-
-
-def _parsed_concepts(captions):
-    "Attributes and relations of captions by their trees"
-    return [_concepts_in(doc) for doc in load_pipeline().pipe(captions)]
 
 # %% ../../nbs/2_relatives/07_macco_masks.ipynb #c54bea64
 _WORDS = ("tree", "phrase")
@@ -127,16 +115,12 @@ class _Readings:
         if len(self.known) > 1_000_000:
             self.known.clear()
         missing = list(dict.fromkeys(caption for caption in captions if caption not in self.known))
-        if missing:
-            self._read(missing)
-        return [self.known[caption][0] for caption in captions]
-
-    def _read(self, missing):
-        concepts = _parsed_concepts(missing)
+        concepts = [_concepts_in(doc) for doc in load_pipeline().pipe(missing)]
         words = [[word for concept in found for word in concept.words] for found in concepts]
-        spans = token_spans_many(self.tokenizer, missing, words)
+        spans = token_spans_many(self.tokenizer, missing, words) if missing else []
         for caption, found, own, places in zip(missing, concepts, words, spans):
             self.known[caption] = found, [(word, place) for word, place in zip(own, places) if place]
+        return [self.known[caption][0] for caption in captions]
 
     def mask(self, captions, drawn):
         "The tokens (B,L) to hide of captions that were read, for the concept of each that is hidden in its image"
@@ -156,14 +140,6 @@ def _world_boxes(key):
     return {t.noun: (t.x - t.side / 2, t.y - t.side / 2, t.x + t.side / 2, t.y + t.side / 2) for t in things}
 
 
-def _are_boxes(rows):
-    "Boxes of four numbers, x0 < x1 and y0 < y1, all from 0 to 1"
-    try:
-        return isinstance(rows, list) and all(0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1 for x0, y0, x1, y1 in rows)
-    except (TypeError, ValueError):
-        return False
-
-
 def _read_box_file(path):
     "Boxes of one's own images, phrases in lower case; raise `UserError` that names what is wrong in the file"
     boxes = read_json(user_path(path)) if path else {}
@@ -171,12 +147,17 @@ def _read_box_file(path):
         found = type(boxes).__name__
         raise UserError(f"the boxes {path} hold a {found}; expected an object: key → phrase → [[x0, y0, x1, y1], …]")
     for key, rows in boxes.items():
-        if not isinstance(rows, dict) or not all(map(_are_boxes, rows.values())):
+        try:
+            boxes[key] = {phrase.lower(): found for phrase, found in rows.items()}
+            numbers = [box for found in rows.values() for box in found]
+            right = all(0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1 for x0, y0, x1, y1 in numbers)
+        except (TypeError, ValueError, AttributeError):
+            right = False
+        if not right:
             raise UserError(
                 f"the boxes of {key!r} in {path} are not phrases with [x0, y0, x1, y1], 0 ≤ x0 < x1 ≤ 1 and "
                 "0 ≤ y0 < y1 ≤ 1, shares of width and height"
             )
-        boxes[key] = {phrase.lower(): found for phrase, found in rows.items()}
     return boxes
 
 
@@ -218,14 +199,6 @@ def _mask_patches(boxes, grid, chance, rectangles=0.1):
     return mask.flatten()
 
 # %% ../../nbs/2_relatives/07_macco_masks.ipynb #a0a97c43
-def _mask_padding(model, ids):
-    "Tokens (B,L) after the end of each row; none for a tower that reads the whole row"
-    ends = text_ends(model, ids)
-    if ends is None:
-        return torch.zeros_like(ids, dtype=torch.bool)
-    return torch.arange(ids.shape[1]) >= ends[:, None]
-
-
 def macco_view(
     towers: Towers,
     grid: tuple[int, int],  # rows and columns of patches
@@ -262,7 +235,9 @@ def macco_view(
         batch.images["masked_image"] = batch.images["image"]
         batch.masks["masked_image"] = torch.stack([_mask_patches(b, grid, chance, rectangles) for _, b in drawn])
         caption = batch.texts["caption"]
-        batch.texts["caption"] = replace(caption, mask=_mask_padding(towers.model, caption.ids))
+        ends, places = text_ends(towers.model, caption.ids), torch.arange(caption.ids.shape[1])
+        padding = torch.zeros_like(caption.ids, dtype=torch.bool) if ends is None else places >= ends[:, None]
+        batch.texts["caption"] = replace(caption, mask=padding)
         hidden = readings.mask(captions, [concept for concept, _ in drawn])
         batch.texts["masked_caption"] = replace(caption, mask=hidden)
         return batch

@@ -32,12 +32,6 @@ def digest(
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _release_of(name):
-    "The release folder that towers of this name were loaded from; None where it was no folder"
-    path = base_folder(name) if name in EMBEDDED else project_root() / user_path(name)
-    return next((folder for folder in (path, path / "model", path.parent) if (folder / _WEIGHTS).is_file()), None)
-
-
 def origin(
     towers: Towers,
 ) -> dict:  # its name and, where it was a folder, its digest; empty for fresh weights
@@ -46,7 +40,8 @@ def origin(
         return {}
     tag = towers.name.partition(":")[2]
     name = tag if Path(tag).suffix else towers.name  # ViT-B-32:weights.pt names a file of weights
-    folder = _release_of(name)
+    path = base_folder(name) if name in EMBEDDED else project_root() / user_path(name)
+    folder = next((at for at in (path, path / "model", path.parent) if (at / _WEIGHTS).is_file()), None)
     if folder is None:
         return {"name": name}
     if name in EMBEDDED:
@@ -114,10 +109,8 @@ processor = AutoProcessor.from_pretrained("HF_FOLDER", backend="pil")
 # processor(text=[…], images=[…], padding="max_length", truncation=True, return_tensors="pt")
 ```"""
 
-_LICENCE = (
-    "Not stated. It follows from the licences of the first weights and of the data named above; "
-    "whoever publishes this model has to settle it and to replace `license: unknown`."
-)
+_LICENCE = """Not stated. It follows from the licences of the first weights and of the data named above; \
+whoever publishes this model has to settle it and to replace `license: unknown`."""
 
 
 def _with_transformers(kind):
@@ -207,18 +200,6 @@ def _write_weights(folder, model):
         raise OSError(str(e)) from None
 
 
-def _full_record(towers, made_from, record, folder):
-    "The record of a run with what is known of the model itself"
-    kind, why_not = expressible(towers)
-    return {
-        **({"made_from": made_from} if made_from else {}),
-        **record,
-        "parameters": sum(p.numel() for p in towers.model.parameters()),
-        "transformers": kind or why_not,
-        "sha256": digest(folder),
-    }
-
-
 def save(
     towers: Towers,
     folder,  # made if missing; an older release in it is replaced
@@ -234,18 +215,16 @@ def save(
         write_json(folder / "open_clip_config.json", config)
         if hasattr(towers.tokenizer, "save_pretrained"):
             save_tokenizer(towers.tokenizer, folder)
-        write_json(folder / "record.json", _full_record(towers, made_from, record or {}, folder))
+        kind, why_not = expressible(towers)
+        of_model = {"parameters": sum(p.numel() for p in towers.model.parameters()), "transformers": kind or why_not}
+        origins = {"made_from": made_from} if made_from else {}
+        write_json(folder / "record.json", {**origins, **(record or {}), **of_model, "sha256": digest(folder)})
         _write_card(folder)
     except OSError as e:
         raise UserError(f"the release folder {folder} cannot be written: {e.strerror or e}") from None
     return folder
 
 # %% ../../nbs/7_release/05_folder.ipynb #baef235c
-def _json_value(value):
-    "A cell of a table as JSON can hold it: NaN as None, numbers of numpy as Python's"
-    return None if value != value else value.item() if hasattr(value, "item") else value
-
-
 def add_results(
     folder,  # a release folder
     table,  # a pandas table, such as `frame_table(…).texts()`` makes; its counts of ties and NaN are left out
@@ -255,11 +234,8 @@ def add_results(
     folder = Path(folder)
     record = read_json(folder / "record.json")
     table = table[[column for column in table.columns if not str(column).startswith(("ties", "nan"))]]
-    part = {
-        "on": on,
-        "columns": [str(column) for column in table.columns],
-        "rows": [[_json_value(value) for value in row] for row in table.itertuples(index=False)],
-    }
+    rows = table.astype(object).where(table.notna(), None).values.tolist()
+    part = {"on": on, "columns": [str(column) for column in table.columns], "rows": rows}
     others = [older for older in record.get("results", []) if older["on"] != on]
     write_json(folder / "record.json", {**record, "results": [*others, part]})
     return _write_card(folder)
@@ -276,8 +252,7 @@ def push(
     import huggingface_hub
 
     folder = Path(folder)
-    record = read_json(folder / "record.json")
-    read_json(folder / "open_clip_config.json")
+    record, _ = read_json(folder / "record.json"), read_json(folder / "open_clip_config.json")
     if not (folder / _WEIGHTS).is_file():
         raise UserError(f"{folder} holds no weights: {_WEIGHTS} is missing")
     if record.get("sha256") != digest(folder):
@@ -286,9 +261,8 @@ def push(
         raise UserError(f"a repository is owner/name, not {repo!r}")
     token = token or huggingface_hub.get_token() or ""
     if not token:
-        raise UserError(
-            "nobody is logged in to the hub: run `hf auth login`, or set HF_TOKEN to a token that may write"
-        )
+        how = "run `hf auth login`, or set HF_TOKEN to a token that may write"
+        raise UserError(f"nobody is logged in to the hub: {how}")
     message = f"release {record['sha256'][:12]}"
     try:
         api = huggingface_hub.HfApi(token=token)

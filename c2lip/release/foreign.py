@@ -21,15 +21,13 @@ from ..towers import Towers
 class _Head:
     "transformers' pooling head under the names of timm's; the pooled output is known already"
 
-    pos_embed = None
+    pos_embed, proj_drop = None, nn.Identity()
 
     def __init__(self, head, pooled):
         attention, D = head.attention, head.attention.embed_dim
         weight, bias = attention.in_proj_weight[D:], attention.in_proj_bias[D:]
         self.kv = SimpleNamespace(weight=weight, bias=bias, out_features=2 * D)
-        self.proj, self.proj_drop = attention.out_proj, nn.Identity()
-        self.norm, self.mlp = head.layernorm, head.mlp
-        self.pooled = pooled
+        self.proj, self.norm, self.mlp, self.pooled = attention.out_proj, head.layernorm, head.mlp, pooled
 
     def __call__(self, x):
         return self.pooled
@@ -39,8 +37,8 @@ class _Images:
     "The image tower of a SiglipModel or CLIPModel"
 
     def __init__(self, model, siglip):
-        self.tower, self.projection = model.vision_model, nn.Identity() if siglip else model.visual_projection
-        self.siglip = siglip
+        self.tower, self.siglip = model.vision_model, siglip
+        self.projection = nn.Identity() if siglip else model.visual_projection
 
     def __call__(self, images):
         return self.projection(self.tower(pixel_values=images).pooler_output)
@@ -76,11 +74,7 @@ class _ForeignModel:
         self.model = model
         self.visual, self.text = _Images(model, siglip), _Texts(model, siglip)
         self.encode_text = self.text
-
-    @property
-    def context_length(self):
-        "Text tokens of a row, padding included"
-        return self.model.config.text_config.max_position_embeddings
+        self.context_length = model.config.text_config.max_position_embeddings  # padding included
 
     @property
     def logit_scale(self):
@@ -108,29 +102,6 @@ class _ForeignTokenizer:
         return self.tokenizer(texts, return_tensors="pt", **options).input_ids
 
 # %% ../../nbs/7_release/14_foreign.ipynb #763a44af
-def _of_transformers(model):
-    "The model under open_clip's names; `UserError` where its class is not known"
-    from transformers import CLIPModel, SiglipModel
-
-    if not isinstance(model, (SiglipModel, CLIPModel)):
-        raise UserError(f"transformers' {type(model).__name__} is not known here; give a SiglipModel or a CLIPModel")
-    siglip = isinstance(model, SiglipModel)
-    if siglip and not model.config.vision_config.vision_use_head:
-        raise UserError("this SiglipModel has no pooling head (vision_use_head is false), so it has no image embedding")
-    return _ForeignModel(model, siglip)
-
-
-def _tokenizer_for(model, tokenizer):
-    "The tokenizer as open_clip's are called; one inside a processor is taken out"
-    if hasattr(tokenizer, "image_processor"):
-        tokenizer = tokenizer.tokenizer
-    if hasattr(tokenizer, "convert_ids_to_tokens"):
-        return _ForeignTokenizer(tokenizer, model.context_length)
-    if not callable(tokenizer):
-        raise UserError(f"a {type(tokenizer).__name__} is no tokenizer: it cannot be called with a list of texts")
-    return tokenizer
-
-
 def towers_of(
     model: Any,  # of open_clip, or a SiglipModel or CLIPModel of transformers
     tokenizer: Callable,  # that of the model: open_clip's, or a tokenizer or processor of transformers
@@ -140,7 +111,20 @@ def towers_of(
         raise UserError("give the model itself (model.module), and wrap the whole: DistributedDataParallel(loss)")
     name = type(model).__name__
     if hasattr(model, "get_image_features"):
-        model = _of_transformers(model)
+        from transformers import CLIPModel, SiglipModel
+
+        siglip = isinstance(model, SiglipModel)
+        if not siglip and not isinstance(model, CLIPModel):
+            raise UserError(f"transformers' {name} is not known here; give a SiglipModel or a CLIPModel")
+        if siglip and not model.config.vision_config.vision_use_head:
+            raise UserError("this SiglipModel has no pooling head (vision_use_head is false), so no image embedding")
+        model = _ForeignModel(model, siglip)
     elif not all(hasattr(model, part) for part in ("visual", "encode_text", "logit_scale", "context_length")):
         raise UserError(f"a {name} is no model of open_clip, nor a SiglipModel or CLIPModel of transformers")
-    return Towers(model, _tokenizer_for(model, tokenizer), {}, {}, name)
+    if hasattr(tokenizer, "image_processor"):
+        tokenizer = tokenizer.tokenizer
+    if hasattr(tokenizer, "convert_ids_to_tokens"):
+        tokenizer = _ForeignTokenizer(tokenizer, model.context_length)
+    if not callable(tokenizer):
+        raise UserError(f"a {type(tokenizer).__name__} is no tokenizer: it cannot be called with a list of texts")
+    return Towers(model, tokenizer, {}, {}, name)

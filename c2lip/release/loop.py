@@ -26,7 +26,7 @@ def placed_phrase(
     caption: str,
     phrase: str | tuple[str, int, int],  # a text, or (text, first character, one past the last)
 ) -> Phrase:  # with the place −1, −1 where a bare text is not in the caption
-    "A phrase with its place in its caption; raise `UserError` where another text stands there"
+    "A phrase with its place in its caption; raise `UserError` where another text is there"
     if isinstance(phrase, str):
         found = find_phrases(caption, [phrase])
         return found[0] if found else Phrase(phrase, -1, -1)
@@ -81,14 +81,6 @@ def _samples(images, captions, phrases):
     ]
 
 
-def _refuse_unplaced(samples):
-    "Raise `UserError` for a phrase that cannot be pooled since its caption does not hold it"
-    for sample in samples:
-        for phrase in sample.phrases:
-            if phrase.start < 0:
-                raise UserError(f'{phrase.text!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
-
-
 class C2LIPLoss(Step):
     "contrastive + λ_npc·npc + λ_xac·xac (Eq. 8) of a model and its tokenizer; the model is a part of this module"
 
@@ -123,8 +115,9 @@ class C2LIPLoss(Step):
             captions = [canonical_caption(caption) for caption in captions]
             phrases = found_phrases(captions, self.nlp)
         samples = _samples(images, captions, phrases)
-        if self.concepts == "pool":
-            _refuse_unplaced(samples)
+        unplaced = [phrase.text for sample in samples for phrase in sample.phrases if phrase.start < 0]
+        if self.concepts == "pool" and unplaced:
+            raise UserError(f'{unplaced[0]!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
         return self.view(samples, 0).to(self.towers.model.logit_scale.device)
 
     def forward(  # type: ignore[override]

@@ -30,31 +30,21 @@ def _cleaning_steps(cleaning):
 
     steps: list[normalizers.Normalizer] = []
     if cleaning == "canonicalize":
-        steps.append(normalizers.Replace("_", " "))
-        steps.append(normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), ""))
+        steps += [normalizers.Replace("_", " "), normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), "")]
     if cleaning in ("canonicalize", "lower"):
         steps.append(normalizers.Lowercase())
-    steps.append(normalizers.Replace(Regex(r"\s+"), " "))
-    steps.append(normalizers.Strip())
-    return steps
-
-
-def _clip_tokenizer(tokenizer):
-    "transformers' CLIPTokenizer with the vocabulary of open_clip's own byte-pair tokenizer"
-    from transformers import CLIPTokenizer
-
-    special_names = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}
-    vocabulary = {special_names.get(token, token): number for token, number in tokenizer.encoder.items()}
-    return CLIPTokenizer(vocabulary, list(tokenizer.bpe_ranks), model_max_length=tokenizer.context_length)
+    return [*steps, normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
 
 
 def _export_tokenizer(tokenizer):
     "A transformers tokenizer that gives open_clip's ids from the raw text; raise `UserError` where there is none"
     from tokenizers import Tokenizer, normalizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import CLIPTokenizer, PreTrainedTokenizerFast
 
     if isinstance(tokenizer, SimpleTokenizer):
-        return _clip_tokenizer(tokenizer)
+        special_names = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}
+        vocabulary = {special_names.get(token, token): number for token, number in tokenizer.encoder.items()}
+        return CLIPTokenizer(vocabulary, list(tokenizer.bpe_ranks), model_max_length=tokenizer.context_length)
     inner = getattr(tokenizer, "tokenizer", None)
     if not hasattr(inner, "backend_tokenizer"):
         raise UserError(f"this tokenizer ({type(tokenizer).__name__}) cannot be expressed in transformers")
@@ -142,24 +132,13 @@ def _with_weights(config, weights):
     return model
 
 
-def _write_export(folder, model, tokenizer, image_processor):
-    "Write the files of an export"
-    from transformers import CLIPProcessor, SiglipModel, SiglipProcessor
-
-    processor = SiglipProcessor if isinstance(model, SiglipModel) else CLIPProcessor
-    model.save_pretrained(folder)
-    processor(image_processor, tokenizer).save_pretrained(folder)
-    image_processor.save_pretrained(folder)  # preprocessor_config.json, for transformers 4
-    save_tokenizer(tokenizer, folder)
-
-
 def to_hugging_face(
     towers: Towers,
     folder,  # made if missing
 ) -> float:  # the largest difference that was found in the comparison
     """Write the model for transformers: SiglipModel or CLIPModel with tokenizer and image processor.
     Raise `UserError` where it cannot be expressed, would differ, or cannot be written"""
-    from transformers import logging
+    from transformers import CLIPProcessor, SiglipModel, SiglipProcessor, logging
 
     level = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -173,7 +152,11 @@ def to_hugging_face(
                 f"transformers' {type(model).__name__} would differ from this model by {found:.1e}: "
                 "a part of it is not expressed there, and nothing was written"
             )
-        _write_export(folder, model, tokenizer, image_processor)
+        model.save_pretrained(folder)
+        processor = SiglipProcessor if isinstance(model, SiglipModel) else CLIPProcessor
+        processor(image_processor, tokenizer).save_pretrained(folder)
+        image_processor.save_pretrained(folder)  # preprocessor_config.json, for transformers 4
+        save_tokenizer(tokenizer, folder)
     except OSError as e:
         raise UserError(f"the folder {folder} cannot be written: {e.strerror or e}") from None
     finally:

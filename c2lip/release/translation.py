@@ -40,28 +40,39 @@ def _renamed(prefix, module):
     return {f"{prefix}.{name}": weight for name, weight in module.state_dict().items()}
 
 
+_TIMM = {
+    "layer_norm1": "norm1",
+    "layer_norm2": "norm2",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+    "self_attn.out_proj": "attn.proj",
+}
+_OPEN_CLIP = {
+    "layer_norm1": "ln_1",
+    "layer_norm2": "ln_2",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+    "self_attn.out_proj": "attn.out_proj",
+}
+"transformers' name of each part of a layer → timm's, open_clip's"
+
+
+def _names(block):
+    return _TIMM if hasattr(block, "norm1") else _OPEN_CLIP
+
+
 def _encoder_weights(prefix, blocks):
     "The weights of a tower's transformer layers, of timm or open_clip; one projection becomes queries, keys and values"
     weights: dict[str, Tensor] = {}
     for i, block in enumerate(blocks):
-        layer, attention = f"{prefix}.encoder.layers.{i}", f"{prefix}.encoder.layers.{i}.self_attn"
-        if _is_timm(block):
-            norms, mlp, out = (block.norm1, block.norm2), (block.mlp.fc1, block.mlp.fc2), block.attn.proj
-            joined = block.attn.qkv.weight, block.attn.qkv.bias
-        else:
-            norms, mlp, out = (block.ln_1, block.ln_2), (block.mlp.c_fc, block.mlp.c_proj), block.attn.out_proj
-            joined = block.attn.in_proj_weight, block.attn.in_proj_bias
-        for kind, matrix in zip(("weight", "bias"), joined):
-            weights |= {f"{attention}.{x}_proj.{kind}": part for x, part in zip("qkv", matrix.chunk(3))}
-        weights |= _renamed(f"{attention}.out_proj", out)
-        for n in (0, 1):
-            weights |= _renamed(f"{layer}.layer_norm{n + 1}", norms[n]) | _renamed(f"{layer}.mlp.fc{n + 1}", mlp[n])
+        layer = f"{prefix}.encoder.layers.{i}"
+        joined = "attn.qkv." if _names(block) is _TIMM else "attn.in_proj_"
+        for kind in ("weight", "bias"):
+            parts = block.get_parameter(f"{joined}{kind}").chunk(3)
+            weights |= {f"{layer}.self_attn.{x}_proj.{kind}": part for x, part in zip("qkv", parts)}
+        for theirs, ours in _names(block).items():
+            weights |= _renamed(f"{layer}.{theirs}", block.get_submodule(ours))
     return weights
-
-
-def _is_timm(block):
-    "Whether a transformer layer is timm's; otherwise it is open_clip's"
-    return hasattr(block, "norm1")
 
 
 def _encoder_config(blocks, tower):
@@ -70,13 +81,13 @@ def _encoder_config(blocks, tower):
     epsilons = {m.eps for m in tower.modules() if isinstance(m, nn.LayerNorm)}
     if len(epsilons) > 1:
         raise UserError(f"transformers has one epsilon for the norms of a tower, this one has {sorted(epsilons)}")
-    first, activation = (block.mlp.fc1, block.mlp.act) if _is_timm(block) else (block.mlp.c_fc, block.mlp.gelu)
+    first = block.get_submodule(_names(block)["mlp.fc1"])
     return {
         "hidden_size": first.in_features,
         "intermediate_size": first.out_features,
         "num_hidden_layers": len(blocks),
         "num_attention_heads": block.attn.num_heads,
-        "hidden_act": _activation_name(activation),
+        "hidden_act": _activation_name(block.mlp.act if _names(block) is _TIMM else block.mlp.gelu),
         "layer_norm_eps": epsilons.pop(),
     }
 
@@ -92,34 +103,29 @@ def _text_weights(text):
 
 # %% ../../nbs/7_release/02_translation.ipynb #07f16cc5
 def _refuse_if(kind, obstacles):
-    "Raise `UserError` with every obstacle: what the model has and transformers' class has not"
-    if obstacles:
-        raise UserError(f"this model is no {kind} of transformers: {'; '.join(obstacles)}")
+    "Raise `UserError` with every obstacle that was found: what the model has and transformers' class has not"
+    if any(obstacles.values()):
+        reasons = "; ".join(reason for reason, found in obstacles.items() if found)
+        raise UserError(f"this model is no {kind} of transformers: {reasons}")
 
 
-def _siglip_obstacles(model):
-    "What keeps a model from being a SiglipModel"
+def _siglip(model):
+    "transformers' SiglipConfig of a model, and its weights"
+    from transformers import SiglipConfig
+
     trunk, text = model.visual.trunk, model.text
-    pool_type = getattr(text, "pool_type", "last")
-    tokens = trunk.cls_token is not None or trunk.reg_token is not None
-    heads = trunk.attn_pool.num_heads, trunk.blocks[0].attn.num_heads
+    pool, pool_type = trunk.attn_pool, getattr(text, "pool_type", "last")
+    heads = pool.num_heads, trunk.blocks[0].attn.num_heads
     foreign = not hasattr(text, "transformer") or not hasattr(text, "pool_type")
     obstacles = {
-        "its image tower has class or register tokens beside the patches": tokens,
+        "its image tower has class or register tokens beside the patches": trunk.num_prefix_tokens > 0,
         "its pooling head has another number of heads than its layers": heads[0] != heads[1],
         "its text tower is no transformer of open_clip's": foreign,
         "its text tower is causal, a SigLIP reads both ways": getattr(text, "attn_mask", None) is not None,
         f"its text is read at the {pool_type} token, a SigLIP's at the last place": pool_type != "last",
         "its text projection has no bias": not isinstance(getattr(text, "text_projection", None), nn.Linear),
     }
-    return [obstacle for obstacle, found in obstacles.items() if found]
-
-
-def _siglip_config(model):
-    "transformers' SiglipConfig of a model"
-    from transformers import SiglipConfig
-
-    trunk, text = model.visual.trunk, model.text
+    _refuse_if("SiglipModel", obstacles)
     vision_config = {
         **_encoder_config(trunk.blocks, trunk),
         "image_size": square_side(trunk.patch_embed.img_size),
@@ -130,17 +136,14 @@ def _siglip_config(model):
         "vocab_size": text.token_embedding.num_embeddings,
         "max_position_embeddings": text.positional_embedding.shape[0],
         "projection_size": text.text_projection.out_features,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
-    return SiglipConfig(vision_config=vision_config, text_config=text_config)
-
-
-def _pooling_head_weights(pool):
-    "The weights of timm's attention pooling: its query and its key-value projections are one matrix in transformers"
     head = "vision_model.head"
-    return {
+    weights = {
+        **_renamed("vision_model.embeddings.patch_embedding", trunk.patch_embed.proj),
+        "vision_model.embeddings.position_embedding.weight": trunk.pos_embed[0],
+        **_encoder_weights("vision_model", trunk.blocks),
+        **_renamed("vision_model.post_layernorm", trunk.norm),
         f"{head}.probe": pool.latent,
         f"{head}.attention.in_proj_weight": torch.cat([pool.q.weight, pool.kv.weight]),
         f"{head}.attention.in_proj_bias": torch.cat([pool.q.bias, pool.kv.bias]),
@@ -148,105 +151,55 @@ def _pooling_head_weights(pool):
         **_renamed(f"{head}.layernorm", pool.norm),
         **_renamed(f"{head}.mlp.fc1", pool.mlp.fc1),
         **_renamed(f"{head}.mlp.fc2", pool.mlp.fc2),
-    }
-
-
-def _siglip_weights(model):
-    "All weights of a SigLIP under transformers' names"
-    trunk, text = model.visual.trunk, model.text
-    vision_weights = {
-        **_renamed("vision_model.embeddings.patch_embedding", trunk.patch_embed.proj),
-        "vision_model.embeddings.position_embedding.weight": trunk.pos_embed[0],
-        **_encoder_weights("vision_model", trunk.blocks),
-        **_renamed("vision_model.post_layernorm", trunk.norm),
-        **_pooling_head_weights(trunk.attn_pool),
-    }
-    return {
-        **vision_weights,
         **_text_weights(text),
         **_renamed("text_model.head", text.text_projection),
         "logit_scale": model.logit_scale.reshape(1),
         "logit_bias": model.logit_bias.reshape(1),
     }
+    return SiglipConfig(vision_config=vision_config, text_config=text_config), weights
 
 # %% ../../nbs/7_release/02_translation.ipynb #dcc88633
-def _text_of(model):
-    "The module that holds the text tower's parts: `model.text`, or the model itself for open_clip's CLIP"
-    return getattr(model, "text", model)
+def _clip(model):
+    "transformers' CLIPConfig of a model, and its weights"
+    from transformers import CLIPConfig
 
-
-def _text_pool_type(text):
-    "At which token a text is read"
-    return getattr(text, "pool_type", "") or getattr(text, "text_pool_type", "")
-
-
-def _end_token(text):
-    "The id of the token at which a text is read"
-    if _text_pool_type(text) == "argmax":
-        return text.vocab_size - 1
-    return getattr(text, "eos_id", None) or getattr(text, "text_eos_id", None)
-
-
-def _projection_weight(projection):
-    "The weight (D,width) of a projection, which is a layer or a (width,D) matrix"
-    return projection.weight if isinstance(projection, nn.Linear) else projection.T
-
-
-def _clip_obstacles(model):
-    "What keeps a model from being a CLIPModel"
-    visual, text = model.visual, _text_of(model)
-    pool_type = _text_pool_type(text)
+    visual, text = model.visual, getattr(model, "text", model)  # open_clip's own CLIP is its text tower itself
+    pool_type = getattr(text, "pool_type", "") or getattr(text, "text_pool_type", "")
+    causal = hasattr(text, "transformer") and getattr(text, "attn_mask", None) is not None
     obstacles = {
         "its image is not read at the class token": visual.attn_pool is not None or visual.pool_type != "tok",
-        "its text tower is not causal": not hasattr(text, "transformer") or getattr(text, "attn_mask", None) is None,
+        "its text tower is not causal": not causal,
         f"its text is read at the {pool_type} token": pool_type not in ("argmax", "eos"),
         "it has a logit bias": has_bias(model),
     }
-    return [obstacle for obstacle, found in obstacles.items() if found]
-
-
-def _clip_config(model):
-    "transformers' CLIPConfig of a model"
-    from transformers import CLIPConfig
-
-    visual, text = model.visual, _text_of(model)
-    text_layers = text.transformer.resblocks
-    text_norms = nn.ModuleList([text.transformer, text.ln_final])  # `text` may be the model, with the image's norms
+    _refuse_if("CLIPModel", obstacles)
+    end = getattr(text, "eos_id", None) or getattr(text, "text_eos_id", None)
+    projection = text.text_projection.weight if isinstance(text.text_projection, nn.Linear) else text.text_projection.T
     vision_config = {
         **_encoder_config(visual.transformer.resblocks, visual),
         "image_size": square_side(visual.image_size),
         "patch_size": square_side(visual.patch_size),
     }
     text_config = {
-        **_encoder_config(text_layers, text_norms),
+        **_encoder_config(text.transformer.resblocks, nn.ModuleList([text.transformer, text.ln_final])),
         "vocab_size": text.vocab_size,
         "max_position_embeddings": text.positional_embedding.shape[0],
-        "eos_token_id": _end_token(text),
-        "bos_token_id": None,
-        "pad_token_id": None,
+        "eos_token_id": text.vocab_size - 1 if pool_type == "argmax" else end,
+        **dict.fromkeys(("bos_token_id", "pad_token_id")),
     }
-    joint_width = _projection_weight(text.text_projection).shape[0]
-    return CLIPConfig(projection_dim=joint_width, vision_config=vision_config, text_config=text_config)
-
-
-def _clip_weights(model):
-    "All weights of a CLIP under transformers' names"
-    visual, text = model.visual, _text_of(model)
-    vision_weights = {
+    weights = {
         "vision_model.embeddings.class_embedding": visual.class_embedding,
         **_renamed("vision_model.embeddings.patch_embedding", visual.conv1),
         "vision_model.embeddings.position_embedding.weight": visual.positional_embedding,
         **_renamed("vision_model.pre_layrnorm", visual.ln_pre),  # so spelt in transformers
         **_encoder_weights("vision_model", visual.transformer.resblocks),
         **_renamed("vision_model.post_layernorm", visual.ln_post),
-    }
-    return {
-        **vision_weights,
         "visual_projection.weight": visual.proj.T,
         **_text_weights(text),
-        "text_projection.weight": _projection_weight(text.text_projection),
+        "text_projection.weight": projection,
         "logit_scale": model.logit_scale,
     }
+    return CLIPConfig(projection_dim=len(projection), vision_config=vision_config, text_config=text_config), weights
 
 # %% ../../nbs/7_release/02_translation.ipynb #0f868ebf
 def translate(
@@ -255,11 +208,9 @@ def translate(
     "Configuration and weights under transformers' names; raise `UserError` where it cannot express the model"
     visual = model.visual
     if isinstance(getattr(getattr(visual, "trunk", None), "attn_pool", None), AttentionPoolLatent):
-        _refuse_if("SiglipModel", _siglip_obstacles(model))
-        return _siglip_config(model), _siglip_weights(model)
+        return _siglip(model)
     if isinstance(visual, open_clip.transformer.VisionTransformer):
-        _refuse_if("CLIPModel", _clip_obstacles(model))
-        return _clip_config(model), _clip_weights(model)
+        return _clip(model)
     raise UserError(
         f"transformers' SiglipModel and CLIPModel have no image tower like this one ({type(visual).__name__})"
     )

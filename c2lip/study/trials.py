@@ -43,18 +43,6 @@ class TrialSetup(NamedTuple):
     drawn: bool  # the data is the embedded world
 
 
-def _shared(settings):
-    "Those of a launcher's settings that all trials have alike"
-    return {name: settings[name] for name in SHARED if name in settings and not isinstance(settings[name], list)}
-
-
-def _of_the_first(settings):
-    "The settings of a launcher's first trial, which is measured at its end alone"
-    own = {name: settings[name] for name in SHARED if name in settings}
-    first = {name: value[0] if isinstance(value, list) and value else value for name, value in own.items()}
-    return {**first, "evaluate_every": 0}
-
-
 def start_trials(
     settings: dict,  # of a launcher: those of `SHARED`, and device, threads, split, items, bench_images
     run,  # the run folder
@@ -63,7 +51,9 @@ def start_trials(
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
     device = pick_device(settings["device"])
-    given = Config.of(_of_the_first(settings))
+    own = {name: settings[name] for name in SHARED if name in settings}
+    first = {name: value[0] if isinstance(value, list) and value else value for name, value in own.items()}
+    given = Config.of({**first, "evaluate_every": 0})
     base = load(settings["model"], device)
     records, held, skips = read_records(given)
     drawn = records.drawn
@@ -71,18 +61,11 @@ def start_trials(
     steps, _ = count_steps(records, given)
     taken = fill_auto(settings, values_by_model(base, steps, given.method))
     record_choices(settings, taken, run)
-    shared = _shared(taken)
+    shared = {name: taken[name] for name in SHARED if name in taken and not isinstance(taken[name], list)}
     print_advice(given, choose_by_model(given, base, steps), steps, base, records)
     samples = Samples(records, base.preprocess, base.tokenizer, cache=drawn, skips=skips)
-    benchmark = choose_benchmark(
-        "auto",
-        settings["data"],
-        held,
-        run,
-        split=settings["split"],
-        items=settings["items"],
-        images=settings["bench_images"],
-    )
+    sizes = {"split": settings["split"], "items": settings["items"], "images": settings["bench_images"]}
+    benchmark = choose_benchmark("auto", settings["data"], held, run, **sizes)
     if benchmark is None:
         raise UserError(
             f"of {len(records)} images fewer than two were held back, so there is nothing to measure a model on; "
@@ -120,17 +103,10 @@ def measure_model(
     return pd.concat(parts, ignore_index=True)[["suite", "name", "value", "se", "n"]]
 
 
-def _complete(settings):
-    "All settings of a trial and the options of its method; a default that is given makes no other trial"
-    found = asdict(Config.of(settings))
-    options = found.pop("options")
-    return {**found, **options}
-
-
 def _check_same_settings(settings, folder):
-    "A `UserError` where the trial in a folder had other settings"
-    before = _complete(read_json(folder / "params.json"))
-    now = _complete(settings)
+    "A `UserError` where the trial in a folder had other settings; a default that is given makes no other trial"
+    before, now = (asdict(Config.of(told)) for told in (read_json(folder / "params.json"), settings))
+    before, now = ({**told.pop("options"), **told} for told in (before, now))
     if before != now:
         changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         raise UserError(

@@ -40,11 +40,8 @@ class Towers:
 
     @property
     def _preprocess_config(self):
-        values = dict(self.preprocess_cfg)
-        for key in ("mean", "std"):  # lists in JSON, tuples in open_clip's tables: one form for both
-            if key in values:
-                values[key] = list(values[key])
-        return PreprocessCfg(**values)
+        lists = {key: list(x) for key, x in self.preprocess_cfg.items() if key in ("mean", "std")}  # JSON's form
+        return PreprocessCfg(**{**self.preprocess_cfg, **lists})
 
     @property
     def preprocess(self) -> Callable:  # PIL image → (3,H,W)
@@ -72,10 +69,7 @@ class Towers:
         "Text tokens of a row, padding included"
         return self.model.context_length
 
-    def token_ids(
-        self,
-        texts: list[str],  # T texts; none are fine
-    ) -> Tensor:  # (T,L)
+    def token_ids(self, texts: list[str]) -> Tensor:  # T texts; none are fine → (T,L)
         "What the tokenizer gives; a text that was read before is not read again"
         if len(self._rows) > _KEPT_TEXTS:
             self._rows.clear()
@@ -87,9 +81,7 @@ class Towers:
         return torch.stack([self._rows[text] for text in texts])
 
 # %% ../../nbs/1_method/14_towers.ipynb #hb000000
-def has_bias(
-    towers: Towers | nn.Module,  # towers, or their model
-) -> bool:
+def has_bias(towers: Towers | nn.Module) -> bool:  # towers, or their model
     "Whether the towers carry a logit bias: SigLIP's do, CLIP's do not"
     model = towers.model if isinstance(towers, Towers) else towers
     return getattr(model, "logit_bias", None) is not None
@@ -111,9 +103,7 @@ def _model_name(name):
     return name.partition(":")[0].replace("/", "-")  # the papers write ViT-B/32
 
 
-def resolve(
-    name: str,  # an open_clip name, optionally with ":tag" of its weights or ":random"
-) -> ModelSpec:
+def resolve(name: str) -> ModelSpec:  # an open_clip name, optionally with ":tag" of its weights or ":random"
     "Look a model up; raise `UserError` with the most similar name for an unknown model or tag"
     model, tag = _model_name(name), name.partition(":")[2]
     if model not in open_clip.list_models():

@@ -28,9 +28,7 @@ from ..core.files import read_json, regular, shipped
 EMBEDDED = ("base", "base_clip")  # the models that ship as a start, in the form of SigLIP and of CLIP
 
 
-def base_folder(
-    name: str = "base",  # one of EMBEDDED
-) -> Path:  # an open_clip release folder
+def base_folder(name: str = "base") -> Path:  # one of EMBEDDED → an open_clip release folder
     "An embedded base model"
     return shipped(name)
 
@@ -104,9 +102,7 @@ def _read_config(folder):
     return cfg
 
 
-def release_folder(
-    path: Path,  # a release folder, a run, or a weights file in a release folder
-) -> Path:
+def release_folder(path: Path) -> Path:  # a release folder, a run, or a weights file in a release folder
     "The release folder that `path` means: itself, a run's model/, or the one that holds a weights file"
     if path.is_dir():
         in_run = not (path / _CONFIG).exists() and (path / "model" / _CONFIG).exists()
@@ -172,9 +168,7 @@ def _check_vocabulary(tokenizer, model, folder):
         raise UserError(f"{folder}: the tokenizer has ids up to {largest}, the model knows {len(table.weight)} tokens")
 
 
-def load_folder(
-    folder: Path,  # a release folder
-) -> tuple[Any, Any, dict]:  # model, tokenizer, open_clip's model_cfg
+def load_folder(folder: Path) -> tuple[Any, Any, dict]:  # a release folder → model, tokenizer, open_clip's model_cfg
     "What a release folder holds; raise `UserError` where its weights and its configuration do not fit each other"
     cfg = _read_config(folder)
     try:

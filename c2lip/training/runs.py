@@ -114,9 +114,9 @@ def _scores(folder):
         average = table[(table.suite == "sugarcrepe") & (table.name == "average")]
         rows = average if len(average) else table[(table.suite == table.suite[0]) & (table.name == table.name[0])]
         values = pd.to_numeric(rows.value, errors="coerce").tolist()
+        return (values[0] if len(values) > 1 else None), values[-1]
     except (OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
         return None, None
-    return (values[0] if len(values) > 1 else None), values[-1]
 
 
 def _method(settings):

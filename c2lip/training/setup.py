@@ -28,10 +28,11 @@ from c2lip.training.config import (
     kind_of_model,
     own_options,
     phrase_rules,
+    save_parameters,
     values_by_model,
 )
 from .fit import RUN_RESULTS, check_parts, count_steps
-from .settings import AUTO, save_parameters
+from .settings import AUTO
 
 # %% ../../nbs/5_training/09_setup.ipynb #df9a286d
 def read_records(

@@ -96,7 +96,7 @@ def autocast_of(
     cfg: Config,
     device,
 ) -> torch.autocast:
-    "In what precision towers encode: bfloat16 where `precision` asks for it, and on a GPU unless told otherwise"
+    "In what precision towers encode: bfloat16 where `precision` asks for it, and on a GPU unless it asks for float32"
     kind = torch.device(device).type
     bf16 = cfg.precision == "bf16" or (cfg.precision == "auto" and kind == "cuda")
     return torch.autocast(kind, torch.bfloat16, enabled=bf16)

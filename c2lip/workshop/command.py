@@ -256,7 +256,8 @@ def _add_explore(commands):
 def _explored(options):
     "What the options ask of an explorer"
     changes = flag_changes(options) | ({"state": options.state} if options.state else {})
-    changes |= {key: _absolute(changes[key]) for key in ("image", "beside") if not changes.get(key, "0").isdecimal()}
+    if not changes.get("image", "0").isdecimal():
+        changes["image"] = _absolute(changes["image"])
     if "model" in changes:
         changes["model"] = [_folder_or_name(name) for name in changes["model"]]
     return changes
