@@ -268,7 +268,7 @@ def in_workers(
     context: str | None = None,  # how processes start: "fork", "spawn"; None: as usual on this system
 ) -> Iterator:  # the results, in the order of the jobs
     "Call a function for each job; raises what the function raises, `UserError` where a process was killed"
-    how = dict(generator=torch.Generator(), multiprocessing_context=context if workers else None)
+    how: dict = dict(generator=torch.Generator(), multiprocessing_context=context if workers else None)
     results = DataLoader(
         _Calls(function), sampler=jobs, batch_size=None, num_workers=workers, collate_fn=_as_it_is, **how
     )

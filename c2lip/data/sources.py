@@ -37,6 +37,7 @@ class Source:
 
     indexed = True  # False: so little that it stays in memory
     drawn = False  # True: images of the embedded world
+    join: tuple | None = None  # of shards: a table of their captions, and what they are matched by
 
     def __init__(
         self,

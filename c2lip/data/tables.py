@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'IMAGE_NAMES', 'CAPTION_NAMES', 'PHRASES', 'PLACE', 'FURTHER', 'RECORD_SCHEMA', 'NUMBERS', 'INDEX_SCHEMA',
-           'table_rows', 'column', 'caption_columns', 'table_records', 'record_row', 'row_captions', 'write_batches',
-           'write_table', 'index_table', 'Index']
+           'table_rows', 'column', 'caption_columns', 'table_records', 'row_captions', 'write_batches', 'write_table',
+           'index_table', 'Index']
 
 # %% ../../nbs/3_data/05_tables.ipynb #8a36889e
 import csv
@@ -210,7 +210,7 @@ FURTHER = pyarrow.list_(pyarrow.struct(dict(text=_TEXT, phrases=PHRASES)))
 RECORD_SCHEMA = pyarrow.schema(PLACE | dict(caption=_TEXT, phrases=PHRASES, further=FURTHER))
 
 
-def record_row(
+def _record_row(
     record: Record,
     home: Path | None = None,  # the folder from which paths at or below it are named; None: paths as they are
 ) -> dict:
@@ -272,7 +272,7 @@ def write_table(
     def row(record):
         if not isinstance(record.image, (TarPart, str, Path)):
             raise UserError(f"{record.key}: only images in files or shards can be named in a table")
-        return record_row(record, path.parent.resolve())
+        return _record_row(record, path.parent.resolve())
 
     rows = map(row, records)
     parts = iter(lambda: list(itertools.islice(rows, 2**13)), [])
@@ -289,8 +289,8 @@ def index_table(
     "Records as rows of an index"
     rows = []
     for r in records:
-        count, held = sum(len(c.phrases) for c in r.captions), r.image if isinstance(r.image, bytes) else None
-        rows.append(record_row(r) | dict(draw=holdout_fraction(r.key), mark=r.mark, count=count, bytes=held))
+        count, held = sum(len(c.phrases or ()) for c in r.captions), r.image if isinstance(r.image, bytes) else None
+        rows.append(_record_row(r) | dict(draw=holdout_fraction(r.key), mark=r.mark, count=count, bytes=held))
     return pyarrow.Table.from_pylist(rows, schema=INDEX_SCHEMA)
 
 

@@ -8,6 +8,7 @@ __all__ = ['WinogroundItem', 'winoground_hits', 'read_winoground', 'word_orders'
 # %% ../../nbs/4_evaluation/12_word_order.ipynb #39d1fc39
 import random
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pandas as pd
@@ -70,12 +71,13 @@ def read_winoground(
     require_files(at, "examples.jsonl", "*.parquet", "data/*.parquet")
     file = next(iter([*at.glob("examples.jsonl"), *sorted(at.glob("*.parquet")), *sorted(at.glob("data/*.parquet"))]))
     if file.suffix == ".jsonl":
-        rows, image_of = [(f"in line {n}", row) for n, row in read_entries(file)], _folder_image
+        rows: list = [(f"in line {n}", row) for n, row in read_entries(file)]
+        image_of: Callable = _folder_image
     else:
         rows, image_of = list(enumerate(pd.read_parquet(file).to_dict("records"))), _table_image
-    items = []
+    items: list[WinogroundItem] = []
     for n, row in rows:
-        captions = tuple(text_at(row, key, file, n) for key in ("caption_0", "caption_1"))
+        captions = text_at(row, "caption_0", file, n), text_at(row, "caption_1", file, n)
         images = tuple(image_of(row, key, at, file, n) for key in ("image_0", "image_1"))
         items.append(WinogroundItem(row.get("id", len(items)), images, captions))
     without_flaws = set(suite_data("winoground_without_flaws"))

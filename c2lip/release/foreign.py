@@ -122,7 +122,7 @@ def towers_of(
     elif not all(hasattr(model, part) for part in ("visual", "encode_text", "logit_scale", "context_length")):
         raise UserError(f"a {name} is no model of open_clip, nor a SiglipModel or CLIPModel of transformers")
     if hasattr(tokenizer, "image_processor"):
-        tokenizer = tokenizer.tokenizer
+        tokenizer = getattr(tokenizer, "tokenizer")  # noqa: B009
     if hasattr(tokenizer, "convert_ids_to_tokens"):
         tokenizer = _ForeignTokenizer(tokenizer, model.context_length)
     if not callable(tokenizer):

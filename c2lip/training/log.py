@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from c2lip.evaluation.plots import Page
 
 # %% auto #0
-__all__ = ['read_log', 'format_row', 'Log', 'plot_log']
+__all__ = ['read_log', 'Log', 'plot_log']
 
 # %% ../../nbs/5_training/04_log.ipynb #e16253f3
 def read_log(
@@ -50,7 +50,7 @@ def _memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
-def format_row(
+def _format_row(
     row: dict,  # a record of training with its speed
 ) -> str:
     "A record as a person reads it"
@@ -133,7 +133,7 @@ class Log:
         return {**row, **dict(zip(_SPEED, values))}
 
     def _postfix(self, row):
-        return f" · {format_row(row)} · {row['images_per_s'] / self.images:.2f} steps/s"
+        return f" · {_format_row(row)} · {row['images_per_s'] / self.images:.2f} steps/s"
 
     def step(
         self,

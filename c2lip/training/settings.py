@@ -220,7 +220,8 @@ def check_value(
         return value
     try:
         found = _as_kind(setting.kind, value)
-        str(found).encode("utf8")
+        if b"\0" in str(found).encode("utf8"):
+            raise ValueError(found)
     except (ValueError, TypeError, OverflowError):
         found = None
     fits = found is not None and (not setting.words or found in setting.words)
