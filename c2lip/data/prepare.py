@@ -27,7 +27,7 @@ from .images import Bar, in_workers, remote_scheme
 from .records import Caption, Record, Skips, with_phrases
 from .shards import LOST, index_captions
 from .sources import Shards, Source, find_source
-from .tables import write_batches, write_table
+from .tables import TABLES, write_batches, write_table
 
 # %% ../../nbs/3_data/15_prepare.ipynb #442532a9
 ANNOUNCED = re.compile(
@@ -228,7 +228,7 @@ def _check(source, folder, captions, write, workers):
     for place in source.places:
         if not remote_scheme(str(place)) and not Path(place).exists():
             raise UserError(f"there is no file {place}; a table or a tar shard was expected")
-    for kind in ("parquet", "jsonl"):
+    for kind in TABLES:
         table = folder / f"captions.{kind}"
         if table.is_file() and (kind != write or table.resolve() in [Path(p).resolve() for p in source.places]):
             advice = "which would be read in place of the result, or overwritten: choose another folder"
