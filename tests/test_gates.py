@@ -210,14 +210,14 @@ def test_papermill_shows_the_cell():
 
 # ---- the size of the house
 
-BUDGETS = {
-    "exported lines": 16_000,
-    "rooms that export": 80,
-    "lines of the largest room": 350,
+BUDGETS = {  # what holds today; a commit that makes one smaller lowers its number. The aim: 16,000 lines in 80 rooms,
+    "exported lines": 18_900,  # tests of 7,500 lines, no room above 350
+    "rooms that export": 88,
+    "lines of the largest room": 352,
     "public functions and classes": 520,
     "parameters of train": 22,
     "parameters of all launchers": 110,
-    "lines of tests": 7_500,
+    "lines of tests": 9_480,
 }
 
 
@@ -241,7 +241,6 @@ def sizes():
     }
 
 
-@pytest.mark.xfail(strict=False, reason="the house is being made smaller")
 def test_budgets():
     "A capability has one form; what is over its budget is cut elsewhere, or the budget is raised with a reason"
     over = {what: size for what, size in sizes().items() if size > BUDGETS[what]}
