@@ -52,10 +52,10 @@ app: $(STAMP)     ## open the attention explorer as a page of its own
 	@$(BIN)/voila nbs/explore.ipynb
 
 notebooks: $(STAMP) ## before a commit: ruff, export, clean, README.md
-	@$(BIN)/python -c 'from c2lip.workshop.upkeep import tidy; tidy()'
+	@$(BIN)/python -c 'from c2lip.dev.upkeep import tidy; tidy()'
 
 outputs: $(STAMP) ## run notebooks and store what they show (ARGS="train rooms")
-	@$(BIN)/python -c 'import sys; from c2lip.workshop.upkeep import store_outputs; store_outputs(sys.argv[1:])' $(ARGS)
+	@$(BIN)/python -c 'import sys; from c2lip.dev.upkeep import store_outputs; store_outputs(sys.argv[1:])' $(ARGS)
 
 clean:            ## remove .venv and what tools leave behind; runs/ stays
 	rm -rf $(VENV) c2lip.egg-info .pytest_cache .ruff_cache .mypy_cache _proc _docs build dist

@@ -22,6 +22,7 @@ from c2lip.data.images import BadImage, open_image
 from c2lip.data.prepare import prepare
 from c2lip.data.records import Skips
 from c2lip.data.sources import Tables, find_source, open_data
+from c2lip.dev.launch import check_run
 from c2lip.evaluation import folders
 from c2lip.evaluation.base import read_entries
 from c2lip.release import save
@@ -31,7 +32,6 @@ from c2lip.training.config import Config, own_options, save_parameters
 from c2lip.training.log import read_log
 from c2lip.training.run import train
 from c2lip.training.settings import read_parameters
-from c2lip.workshop.launch import check_run
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -14,12 +14,12 @@ from PIL import Image
 
 from c2lip.core.files import project_root
 from c2lip.data.sources import open_data
-from c2lip.workshop.command import main
+from c2lip.dev.command import main
 
 C2LIP = (
     [Path(sys.executable).with_name("c2lip")]
     if Path(sys.executable).with_name("c2lip").exists()
-    else [sys.executable, "-c", "import sys; from c2lip.workshop.command import main; sys.exit(main())"]
+    else [sys.executable, "-c", "import sys; from c2lip.dev.command import main; sys.exit(main())"]
 )
 
 
@@ -63,12 +63,12 @@ def test_prepare_in_a_terminal(table, run):
 
 def test_nothing_heavy_is_imported_for_help():
     code = """
-import sys, c2lip.workshop.command
+import sys, c2lip.dev.command
 try:
-    c2lip.workshop.command.main(['prepare', '--help'])
+    c2lip.dev.command.main(['prepare', '--help'])
 except SystemExit as e:
     assert e.code == 0
-import c2lip.training.runs, c2lip.training.settings, c2lip.workshop.launch
+import c2lip.training.runs, c2lip.training.settings, c2lip.dev.launch
 assert not {'torch', 'spacy', 'ray', 'open_clip'} & set(sys.modules), sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=project_root())

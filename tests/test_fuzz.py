@@ -33,6 +33,8 @@ from c2lip.data.images import BadImage, open_image
 from c2lip.data.records import Skips
 from c2lip.data.shards import index_captions, shard_urls
 from c2lip.data.sources import Folder, find_source, open_data
+from c2lip.dev.command import main
+from c2lip.dev.launch import check_run, failure
 from c2lip.evaluation.suites import read_folder
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
@@ -44,8 +46,6 @@ from c2lip.training.run import read_settings
 from c2lip.training.runs import list_runs
 from c2lip.training.settings import check, check_run_dir, read_parameters
 from c2lip.training.step import parameter_groups
-from c2lip.workshop.command import main
-from c2lip.workshop.launch import check_run, failure
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHERS = sorted(path for path in (ROOT / "nbs").glob("*.ipynb") if path.stem != "index")

@@ -17,10 +17,10 @@ from papermill.cli import papermill
 from papermill.inspection import _infer_parameters
 from papermill.iorw import load_notebook_node
 
+from c2lip.dev import upkeep
+from c2lip.dev.command import main
+from c2lip.dev.launch import check_run
 from c2lip.training.settings import KINDS, check, read_parameters
-from c2lip.workshop import upkeep
-from c2lip.workshop.command import main
-from c2lip.workshop.launch import check_run
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS = upkeep.notebooks_of(ROOT)
@@ -51,7 +51,7 @@ def test_nothing_lags_behind(tmp_path, run):
         shutil.copy(ROOT / file, tmp_path)
     (tmp_path / "c2lip").mkdir()
     env = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}  # the tool itself is the tree's
-    done = run(sys.executable, "-P", "-c", "from c2lip.workshop.upkeep import tidy; tidy()", cwd=tmp_path, env=env)
+    done = run(sys.executable, "-P", "-c", "from c2lip.dev.upkeep import tidy; tidy()", cwd=tmp_path, env=env)
     assert done.returncode == 0, done.out
 
     def tree(root):
@@ -330,9 +330,9 @@ def test_every_import_is_required():
 
 
 def test_library_starts_light(run):
-    "papermill loads c2lip.workshop.launch at each of its starts, in whatever project"
+    "papermill loads c2lip.dev.launch at each of its starts, in whatever project"
     heavy = {"torch", "numpy", "pandas", "papermill", "IPython", "yaml"}
-    code = f"import sys, c2lip.workshop.launch; print(*{{m.split('.')[0] for m in sys.modules}} & {heavy})"
+    code = f"import sys, c2lip.dev.launch; print(*{{m.split('.')[0] for m in sys.modules}} & {heavy})"
     assert run(sys.executable, "-c", code).out.strip() == ""
 
 

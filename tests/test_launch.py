@@ -12,9 +12,9 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from c2lip.core import UserError
+from c2lip.dev.launch import check_run, complete_line
+from c2lip.dev.upkeep import KERNEL
 from c2lip.training.runs import run_state
-from c2lip.workshop.launch import check_run, complete_line
-from c2lip.workshop.upkeep import KERNEL
 
 CELL = """lambda_xac: float = 0.01  # weight
 lr: float = 1e-5  # peak learning rate
@@ -69,7 +69,7 @@ def test_installed_entry_point():
     import entrypoints
 
     assert [e.module_name for e in entrypoints.get_group_all("papermill.engine") if e.name == "c2lip"] == [
-        "c2lip.workshop.launch"
+        "c2lip.dev.launch"
     ], "pip install -e . is due"
 
 

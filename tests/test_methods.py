@@ -28,7 +28,7 @@ from c2lip.training.fit import fit
 from c2lip.training.step import halve_weights, parameter_groups, train_step
 from c2lip.world_captions import train_records
 
-METHODS = "finetune c2lip clic negclip concrete_jungle macco uniformity labclip tripletclip".split()
+METHODS = "plain c2lip clic negclip concrete_jungle macco uniformity labclip tripletclip".split()
 CASES = [*((name, 1, {}) for name in METHODS), ("clic", 2, {})]  # CLIC's second step is a plain one
 CASES += [("c2lip", 1, {"concepts": "pool", "duplicates": duplicates}) for duplicates in ("separate", "mask", "merge")]
 CASES += [("c2lip", 1, {"trainable": r"text\..*"}), ("macco", 1, {"lambda_mlm": 0.0})]  # the predictor of words rests
@@ -189,7 +189,7 @@ def test_the_trainer_gives_a_method_whole_images(workers, tmp_path):
     wide = [(key, image().resize((192, 96)), caption) for key, image, caption in train_records(8)]
     high = [(f"high {key}", image.rotate(90, expand=True), caption) for key, image, caption in wide]
     seen = {}
-    for name in ("clic", "finetune"):
+    for name in ("clic", "plain"):
         towers = load("base")
         method = build(name, towers, {})
         view = method.view
@@ -207,7 +207,7 @@ def test_the_trainer_gives_a_method_whole_images(workers, tmp_path):
     for s in seen["clic"]:
         assert (s.whole == squeeze_whole(opened[s.key], (96, 96))).all()
         assert s.whole.shape[:2] == ((96, 48) if s.key.startswith("high") else (48, 96))
-    assert all(s.whole is None for s in seen["finetune"])
+    assert all(s.whole is None for s in seen["plain"])
 
 
 def test_heads_have_their_own_rate(samples):
@@ -224,7 +224,7 @@ def test_the_trainer_names_no_method_and_no_entry():
     trainer = [file for file in (ROOT / "c2lip" / "training").glob("*.py") if file.stem not in about_data]
     files = [ROOT / "c2lip" / "distributed.py", *trainer]
     assert len(files) > 5
-    words = set(method_names()) - {"c2lip", "clip", "siglip", "finetune"} | {"npc", "xac", "phrase_signs"}
+    words = set(method_names()) - {"c2lip", "clip", "plain"} | {"npc", "xac", "phrase_signs"}
     words |= {"phrase", "caption", "negative", "positive_1"}
     for file in files:
         text = re.sub(r"^# %%.*$", "", file.read_text(encoding="utf8"), flags=re.M)
@@ -277,7 +277,7 @@ def test_modules_that_fail_leave_the_others(own_modules):
         (own_modules / f"{name}.py").write_text(text)
         with pytest.raises(UserError, match=f"the module c2lip.methods.{name} {message}"):
             build(name, towers)
-    assert method_names() == before and build("finetune", towers).objective.terms == ["contrastive"]
+    assert method_names() == before and build("plain", towers).objective.terms == ["contrastive"]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -85,7 +85,7 @@ from c2lip.losses import c2lip_losses, owner_signs, pair_signs
 from c2lip.methods import method_names
 from c2lip.methods.concreteness import read_concreteness
 from c2lip.towers import load
-from c2lip.workshop.grammar import read_grammar
+from c2lip.dev.grammar import read_grammar
 
 assert "site-packages" in c2lip.__file__, c2lip.__file__
 assert project_root() == Path.cwd() and "site-packages" in str(shipped("recipes"))
@@ -106,7 +106,7 @@ def test_the_library_works_anywhere(away):
     assert "['A red mug', 'the wooden table']" in done.out and "sugarcrepe" in done.out.lower()
     shutil.copy(ROOT / "data" / "base" / "record.json", away.here)  # any file: no image is opened here
     (away.here / "captions.csv").write_text("image,caption\nrecord.json,A red mug on a table.\n")
-    command = "import sys; from c2lip.workshop.command import main; sys.exit(main())"
+    command = "import sys; from c2lip.dev.command import main; sys.exit(main())"
     done = away(sys.executable, "-c", command, "prepare", "captions.csv", "out")
     assert done.returncode == 0 and "1 captions, 2 phrases" in done.out, done.out
     assert {"captions.csv", "out", "record.json"} == {path.name for path in away.here.iterdir()}

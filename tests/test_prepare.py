@@ -23,7 +23,7 @@ from c2lip.concepts import load_pipeline, noun_phrases_many, phrases_of
 from c2lip.core import UserError
 from c2lip.data.prepare import prepare
 from c2lip.data.sources import PIECE, open_data
-from c2lip.workshop.grammar import read_grammar, sentence_text, template_caption
+from c2lip.dev.grammar import read_grammar, sentence_text, template_caption
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from c2lip.core.files import read_json, write_json
 from c2lip.data.batches import batches
 from c2lip.data.prepare import prepare
 from c2lip.data.sources import open_data
+from c2lip.dev.command import main
 from c2lip.methods import build
 from c2lip.study.claims import told_change
 from c2lip.towers import load
@@ -29,7 +30,6 @@ from c2lip.training.log import read_log
 from c2lip.training.run import train_from_terminal
 from c2lip.training.settings import check, launcher_settings
 from c2lip.training.step import make_optimizer, train_step
-from c2lip.workshop.command import main
 from c2lip.world_captions import train_records
 
 ROOT = Path(__file__).resolve().parent.parent

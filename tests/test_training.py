@@ -16,7 +16,7 @@ from c2lip.core import UserError, seed_everything
 from c2lip.core.files import sole_writer
 from c2lip.data.loading import Samples
 from c2lip.evaluation.folders import benchmark_folder
-from c2lip.methods import Step, siglip
+from c2lip.methods import Step, plain
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.training import fit as fit_room
@@ -96,7 +96,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(samples, tmp_path, ca
 
 def test_weights_of_zero_are_plain_fine_tuning_bit_for_bit(samples, tmp_path):
     assert equal(
-        run(samples, tmp_path / "zero", make=lambda t: c2lip(t, 0, 0)), run(samples, tmp_path / "plain", make=siglip)
+        run(samples, tmp_path / "zero", make=lambda t: c2lip(t, 0, 0)), run(samples, tmp_path / "plain", make=plain)
     )
 
 
@@ -161,7 +161,7 @@ def test_two_processes_train_what_one_does(tmp_path):
 
 
 def test_two_processes_find_the_neighbours_that_one_does(tmp_path):
-    settings = dict(method="finetune", images=32, epochs=1, batch_size=8, lr=1e-4, device="cpu", threads=1)
+    settings = dict(method="plain", images=32, epochs=1, batch_size=8, lr=1e-4, device="cpu", threads=1)
     for gpus in (1, 2):
         (tmp_path / f"{gpus}").mkdir()
         train({**settings, "batches": "neighbours", "gpus": gpus}, tmp_path / f"{gpus}")
@@ -311,7 +311,7 @@ def test_own_images_and_a_folder_are_looked_at_and_an_alarm_is_printed(tmp_path,
         image().save(data / f"{i}.png")
         (data / f"{i}.txt").write_text(caption)
     settings = dict(
-        method="siglip",
+        method="plain",
         data=str(data),
         epochs=1,
         batch_size=16,
