@@ -266,7 +266,7 @@ def _explored(options):
 def _explore(options):
     from c2lip.attention.explorer import Explorer  # heavy (torch, open_clip)
 
-    explorer = Explorer(["base"] if options.models or options.state else ())
+    explorer = Explorer(["base"] if options.model or options.state else ())
     if not explorer.update(**_explored(options)):
         raise UserError(explorer.error)
     folder = explorer.save(_absolute(options.output))
