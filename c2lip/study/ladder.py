@@ -15,14 +15,13 @@ import pandas as pd
 import yaml
 
 from ..core.files import shipped
-from ..evaluation.records import read_record
+from ..evaluation.records import item_changes, kept_items, read_record
 from c2lip.evaluation.tables import (
     Table,
     frame_table,
     pick_rows,
     row_list,
 )
-from ..evaluation.uncertainty import item_changes, kept_items
 from .trials import PlannedTrial
 from ..training.config import Config
 
