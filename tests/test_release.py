@@ -17,7 +17,7 @@ from c2lip.methods import build
 from c2lip.release import digest, push, save
 from c2lip.release.interpolation import interpolate
 from c2lip.release.transformers import small_siglip, to_hugging_face
-from c2lip.release.translation import expressible
+from c2lip.release.transformers import expressible
 from c2lip.towers import Towers, has_bias, load
 from c2lip.towers.folders import base_folder
 from c2lip.training.config import Config

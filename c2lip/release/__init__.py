@@ -16,7 +16,7 @@ from ..core import UserError
 from ..core.files import project_root, read_json, user_path, write_json
 from ..evaluation.tables import markdown_table
 from .transformers import save_tokenizer
-from .translation import expressible
+from .transformers import expressible
 from ..towers import Towers, resolve
 from ..towers.folders import EMBEDDED, base_folder
 

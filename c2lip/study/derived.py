@@ -124,7 +124,7 @@ def shares_of(
     found: pd.DataFrame,  # suite, name, value, model: the base, a rung and its averages over some seeds
     rung: str,
 ) -> pd.DataFrame:  # columns alpha, composition, zero_shot, retrieval; α ascending from 0, the base, to 1, the rung
-    "A rung's averages as `c2lip.release.interpolation.sweep` gives those of one model, mean over the seeds"
+    "A rung's averages as interpolate.ipynb measures those of one model, mean over the seeds"
     models = {0.0: "base", 1.0: rung}
     for model in found.model.unique():
         before, _, share = model.rpartition(", α ")
