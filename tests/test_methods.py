@@ -18,7 +18,7 @@ import c2lip.methods
 from c2lip.concepts import noun_phrases
 from c2lip.core import Batch, Sample, Texts, UserError
 from c2lip.data.loading import Samples
-from c2lip.distributed import sum_over_ranks
+from c2lip.encoding import sum_over_ranks
 from c2lip.methods import Step, build, method_names
 from c2lip.methods.clic import squeeze_whole
 from c2lip.release import save

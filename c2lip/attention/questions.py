@@ -15,8 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from .maps import View
-from ..captions import canonical_caption
-from ..concepts import noun_phrases
+from ..concepts import canonical_caption, noun_phrases
 from ..core import UserError
 from ..methods.edits import WORD_KINDS, swap_spans, tag_words
 from ..world import COLOURS, NOUNS, PATTERNS, SIZES, Scene, object_mask
