@@ -67,9 +67,7 @@ class Method:
     head_decay: float | None = None  # weight decay of the objective's own matrices; None: the run's
 
 # %% ../../nbs/1_method/13_methods.ipynb #df57867f
-def caption_view(
-    towers: Towers,
-) -> Callable:  # (samples, step) → Batch
+def caption_view(towers: Towers) -> Callable:  # (samples, step) → Batch
     "Images and captions, no phrases"
 
     def view(samples, step):
@@ -99,17 +97,13 @@ def step_generator(
 
 
 @lru_cache
-def print_once(
-    line: str,
-):
+def print_once(line: str):
     "Print a line on the first rank, the same one once"
     if rank_and_world_size()[0] == 0:
         print(line, flush=True)
 
 # %% ../../nbs/1_method/13_methods.ipynb #be96c42d
-def contrast(
-    towers: Towers,
-) -> Callable:  # (image (N,D), text (n,D), features, own rows) → a rank's share of the loss
+def contrast(towers: Towers) -> Callable:  # (image (N,D), text (n,D), features, own rows) → a rank's share
     "The towers' own image–text loss: sigmoid where they carry a bias, softmax where they do not"
 
     def softmax(image, text, f, rows):
@@ -185,10 +179,7 @@ class Step(nn.Module):
         with self.autocast:
             return self.objective.encode(self.towers.model, batch)
 
-    def encode(
-        self,
-        batch: Batch,
-    ) -> Features:
+    def encode(self, batch: Batch) -> Features:
         "The features of this rank's batch, part by part where there are several"
         if self.parts == 1:
             return self._encode(batch)
@@ -215,9 +206,7 @@ class Step(nn.Module):
         return {**losses, "total": total}
 
 # %% ../../nbs/1_method/13_methods.ipynb #1c6c806a
-def clip(
-    towers: Towers,
-) -> Method:
+def clip(towers: Towers) -> Method:
     "Plain fine-tuning with CLIP's softmax loss; a logit bias is left as it is"
 
     def losses(f, batch, terms):
@@ -227,9 +216,7 @@ def clip(
     return Method(caption_view(towers), objective, trainable=ALL_BUT_BIAS)
 
 
-def plain(
-    towers: Towers,
-) -> Method:
+def plain(towers: Towers) -> Method:
     "Plain fine-tuning: SigLIP's sigmoid loss (Eq. 4) where the towers carry a bias, else CLIP's softmax"
     if not has_bias(towers):
         return clip(towers)

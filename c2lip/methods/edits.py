@@ -34,9 +34,7 @@ class Word(NamedTuple):
 _known: dict[str, list[Word]] = {}
 
 
-def tag_words(
-    captions: list[str],
-) -> list[list[Word]]:  # of each caption; punctuation left out
+def tag_words(captions: list[str]) -> list[list[Word]]:  # of each caption; punctuation left out
     "The words of each caption with their parts of speech; those not seen before are tagged together"
     if len(_known) > 1_000_000:
         _known.clear()
@@ -91,9 +89,7 @@ def swap_spans(
     return "".join([*out, text[at:]])
 
 # %% ../../nbs/3_relatives/01_edits.ipynb #61819b7b
-def word_bag(
-    text: str,
-) -> Counter:  # lower-case word → count; articles left out
+def word_bag(text: str) -> Counter:  # lower-case word → count; articles left out
     "The words of a text without their order"
     return Counter(w for w in re.findall(r"\w+", text.lower()) if w not in ("a", "an", "the"))
 
@@ -111,9 +107,7 @@ def _places(words):
 
 
 def swap_across(
-    first: str,
-    second: str,
-    chance: random.Random,
+    first: str, second: str, chance: random.Random
 ) -> tuple[str, str] | None:  # both texts edited; None where no word can be exchanged
     "Exchange a word of one text with a word of the same part of speech of the other (CLIC's hard negative)"
     words, other_words = tag_words([first, second])
