@@ -11,6 +11,7 @@ import string
 import time
 
 import pytest
+from grammar import read_conllu, read_grammar, sentence_text, template_caption, to_doc
 from spacy.tokens import Doc
 
 from c2lip.concepts import (
@@ -24,7 +25,6 @@ from c2lip.concepts import (
 )
 from c2lip.core import Phrase, UserError
 from c2lip.core.files import folder_digest, project_root
-from c2lip.dev.grammar import read_conllu, read_grammar, sentence_text, template_caption, to_doc
 from c2lip.spans import token_spans, token_spans_many
 from c2lip.trees import base_phrases
 from c2lip.world import NOUNS

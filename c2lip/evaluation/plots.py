@@ -17,8 +17,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..core import UserError
+from .records import split_changes, summarise
 from .tables import model_label, suite_label, task_label
-from .uncertainty import split_changes, summarise
 
 # %% ../../nbs/5_evaluation/18_plots.ipynb #8e1ea9ca
 SMALL = 8  # points, the smallest type of a figure

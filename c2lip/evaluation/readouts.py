@@ -19,8 +19,8 @@ from ..core import UserError
 from .base import Lookup, PairScore, Scorer
 from .embeddings import embed_texts, embed_tokens
 from .folders import benchmark_folder
+from .records import item_changes
 from .suites import embed_suites, measure, read_folder, tabulate
-from .uncertainty import item_changes
 from .world_scenes import write_groups
 from ..pooling import concept_similarity
 

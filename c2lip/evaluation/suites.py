@@ -6,7 +6,6 @@
 __all__ = ['FORMS', 'READERS', 'ON_REQUEST', 'read_folder', 'embed_suites', 'measure', 'tabulate', 'evaluate']
 
 # %% ../../nbs/5_evaluation/14_suites.ipynb #4b1afe72
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -22,7 +21,6 @@ from .embeddings import ImageRef, embed_images, embed_texts
 from .localisation import read_localisation
 from .retrieval import read_own_retrieval, read_retrieval_set
 from .scores import Score, score
-from .uncertainty import standard_error
 from .word_order import read_aro, read_winoground
 
 # %% ../../nbs/5_evaluation/14_suites.ipynb #8f5e86a5
@@ -132,11 +130,8 @@ def tabulate(
     measured: Iterable,  # what `measure` yields
 ) -> pd.DataFrame:  # columns suite, name, value (percent), se, n, ties, nan
     "Sum up every row, in the order given"
-    rows = []
-    for suite, name, hits in measured:
-        summed, se = (score(name, hits), standard_error(hits)) if hits else (Score(name, math.nan, 0, 0, 0), math.nan)
-        rows.append({"suite": suite, **summed._asdict(), "se": se})
-    return pd.DataFrame(rows, columns=["suite", "name", "value", "se", "n", "ties", "nan"])
+    rows = [{"suite": suite, **score(name, hits)._asdict()} for suite, name, hits in measured]
+    return pd.DataFrame(rows, columns=["suite", *Score._fields])
 
 
 def evaluate(

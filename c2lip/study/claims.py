@@ -15,9 +15,8 @@ import yaml
 from ..core import UserError
 from ..core.files import shipped
 from ..evaluation.plots import SMALL, Page, plain_axes
-from ..evaluation.records import read_record
+from ..evaluation.records import change_text, read_record, summarise
 from ..evaluation.tables import markdown_table, row_list, suite_label, task_label
-from ..evaluation.uncertainty import change_text, summarise
 from .ladder import verdict
 
 # %% ../../nbs/9_study/03_claims.ipynb #1a250005

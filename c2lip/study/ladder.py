@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CONCEPT_SETTINGS', 'RUN_SETTINGS', 'DEFAULT_RUNG', 'rungs', 'plan_rungs', 'paired_changes', 'blocks_of_record',
-           'default_ladder', 'ladder_table', 'verdict', 'with_size_and_place']
+           'default_ladder', 'ladder_table', 'verdict']
 
 # %% ../../nbs/9_study/02_ladder.ipynb #6a8e6d5b
 import itertools
@@ -15,14 +15,13 @@ import pandas as pd
 import yaml
 
 from ..core.files import shipped
-from ..evaluation.records import read_record
+from ..evaluation.records import item_changes, kept_items, read_record
 from c2lip.evaluation.tables import (
     Table,
     frame_table,
     pick_rows,
     row_list,
 )
-from ..evaluation.uncertainty import item_changes, kept_items
 from .trials import PlannedTrial
 from ..training.config import Config
 
@@ -157,14 +156,3 @@ def verdict(
     if mean - half > above:
         return "holds"
     return "does not hold" if mean + half < above else "undecided"
-
-# %% ../../nbs/9_study/02_ladder.ipynb #83255274
-def with_size_and_place(
-    found: pd.DataFrame,  # suite, name, value, se, model, seed: the trials of a ladder
-    measured: pd.DataFrame,  # what, value, se, model, seed: what size_and_place measured of their models
-) -> pd.DataFrame:  # the trials, and rows for size of thing and place in the caption where they were measured
-    "A ladder that also says whose changed colour was noticed, where its own trials do not say it"
-    if "size_and_place" in set(found.suite):
-        return found
-    rows = measured[(measured.what != "all") & measured.model.isin(found.model)]
-    return pd.concat([found, rows.rename(columns={"what": "name"}).assign(suite="size_and_place")], ignore_index=True)
