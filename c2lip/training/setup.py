@@ -17,7 +17,7 @@ from ..core import UserError, pick_device, seed_everything
 from ..core.files import check_free, project_root, read_json, user_path
 from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
-from ..distributed import rank_and_world_size
+from ..encoding import rank_and_world_size
 from ..methods import Method, build
 from ..towers import Towers, load
 from .checkpoint import disk_errors
