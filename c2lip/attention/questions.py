@@ -19,8 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from .maps import View, open_user_image
-from ..captions import canonical_caption
-from ..concepts import noun_phrases
+from ..concepts import canonical_caption, noun_phrases
 from ..core import UserError
 from ..core.files import user_path
 from ..evaluation.world_scenes import binding_scenes, scenes_of_three
