@@ -25,7 +25,7 @@ from c2lip.concepts import (
 )
 from c2lip.core import Phrase, UserError
 from c2lip.core.files import folder_digest, project_root
-from c2lip.spans import token_spans, token_spans_many
+from c2lip.spans import token_spans
 from c2lip.trees import base_phrases
 from c2lip.world import NOUNS
 from c2lip.world_captions import train_records
@@ -279,7 +279,7 @@ def check(tokenizer, captions, phrases):
     decode = tokenizer.decode if hasattr(tokenizer, "decode") else tokenizer.tokenizer.decode
     limit = tokenizer.context_length
     rows = tokenizer(captions).tolist()
-    for caption, row, mine, found in zip(captions, rows, phrases, token_spans_many(tokenizer, captions, phrases)):
+    for caption, row, mine, found in zip(captions, rows, phrases, token_spans(tokenizer, captions, phrases)):
         for phrase, span in zip(mine, found):
             if span is None:
                 cut += 1
@@ -317,7 +317,7 @@ def test_cut_phrase_is_none(name, tokenizers):
     for n in range(0, 90, 1):
         caption = "on " * n + "uncharacteristically"
         phrase = Phrase("uncharacteristically", len(caption) - 20, len(caption))
-        (span,) = token_spans(tokenizer, caption, [phrase])
+        ((span,),) = token_spans(tokenizer, [caption], [[phrase]])
         (row,) = tokenizer([caption]).tolist()
         decode = tokenizer.decode if hasattr(tokenizer, "decode") else tokenizer.tokenizer.decode
         fits = "uncharacteristically" in letters(decode(row))
@@ -329,7 +329,7 @@ def test_hostile_spans(tokenizers):
     for tokenizer in tokenizers.values():
         places = [[(0, len(c)), (len(c) // 3, len(c) // 2)] for c in captions]
         phrases = [[Phrase(c[i:j], i, j) for i, j in own if i < j] for c, own in zip(captions, places)]
-        for spans in token_spans_many(tokenizer, captions, phrases):
+        for spans in token_spans(tokenizer, captions, phrases):
             assert all(s is None or 0 <= s[0] < s[1] <= tokenizer.context_length for s in spans)
 
 
@@ -338,7 +338,7 @@ def test_an_unknown_tokenizer():
         clean_fn, context_length = staticmethod(str.lower), 8
 
     with pytest.raises(UserError, match="Odd"):
-        token_spans(Odd(), "a dog", [Phrase("a dog", 0, 5)])
+        token_spans(Odd(), ["a dog"], [[Phrase("a dog", 0, 5)]])
 
 
 # ------------------------------------------------------------------ the embedded pipeline

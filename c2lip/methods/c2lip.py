@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..concepts import phrase_number
-from ..core import Batch, Features, Range, Sample, Texts, UserError, did_you_mean
+from ..core import Batch, Features, Range, Sample, Texts, check_choice
 from ..encoding import gather_rows, rank_and_world_size, shared_place
 from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, scaled_cosines, softmax_loss
 from . import Method, Objective, caption_view, plain
@@ -48,7 +48,7 @@ def _spans(towers, sample):
     if sample.spans is not None:
         return sample.spans
     placed = [p for p in sample.phrases if p.start >= 0]
-    found = dict(zip(placed, token_spans(towers.tokenizer, sample.caption, placed)))
+    found = dict(zip(placed, token_spans(towers.tokenizer, [sample.caption], [placed])[0]))
     return [found.get(p) for p in sample.phrases]
 
 
@@ -94,20 +94,19 @@ def softmax_c2lip_losses(
     "C2LIP's losses for towers without a logit bias: softmaxes, those of phrases with several positives"
     phrase, scale, ranks = batch.texts["phrase"], f["scale"], rank_and_world_size()[1]
     losses = {}
-    with torch.autocast(f["image"].device.type, enabled=False):
-        if "contrastive" in terms:
-            losses["contrastive"] = softmax_loss(f["image"], f["caption"], scale, batch.rows)
-        signs, rows = _mention_signs(phrase, batch.rows, duplicates, len(f["image"]))
-        read = f["phrase"][rows]
-        if "npc" in terms:
-            losses["npc"] = multi_positive_loss(scaled_cosines(f["image"], read, scale), signs) / ranks
-        if "xac" in terms:
-            cosine = concept_similarity(read.to(f["image_tokens"].dtype), f["image_tokens"], xac_scale)
-            assert phrase.owner is not None  # a view's phrases
-            if ranks > 1 and duplicates != "merge":  # one order of the columns for all ranks; merged ones have it
-                order = shared_place(phrase.owner, batch.rows).argsort(stable=True)
-                cosine, signs = cosine[:, order], signs[:, order]
-            losses["xac"] = multi_positive_loss(scale * gather_rows(cosine), signs) / ranks
+    if "contrastive" in terms:
+        losses["contrastive"] = softmax_loss(f["image"], f["caption"], scale, batch.rows)
+    signs, rows = _mention_signs(phrase, batch.rows, duplicates, len(f["image"]))
+    read = f["phrase"][rows]
+    if "npc" in terms:
+        losses["npc"] = multi_positive_loss(scaled_cosines(f["image"], read, scale), signs) / ranks
+    if "xac" in terms:
+        cosine = concept_similarity(read.to(f["image_tokens"].dtype), f["image_tokens"], xac_scale)
+        assert phrase.owner is not None  # a view's phrases
+        if ranks > 1 and duplicates != "merge":  # one order of the columns for all ranks; merged ones have it
+            order = shared_place(phrase.owner, batch.rows).argsort(stable=True)
+            cosine, signs = cosine[:, order], signs[:, order]
+        losses["xac"] = multi_positive_loss(scale * gather_rows(cosine), signs) / ranks
     return losses
 
 # %% ../../nbs/1_method/14_c2lip.ipynb #8389abdf
@@ -121,9 +120,8 @@ def c2lip(
 ) -> Method:
     """C2LIP: contrastive + λ_npc·npc + λ_xac·xac (Eq. 8), all parameters trained.
     The losses are sigmoid losses where the towers carry a logit bias, softmaxes where they do not"""
-    for value, known, what in ((concepts, CONCEPTS, "concepts"), (duplicates, DUPLICATES, "duplicates")):
-        if value not in known:
-            raise UserError(f"{what} is one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}")
+    check_choice("concepts", concepts, CONCEPTS)
+    check_choice("duplicates", duplicates, DUPLICATES)
     if lambda_npc == lambda_xac == 0:
         return plain(towers)
 

@@ -26,38 +26,23 @@ def _add_margin(logits, negative, margin):
     return logits.scatter_add(1, negative.clamp(min=0)[:, None], added[:, None])
 
 # %% ../../nbs/3_relatives/05_concrete_jungle.ipynb #627704c9
-_MARGINS = ("static", "concreteness", "balanced")
+_MARGINS = ("static", "concreteness")
 
 
-def _balanced(logits, negative, share, size):
-    "The margin with which each hard negative takes `share` of its row's negative gradient"
-    rows, at = torch.arange(len(logits), device=logits.device), negative.clamp(min=0)
-    nothing = torch.tensor(-math.inf, dtype=logits.dtype, device=logits.device)
-    easy = logits.index_put((rows, at), nothing).index_put((rows, rows), nothing)
-    return (torch.logit(share.clamp(1e-4, 1 - 1e-4)) + easy.logsumexp(1) - logits[rows, at]).clamp(0, size)
-
-
-def _cement_margin(logits, negative, concreteness, kind="concreteness", size=0.0, share=0.5):
-    """The margin m̂ (R,) of each hard negative, without gradient, for logits (R,C) and κ (R,) of the replaced word.
-
-    `size` is m in logits, 0 half the logarithm of the number of texts; for balanced the largest m̂, 0 is 20. `share`
-    is ρ, for balanced alone."""
-    with torch.no_grad():
-        g = ((concreteness - 1) / 4).clamp(0, 1).to(logits.dtype)
-        if kind == "balanced":
-            return _balanced(logits, negative, share * g, size or 20.0)
-        size = size or math.log(logits.shape[1]) / 2
-        return torch.full_like(g, size) if kind == "static" else size * g
+def _cement_margin(logits, concreteness, kind="concreteness", size=0.0):
+    "The margin m̂ (R,) of each hard negative, for logits (R,C) and κ (R,) of the replaced word; `size` 0 is ½ log C"
+    size = size or math.log(logits.shape[1]) / 2
+    g = ((concreteness - 1) / 4).clamp(0, 1).to(logits.dtype)
+    return torch.full_like(g, size) if kind == "static" else size * g
 
 # %% ../../nbs/3_relatives/05_concrete_jungle.ipynb #82b9302e
 def _direction(queries, keys, scale, target, at, kappa, margin):
     "Cross-entropy of queries over keys, summed, with margins at hard negatives"
     logits = scaled_cosines(queries, keys, scale)
-    added = margin(logits, at, kappa.to(logits.dtype))
-    return F.cross_entropy(_add_margin(logits, at, added), target, reduction="sum")
+    return F.cross_entropy(_add_margin(logits, at, margin(logits, kappa)), target, reduction="sum")
 
 
-def _cement_loss(f, pair, alone, rows, margin=_cement_margin, symmetric=True):
+def _cement_loss(f, pair, alone, rows, margin=_cement_margin):
     """Cement loss over pairs and hard pairs, images over texts plus texts over images; a rank's share.
 
     Of all ranks, own first, `f` has image and caption (N,D), negative and negative_image (K,D), alone (A,D), and
@@ -74,19 +59,15 @@ def _cement_loss(f, pair, alone, rows, margin=_cement_margin, symmetric=True):
     texts = torch.cat([f["caption"], f["negative"], f["alone"]])
     mine = torch.cat([torch.arange(rows, device=device), N + own])  # rows of both, and the columns that are right
     there = _direction(images[mine], texts, f["scale"], mine, torch.cat([to_text, of_own]), kappa, margin)
-    at = torch.cat([to_image, of_own])
-    if not symmetric:
-        at = torch.full_like(at, -1)
-    return (there + _direction(texts[mine], images, f["scale"], mine, at, kappa, margin)) / len(images)
+    back = _direction(texts[mine], images, f["scale"], mine, torch.cat([to_image, of_own]), kappa, margin)
+    return (there + back) / len(images)
 
 
 def concrete_jungle(
     towers: Towers,
     regime: str = "high",  # which word is replaced: high, low or unconstrained concreteness
-    margin: str = "concreteness",  # static, concreteness or balanced
-    margin_size: float = 0.0,  # m in logits; 0: half the logarithm of the number of texts, 20 for balanced
-    margin_share: float = 0.5,  # ρ, for balanced
-    symmetric: bool = True,  # texts over images have the margin too
+    margin: str = "concreteness",  # static or concreteness
+    margin_size: float = 0.0,  # m in logits; 0: half the logarithm of the number of texts
     ratings: str = "",  # a file of Brysbaert's form; "": the workbook's own small list
     negative_images: bool = True,  # negatives have images where the world can draw them or the user gives them
     negatives_file: str = "",  # a JSON file of a user's own negatives with images
@@ -94,11 +75,11 @@ def concrete_jungle(
     "Concrete Jungle, reconstructed: the most concrete word replaced, in captions and images, and the Cement loss"
     check_choice("regime", regime, REGIMES)
     check_choice("margin", margin, _MARGINS)
-    margins = partial(_cement_margin, kind=margin, size=margin_size, share=margin_share)
+    margins = partial(_cement_margin, kind=margin, size=margin_size)
 
     def losses(f, batch, terms):
         negatives = batch.texts["negative"], batch.texts["alone"]
-        return {"cement": _cement_loss(f, *negatives, batch.rows, margins, symmetric)}
+        return {"cement": _cement_loss(f, *negatives, batch.rows, margins)}
 
     columns = ("image", "caption", "negative", "negative_image", "alone")
     objective = Objective(losses, {"cement": 1.0}, columns=columns)

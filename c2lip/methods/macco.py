@@ -8,6 +8,7 @@ __all__ = ['macco']
 # %% ../../nbs/3_relatives/07_macco.ipynb #589dd0ee
 import math
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -39,44 +40,25 @@ def _patch_grid(towers):
 
 
 @contextmanager
-def _whole_and_hidden(convolution, mask, token):
-    "Inside, a convolution (B,C,h,w) gives 2B rows: whole images, then the same with `token` at places of `mask` (B,M)"
-
-    def put(_module, _inputs, out):
-        hidden = mask.reshape(len(out), 1, *out.shape[2:])
-        return torch.cat([out, torch.where(hidden, token[:, None, None].to(out.dtype), out)])
-
-    handle = convolution.register_forward_hook(put)
+def _changed_output(module, change):
+    "Inside, a module gives `change(output)`"
+    handle = module.register_forward_hook(lambda _module, _inputs, out: change(out))
     try:
         yield
     finally:
         handle.remove()
 
 
-def _hide_ids(ids, mask):
-    "Token ids with −1 − id at hidden places"
-    return torch.where(mask, -1 - ids, ids)
+def _hide_patches(out, mask, token):
+    "Embedded patches (B,C,h,w) as 2B rows: whole images, then the same with `token` at places of `mask` (B,M)"
+    hidden = mask.reshape(len(out), 1, *out.shape[2:])
+    return torch.cat([out, torch.where(hidden, token[:, None, None].to(out.dtype), out)])
 
 
-@contextmanager
-def _hidden_tokens(module, token):
-    "Inside, a token embedding gives `token` for every id below 0 (`_hide_ids`)"
-    below = torch.zeros(0, dtype=torch.bool)
-
-    def read(_module, inputs):
-        nonlocal below
-        below = inputs[0] < 0
-        return (_hide_ids(inputs[0], below),)
-
-    def put(_module, _inputs, out):
-        return torch.where(below[..., None], token.to(out.dtype), out)
-
-    handles = module.register_forward_pre_hook(read), module.register_forward_hook(put)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _hide_words(out, mask, token):
+    "Embedded words (2B,n,W) whose second half has `token` at places of `mask` (B,L), n of whose columns are read"
+    hidden = torch.cat([torch.zeros_like(mask), mask])[:, : out.shape[1], None]
+    return torch.where(hidden, token.to(out.dtype), out)
 
 # %% ../../nbs/3_relatives/07_macco.ipynb #11b77bf9
 class _Hidden(NamedTuple):
@@ -194,14 +176,12 @@ class _Macco(Objective):
         predict = "mlm" in self.terms or "mim" in self.terms
         whole, masked = (batch.texts[name] for name in _CAPTIONS)
         assert whole.ids is not None and masked.ids is not None and masked.mask is not None  # as the view makes them
-        ids = torch.cat([whole.ids, _hide_ids(masked.ids, masked.mask)])
-        token_embedding = getattr(model, "text", model).token_embedding
-        with (
-            _whole_and_hidden(_patch_convolution(model), batch.masks["masked_image"], self.image_mask),
-            _hidden_tokens(token_embedding, self.text_mask),
-        ):
+        hide_patches = partial(_hide_patches, mask=batch.masks["masked_image"], token=self.image_mask)
+        hide_words = partial(_hide_words, mask=masked.mask, token=self.text_mask)
+        with _changed_output(_patch_convolution(model), hide_patches):
             image, patches = encode_images(model, batch.images["image"], tokens=predict, unit=False)
-            caption, words = encode_texts(model, ids, tokens=predict, unit=False)
+        with _changed_output(getattr(model, "text", model).token_embedding, hide_words):
+            caption, words = encode_texts(model, torch.cat([whole.ids, masked.ids]), tokens=predict, unit=False)
         f = scale_and_bias(model)
         for names, pooled, tokens in ((_IMAGES, image, patches), (_CAPTIONS, caption, words)):
             n = len(pooled) // 2

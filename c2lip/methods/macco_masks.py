@@ -19,7 +19,7 @@ from ..core import Phrase, check_choice
 from ..encoding import text_ends
 from . import caption_view, print_once, step_generator
 from .concreteness import read_by_key, world_scene
-from ..spans import token_spans_many
+from ..spans import token_spans
 from ..towers import Towers
 
 # %% ../../nbs/3_relatives/06_macco_masks.ipynb #31bcac1c
@@ -115,7 +115,7 @@ class _Readings:
         missing = list(dict.fromkeys(caption for caption in captions if caption not in self.known))
         concepts = [_concepts_in(doc) for doc in load_pipeline().pipe(missing)]
         words = [[word for concept in found for word in concept.words] for found in concepts]
-        spans = token_spans_many(self.tokenizer, missing, words) if missing else []
+        spans = token_spans(self.tokenizer, missing, words) if missing else []
         for caption, found, places in zip(missing, concepts, map(iter, spans)):
             self.known[caption] = [(c, [place for _, place in zip(c.words, places) if place]) for c in found]
         return [self.known[caption] for caption in captions]
