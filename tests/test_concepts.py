@@ -157,7 +157,7 @@ def test_rules(caption, rules, expected):
 
 def test_messages():
     for given, message in (
-        ({"possessive": "half"}, "split"),
+        ({"of_merge": "half"}, "classifier"),
         ({"max_words": "9"}, "max_words='9' is no int"),
         ({"nlp": "en_core_web_smm"}, "did you mean en_core_web_sm.*spacy download en_core_web_sm"),
     ):

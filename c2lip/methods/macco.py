@@ -120,21 +120,18 @@ def _patch_targets(images, grid, places):
     return x / (x.square().sum(-1, keepdim=True) / (x.shape[1] - 1) + 1e-6).sqrt()
 
 # %% ../../nbs/3_relatives/07_macco.ipynb #126b959d
-def _masked_direction(queries, keys, scale, bias, rows):
-    "Whole and masked queries of this rank against whole and masked keys of all; the whole key is right"
-    N, target = len(keys[0]), torch.arange(rows, device=keys[0].device).repeat(2)
-    logits = scaled_cosines(torch.cat([x[:rows] for x in queries]), torch.cat(keys), scale)
-    if bias is None:
-        return F.cross_entropy(logits, target, reduction="sum") / (2 * N)
-    return sigmoid_loss(logits + bias, 2 * F.one_hot(target, 2 * N) - 1)
-
-
 def _masked_contrast(image, masked_image, caption, masked_caption, scale, bias, rows):
-    "MCA: whole and masked images against whole and masked captions; both seek the whole one"
+    "MCA: whole and masked images of this rank against whole and masked captions of all, and back; the whole is right"
+    N, total = len(image), 0
+    target = torch.arange(rows, device=image.device).repeat(2)
     images, captions = (image, masked_image), (caption, masked_caption)
-    there = _masked_direction(images, captions, scale, bias, rows)
-    back = _masked_direction(captions, images, scale, bias, rows)
-    return (there + back) / 2
+    for queries, keys in ((images, captions), (captions, images)):
+        logits = scaled_cosines(torch.cat([x[:rows] for x in queries]), torch.cat(keys), scale)
+        if bias is None:
+            total += F.cross_entropy(logits, target, reduction="sum") / (2 * N)
+        else:
+            total += sigmoid_loss(logits + bias, 2 * F.one_hot(target, 2 * N) - 1)
+    return total / 2
 
 
 def _mean_of_hidden(losses, places):
@@ -238,7 +235,6 @@ def macco(
     lambda_mir: float = 0.1,  # weight of masked against whole, of one kind
     lambda_mlm: float = 20.0,  # weight of hidden words
     lambda_mim: float = 250.0,  # weight of hidden patches
-    words: str = "tree",  # what is hidden of a caption: tree or phrase
     boxes: str = "",  # a JSON file of boxes for a user's own images
     rectangles: Annotated[float, Range(0, 1)] = 0.1,  # how often a random rectangle is hidden in place of boxes
     softmax: bool = False,  # MCA as a softmax, as published, on towers with a bias too
@@ -248,7 +244,7 @@ def macco(
     "MACCO: masked concepts in text and image, restored across; towers keep their form"
     weights = {"mca": lambda_mca, "mir": lambda_mir, "mlm": lambda_mlm, "mim": lambda_mim}
     return Method(
-        macco_view(towers, _patch_grid(towers), boxes, words, rectangles),
+        macco_view(towers, _patch_grid(towers), boxes, rectangles),
         _Macco(towers, weights, softmax),
         trainable=".*" if has_bias(towers) and not softmax else ALL_BUT_BIAS,
         head_lr=predictor_lr,

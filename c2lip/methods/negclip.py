@@ -11,13 +11,11 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from ..core import UserError, check_choice
-from ..losses import pair_signs, scaled_cosines, sigmoid_loss
+from ..losses import choice_loss, pair_signs, scaled_cosines, sigmoid_loss
 from . import Method, Objective, caption_view, further_texts, step_generator
-from .concreteness import replaced_view, world_scene
+from .concrete_jungle import replaced_view, world_scene
 from .edits import ALL_KINDS, WAYS, edit_captions
 from ..towers import Towers, has_bias
 
@@ -41,10 +39,7 @@ def _negclip_softmax(image, caption, hard, scale, rows):
     """½ [cross-entropy of images over captions and hard captions + of captions over images], a rank's share.
 
     Images and captions (N,D) and hard captions (K,D) of all ranks, own first; τ; own images"""
-    target = torch.arange(rows, device=image.device)
-    texts = scaled_cosines(image[:rows], torch.cat([caption, hard]), scale)
-    images = scaled_cosines(caption[:rows], image, scale)
-    both = F.cross_entropy(texts, target, reduction="sum") + F.cross_entropy(images, target, reduction="sum")
+    both = choice_loss(image[:rows], torch.cat([caption, hard]), scale) + choice_loss(caption[:rows], image, scale)
     return both / (2 * len(image))
 
 
@@ -98,12 +93,8 @@ def negclip(
 # %% ../../nbs/3_relatives/09_negclip.ipynb #930ce84a
 def _last_map(towers):
     "The names of the weight and bias of the linear map that ends the text tower; `UserError` where it ends otherwise"
-    text = getattr(towers.model, "text", towers.model)
-    last = getattr(text, "text_projection", getattr(text, "proj", None))
-    if isinstance(last, nn.Sequential) and len(last):
-        last = last[-1]  # a head of several layers, as towers of Hugging Face have it
-    parts = [last] if isinstance(last, nn.Parameter) else [*last.parameters()] if isinstance(last, nn.Linear) else []
-    found = [name for name, p in towers.model.named_parameters() if any(p is part for part in parts)]
+    names = [name for name, _ in towers.model.named_parameters()]
+    found = [name for name in names if re.fullmatch(r"(text\.)?text_projection(\.weight|\.bias)?", name)]
     if not found:
         raise UserError(
             f"the text tower of {towers.name} does not end in a linear map, which is all that labclip trains; "
