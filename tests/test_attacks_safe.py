@@ -28,7 +28,7 @@ from c2lip.evaluation.base import read_entries
 from c2lip.release import save
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
-from c2lip.training.config import Config, own_options, save_parameters
+from c2lip.training.config import Config, phrase_rules, save_parameters
 from c2lip.training.log import read_log
 from c2lip.training.run import train
 from c2lip.training.settings import read_parameters
@@ -306,7 +306,7 @@ def test_a_value_is_not_written_out(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join(9 * [f'*a{i - 1}'])}]" for i in range(1, 12)]
     bomb = "{" + ", ".join(lines) + "}"
-    refused(lambda: own_options(Config.of(dict(method_options=bomb))), "method_options", "has aliases of YAML")
+    refused(lambda: phrase_rules(Config.of(dict(phrase_rules=bomb))), "phrase_rules", "has aliases of YAML")
 
 
 # What is said in one line

@@ -40,7 +40,7 @@ from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
 from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
-from c2lip.training.config import Config, own_options
+from c2lip.training.config import Config, phrase_rules
 from c2lip.training.log import read_log
 from c2lip.training.run import read_settings
 from c2lip.training.runs import list_runs
@@ -149,9 +149,9 @@ def settings_of_a_run(dice, folder):
     read_settings(folder / "recipe.yaml", [f"{dice.choice(list(Config.__dataclass_fields__))}={odd_text(dice)}"][:1])
 
 
-def settings_of_a_method(dice, folder):
-    options = hurt(b"{regime: low, margin: [0.1, 0.2], weights: {cont: 1.0}}", dice).decode("utf8", "replace")
-    own_options(Config.of({"method_options": options}))
+def rules_of_a_run(dice, folder):
+    text = hurt(b"{max_phrases: 3, of_merge: all, drop_places: true}", dice).decode("utf8", "replace")
+    phrase_rules(Config.of({"phrase_rules": text}))
 
 
 def rules(dice, folder):
@@ -447,7 +447,7 @@ KINDS = {  # kind → cases
     parameters_given: 150,
     papermill_line: 100,
     settings_of_a_run: 80,
-    settings_of_a_method: 60,
+    rules_of_a_run: 60,
     rules: 40,
     table: 150,
     data_folder: 40,

@@ -280,7 +280,7 @@ def negatives_of(shards, folder):
 def test_the_other_recipes_run(recipe, shards, tmp_path):
     given = {"data": f"{shards}/*.tar", **TINY}
     if recipe.stem == "tripletclip":  # it refuses photographs without negative images
-        given["method_options"] = f"{{negatives_file: {negatives_of(shards, tmp_path)}}}"
+        given["negatives_file"] = negatives_of(shards, tmp_path)
     train_from_terminal([str(recipe), str(tmp_path / "run"), *(f"{k}={v}" for k, v in given.items())])
     assert (
         read_log(tmp_path / "run")[-1]["total"] > 0

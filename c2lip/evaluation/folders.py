@@ -31,7 +31,7 @@ from .world_benchmark import write_benchmark
 def _world_version():
     "Digest of the code that draws the embedded benchmark: the last part of its folder's name"
     modules = (world_module, world_captions, world_scenes, world_benchmark)
-    files = [shipped("sprites.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
+    files = [shipped("world.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 

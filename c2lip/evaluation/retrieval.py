@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..captions import split_sentences
+from ..concepts import split_sentences
 from ..core import UserError
 from c2lip.evaluation.base import (
     NotHere,

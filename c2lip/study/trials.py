@@ -27,7 +27,7 @@ from ..methods import build
 from ..release import save
 from ..release.interpolation import interpolate
 from ..towers import Towers, load
-from ..training.config import Config, choose_by_model, fill_auto, own_options, values_by_model
+from ..training.config import Config, choose_by_model, fill_auto, values_by_model
 from ..training.fit import check_parts, count_steps, fit
 from ..training.settings import SHARED
 from ..training.setup import print_advice, read_records, record_choices
@@ -128,7 +128,7 @@ def trial(
         model = load(trained, setup.device)
     else:
         model = load(cfg.model, setup.device)
-        method = build(cfg.method, model, cfg.options, own_options(cfg))
+        method = build(cfg.method, model, cfg.options)
         fit(model, method, setup.samples, cfg, folder, setup.device)
         save(model, trained, {"settings": settings})
     table = measure_model(model, setup, folder)
