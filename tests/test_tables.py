@@ -19,7 +19,7 @@ from c2lip.evaluation.scores import Hits, change_of_items, mean_of, score
 from c2lip.evaluation.suites import evaluate, tabulate
 from c2lip.evaluation.tables import frame_table, pick_rows, render, row_list, write_forms
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
-from c2lip.study.ladder import DEFAULT_RUNG
+from c2lip.study.claims import DEFAULT_RUNG
 from c2lip.towers import load
 from c2lip.training.config import BY_MODEL
 
