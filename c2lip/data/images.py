@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['IMAGES', 'SHARD_IMAGES', 'FORMATS', 'SCHEMES', 'PAUSES', 'MAX_MEMBER', 'FIXED', 'BadImage', 'open_image',
            'remote_scheme', 'version_of', 'local_copy', 'TarPart', 'split_transform', 'to_bytes', 'from_bytes', 'Bar',
-           'in_workers']
+           'outcome', 'in_workers']
 
 # %% ../../nbs/4_data/02_images.ipynb #615c67d8
 import hashlib
 import io
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -55,11 +56,16 @@ def open_image(
             raise BadImage("image too large", size)
         if max(image.size) > 100 * min(image.size):
             raise BadImage("image too narrow", size)  # resized by its shorter side it would be huge
+        if image.mode[0] in "FI":
+            raise BadImage("odd image mode", image.mode)  # no bytes: nothing says which numbers are black and white
         full, turned = image.size, (image.height, image.width)
         if at_least and not isinstance(given, Image.Image):
             image.draft(None, (at_least, at_least))  # does nothing for other formats
         coded = image.size
-        image = _eight_bits(_upright(image)).convert("RGB")
+        if "exif" in image.info:
+            with suppress(Exception):  # an orientation that cannot be read is no reason to lose the image
+                image = ImageOps.exif_transpose(image)
+        image = image.convert("RGB")
         image.info["full_size"] = full if image.size == coded else turned
         return image
     except (BadImage, UserError):
@@ -74,55 +80,37 @@ def _read_header(image):
     # a PIL image whose pixels are not decoded yet
     if callable(image):
         image = image()
+    if isinstance(image, Image.Image):
+        return image
     if isinstance(image, bytes):
         image = io.BytesIO(image)
-    if isinstance(image, (str, Path)) and not os.path.isfile(image):
+    elif not os.path.isfile(image):
         raise BadImage("missing file", str(image))  # a pipe would be waited for
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        if isinstance(image, Image.Image):
-            return image
         return Image.open(image, formats=FORMATS)
 
-
-def _eight_bits(image):
-    # whole numbers of more than 8 bits, scaled to 0 … 255; other modes stay as they are
-    if image.mode == "F":
-        raise BadImage("odd image mode", image.mode)
-    if not image.mode.startswith("I"):
-        return image
-    numbers = np.array(image).astype(np.int64)
-    if numbers.min() < 0 or numbers.max() > 65535:
-        raise BadImage("odd image mode", f"{image.mode}, {numbers.min()} to {numbers.max()}")
-    return Image.fromarray((numbers / 257).round().astype(np.uint8))
-
-
-def _upright(image):
-    # turned by its EXIF orientation; an orientation that cannot be read is no reason to lose the image
-    if "exif" in image.info:
-        with suppress(Exception):
-            return ImageOps.exif_transpose(image)
-    return image
-
 # %% ../../nbs/4_data/02_images.ipynb #edc20c46
-SCHEMES = ("", "file", "http", "https", "s3", "gs")
+SCHEMES = ("file", "http", "https", "s3", "gs")
 PAUSES = (1, 4, 0)  # seconds after each attempt of a transfer
 MAX_MEMBER = 2**26  # bytes of one image or text in a shard, 64 MiB
 
 
 def remote_scheme(url: str) -> str:  # the scheme of an address on another machine; "" for a path
-    "How a file is reached"
-    return url.split(":", 1)[0].lower() if "://" in url else ""
+    "How a file is reached; raise `UserError` for an address that is not allowed"
+    scheme = (re.match(r"(?:([A-Za-z][\w+.-]+):)?", url)[1] or "").lower()
+    if scheme and (scheme not in SCHEMES or "::" in url):
+        allowed = ", ".join(f"{name}:" for name in SCHEMES)
+        raise UserError(f"shard address {url!r} is refused; allowed: paths, {allowed}")
+    return "" if scheme == "file" else scheme
 
 
 def _filesystem(url):
     # fsspec's file system for an address, and the file's name there
     import fsspec  # heavy, and not needed for files on a disk
 
-    scheme, options = remote_scheme(url), {}
-    if scheme not in SCHEMES or "::" in url:
-        raise UserError(f"shard address {url!r} is refused; allowed: {', '.join(f'{s}:' for s in SCHEMES[1:])}")
-    if scheme in ("http", "https"):
+    options = {}
+    if remote_scheme(url) in ("http", "https"):
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=20, sock_read=20)
@@ -130,7 +118,7 @@ def _filesystem(url):
     try:
         return fsspec.core.url_to_fs(url, **options)
     except ImportError as e:
-        raise UserError(f"{scheme}: addresses need a package more: {e}") from None
+        raise UserError(f"{url} needs a package more: {e}") from None
 
 
 def _patiently(call, *args):
@@ -168,14 +156,13 @@ def local_copy(
     "The file on this machine; raises `FileNotFoundError` where there is none, `OSError` where it cannot be copied"
     if not remote_scheme(url):
         return Path(url)
-    system, address = _filesystem(url)
     size, mark = version_of(url)
     name = hashlib.sha256(f"{url} {size} {mark}".encode()).hexdigest()[:24]
     path = cache_folder() / "shards" / f"{name}{Path(url).suffix[:9]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
         if not path.exists():
-            part = path.with_suffix(".part")
+            (system, address), part = _filesystem(url), path.with_suffix(".part")
             _patiently(system.get_file, address, str(part))
             if size and part.stat().st_size != size:
                 raise OSError(f"{part.stat().st_size} of {size} bytes came")
@@ -225,7 +212,7 @@ def from_bytes(
     steps: list[Any],  # what is left of the transform
 ):  # what the whole transform makes of the image
     "Finish a transform; `ToTensor` and `Normalize` first need no way through PIL and no copy: the same numbers"
-    image: Any  # a tensor or a PIL image, as the next step wants it
+    image: Any = None  # a tensor or a PIL image, as the next step wants it
     if steps and type(steps[0]).__name__ in ("ToTensor", "MaybeToTensor"):
         image, steps = pixels.to(torch.get_default_dtype()).div_(255), steps[1:]
         if steps and type(steps[0]).__name__ == "Normalize":
@@ -244,17 +231,25 @@ class Bar(tqdm):
     monitor_interval = 0
 
 
+def outcome(
+    function: Callable,
+    *job,
+):
+    "What a function makes of a job; a `UserError` as a value, so that it travels without a worker's traceback in it"
+    try:
+        return function(*job)
+    except UserError as e:
+        return e
+
+
 class _Calls(Dataset):
-    "What a function makes of each job; a `UserError` travels as it is, without a worker's traceback in it"
+    "What a function makes of each job"
 
     def __init__(self, function):
         self.function = function
 
     def __getitem__(self, job):
-        try:
-            return self.function(job)
-        except UserError as e:
-            return e
+        return outcome(self.function, job)
 
 
 def _as_it_is(x):

@@ -66,10 +66,9 @@ def _add_prepare(p):
     p.add_argument("--rule", action="append", default=[], metavar="NAME=VALUE", help=rule)
     split = "make the sentences of long captions the captions of an image (CLIC's corpora)"
     p.add_argument("--sentences", action="store_true", help=split)
-    p.add_argument("--write", choices=("parquet", "jsonl"), default="parquet", help="kind of the table")
     lost = "largest share of a part that may be lost before the run stops (default: 0.1)"
     p.add_argument("--max-skipped", type=_share, default=0.1, metavar="SHARE", help=lost)
-    where = "run the workers under Ray Data: on this machine, or on the cluster at ADDRESS"
+    where = "run the workers under Ray: on this machine, or on the cluster at ADDRESS"
     p.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help=where)
     p.add_argument("-q", "--quiet", action="store_true", help="no progress bar and no summary")
 
@@ -91,7 +90,6 @@ def _prepare(options):
         progress=not options.quiet,
         captions=_absolute(options.captions),
         match=options.match,
-        write=options.write,
         ray=options.ray,
         max_skipped=options.max_skipped,
         sentences=options.sentences,

@@ -19,7 +19,7 @@ import yaml
 from ..core import Phrase, UserError, did_you_mean
 from ..core.files import shipped
 from ..data.loading import Samples
-from ..data.records import RecordList
+from ..data.records import Records
 from ..evaluation.records import keep_record
 from ..evaluation.tables import row_list
 from .ladder import CONCEPT_SETTINGS, paired_changes, plan_rungs, rungs
@@ -107,7 +107,7 @@ def _drawn_records(
     placed: float = 0.75,  # share of the other images whose objects come from one place
     objects: int = 0,  # how many the other images hold, up to 4; 0 draws them
     **shares: float,  # thing, colour: how often a caption names it; salient: 1 names the largest things
-) -> RecordList:
+) -> Records:
     "Training images of the embedded world with what a block varies"
     scenes: dict[str, Any] = {"single": single, "placed": placed, "objects": objects}
     told = shares if any(share < 1 for share in shares.values()) else None
@@ -116,7 +116,7 @@ def _drawn_records(
         numbered = [numbered_scene("train", i, **scenes) for i in range(len(rows))]
         texts = [caption_of_length(numbered[i], row[2], length, i) for i, row in enumerate(rows)]
         rows = [(key, draw, text) for (key, draw, _), text in zip(rows, texts)]
-    records = RecordList(rows, drawn=True)
+    records = Records(rows, drawn=True)
     if phrases:
         records = _with_phrases(records, lambda found: found[:phrases])
     if heads:
@@ -133,7 +133,7 @@ def _bare_noun(
 
 
 def _with_phrases(records, change):
-    return RecordList([record._replace(phrases=change(record.phrases)) for record in records], drawn=True)
+    return Records([record._replace(phrases=change(record.phrases)) for record in records], drawn=True)
 
 
 class DrawnSamples:
