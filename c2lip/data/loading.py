@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from ..core import Phrase, Sample, UserError, derive_seed, seeded
-from .images import BadImage, from_bytes, in_workers, open_image, split_transform, to_bytes
+from .images import BadImage, in_workers, open_image
 from .records import Records, Skips
 from ..encoding import encode_images
 from ..spans import token_spans_many
@@ -53,41 +53,33 @@ class Samples(Dataset):
         records: Records | Iterable,  # or a plain list of `Record`s, or of tuples (key, image, caption[, phrases])
         transform=None,  # PIL image → tensor (3,H,W); None leaves PIL images
         tokenizer=None,  # of the towers: samples then carry the token spans of their phrases; None: they do not
-        cache: bool = False,  # open every image now and keep its bytes
+        cache: bool = False,  # open every image now and keep it
         skips: Skips | None = None,  # the count to go on with, as `open_data` left it
         at_least: int = 0,  # JPEG files are decoded no larger than sides of this need, as `open_image` does; 0: whole
         draw: bool = True,  # of an image with several captions, `loader` draws one in each step; False: the first
     ):
         self.draw, self.at_least = draw, at_least
         self.skips, self.failed = Skips() if skips is None else skips, 0
-        self.transform, self.fixed, self.rest = transform, *split_transform(transform)
+        self.transform = transform
         self.records = records if isinstance(records, Records) else Records(records)
         self.tokenizer = tokenizer if has_token_positions(tokenizer) else None
         self.skips.seen = max(self.skips.seen, len(self.records))
         self.whole: Callable | None = None  # what `with_whole` was given
-        self.wholes: list = []  # what it made of each image that is kept
         self.spans = None  # of the phrases of samples that are kept
-        self.kept = self._keep() if cache else None
+        if cache:
+            self.records = Records(self._opened(), self.records.drawn)
         self.skips.check()
         if cache and self.tokenizer:
             captions = [r.caption for r in self.records]
             self.spans = _spans_of(self.tokenizer, captions, [r.phrases for r in self.records])
 
-    def _keep(self):
-        "The bytes of all images after the fixed steps; records whose image cannot be opened leave the set"
-        kept, good = [], []
+    def _opened(self):
+        "The records with their images opened; those whose image cannot be opened leave the set"
         for r in self.records:
             try:
-                image = open_image(r.image)
+                yield r._replace(image=open_image(r.image))
             except BadImage as e:
                 self.skips.add(r.key, e.cause, e.detail)
-                continue
-            for step in self.fixed:
-                image = step(image)
-            kept.append(to_bytes(image))
-            good.append(r)
-        self.records = Records(good, self.records.drawn)
-        return kept
 
     def with_whole(
         self,
@@ -96,8 +88,6 @@ class Samples(Dataset):
         "The same samples, each with `whole`, what `make` makes of its image before any crop or resizing"
         other = copy(self)
         other.whole = make
-        if self.kept is not None:
-            other.wholes = [make(open_image(r.image)) for r in self.records]
         return other
 
     @property
@@ -110,14 +100,9 @@ class Samples(Dataset):
 
     def _open(self, i, r, seed):
         "Sample `i`, of record `r`, with the caption that `seed` draws; raises `BadImage`"
-        size = whole = None
-        if self.kept is not None:
-            pixels = from_bytes(self.kept[i], self.rest)
-            whole = self.wholes[i] if self.whole else None
-        else:
-            image = open_image(r.image, at_least=self.at_least)
-            size, pixels = image.info["full_size"], image if self.transform is None else self.transform(image)
-            whole = self.whole(image) if self.whole else None
+        image = open_image(r.image, at_least=self.at_least)
+        pixels = image if self.transform is None else self.transform(image)
+        whole = self.whole(image) if self.whole else None
         several = bool(r.further)
         n = derive_seed(seed, r.key, "caption") % len(r.captions) if several and seed is not None else 0
         text, phrases = r.captions[n] if n else (r.caption, r.phrases)
@@ -126,7 +111,7 @@ class Samples(Dataset):
             spans = self.spans[i]
         else:
             spans = _spans_of(self.tokenizer, [text], [phrases])[0] if self.tokenizer else None
-        return Sample(r.key, pixels, text, phrases, size, spans, texts, whole)
+        return Sample(r.key, pixels, text, phrases, image.info["full_size"], spans, texts, whole)
 
     def __getitems__(
         self,
@@ -161,9 +146,7 @@ class Samples(Dataset):
 
     def __getitem__(self, i):
         "Sample `i`, or another that opens"
-        if not -len(self) <= i < len(self):
-            raise IndexError(i)
-        found = self.__getitems__([i % len(self)])
+        found = self.__getitems__([range(len(self))[i]])
         self.skips.check()
         if not found:
             raise UserError("none of the images can be opened")

@@ -24,7 +24,7 @@ from ..captions import split_sentences
 from ..concepts import is_english, load_pipeline, make_rules
 from ..core import UserError, one_line
 from ..core.files import folder_digest, output_place, project_root, read_json, sole_writer, write_json
-from .images import Bar, in_workers, outcome, remote_scheme
+from .images import Bar, Outcomes, in_workers, remote_scheme
 from .records import Caption, Skips, with_phrases
 from .shards import LOST, index_captions
 from .sources import Shards, find_source
@@ -117,7 +117,7 @@ def _in_ray(work, jobs, workers, address):
     try:
         if ours:
             ray.init(log_to_driver=False, logging_level="ERROR", **where)
-        task, work, under_way = ray.remote(num_cpus=1)(outcome), ray.put(work), deque()
+        task, work, under_way = ray.remote(num_cpus=1)(Outcomes.__getitem__), ray.put(Outcomes(work)), deque()
     except (ConnectionError, ValueError, RuntimeError) as e:
         expected = "local, auto, HOST:PORT or ray://HOST:PORT"
         raise UserError(f"no Ray cluster answers at {address!r} ({one_line(e, 200)}); expected {expected}") from None
@@ -214,8 +214,7 @@ def prepare(
     image_folder=None,  # folder that a table's image paths start from; None takes the table's own
     caption_column: str | None = None,  # column or key of captions, or several with commas between; None: a usual one
     progress: bool = True,  # show a progress bar of parts
-    captions=None,  # a table with the captions of images in shards, such as DreamLIP's csv
-    match: str | None = None,  # how it is joined to the shards: "url", "key"; None: by url where it has such a column
+    captions=None,  # a table with the captions of images in shards, such as DreamLIP's csv, by their url or key
     ray: str | None = None,  # None: processes of this machine; "local" or an address: Ray
     max_skipped: float = 0.1,  # largest share of a part that may be lost
     sentences: bool = False,  # the sentences of captions become the captions of an image, as CLIC's corpora are made
@@ -229,7 +228,7 @@ def prepare(
     with sole_writer(folder, busy, PATIENCE, "prepare.lock"):
         made_by, joined = _made_by(nlp), None
         if captions:
-            joined = index_captions(project_root() / captions, folder / "join.arrow", match, caption_column)
+            joined = index_captions(project_root() / captions, folder / "join.arrow", caption_column)
             found.join = str(folder / "join.arrow"), joined["match"]
         made_of = [PARTS_FORMAT, made_by, chosen, str(root), found.caption_column, joined, max_skipped, sentences]
         recipe = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
@@ -245,7 +244,7 @@ def prepare(
         if joined and not met:
             raise UserError(
                 f"no image has a row in {captions}, matched by {joined['match']}: the first image is {example!r}; "
-                "see match, and whether the table belongs to these shards"
+                "does the table belong to these shards?"
             )
         if joined:
             manifest["joined"] = dict(

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ import pyarrow
 from filelock import FileLock
 
 from ..core import UserError, did_you_mean, files
-from ..core.files import is_utf8, project_root, read_json, regular, user_path, write_json
+from ..core.files import is_utf8, project_root, read_json, regular, write_json
 from .images import IMAGES, Bar, in_workers, remote_scheme, version_of
 from .records import Record, Records, Skips, caption_texts, with_phrases
 from .shards import check_shards, shard_names, shard_records, shard_urls
@@ -153,35 +152,23 @@ def find_source(
     how = image_folder, caption_column
     if source == "world":
         return _World([images])
-    if _names_many(source):
-        found = shard_urls(source)
-        tables = [p for p in found if Path(p).suffix[1:].lower() in TABLES]
-        if tables and (len(tables) < len(found) or any(map(remote_scheme, tables))):
-            raise UserError(f"{source} names tables beside shards, or tables on another machine: {tables[0]}")
-        return (Tables if tables else Shards)(found, *how)
     if not str(source).strip():
         raise UserError("data is empty: name world, a folder, a table or tar shards")
-    path = project_root() / user_path(source)
-    kind = path.suffix[1:].lower()
-    if path.suffix == ".tar":
-        return Shards([str(path)], *how)
-    if not os.path.exists(path):  # where Path.exists raises for a name too long
-        names = [p.name for p in path.parent.iterdir()] if os.path.isdir(path.parent) else []
-        raise UserError(f"there is no data at {path}{did_you_mean(path.name, names)}")
-    if path.is_dir():
-        kind, places = _find_in_folder(path)
-        return kind(places, *how)
-    if kind not in TABLES:
-        raise UserError(f"{path} is neither a table ({', '.join(TABLES)}) nor a tar shard")
-    return Tables([str(path)], *how)
-
-
-def _names_many(source):
-    # a list, a pattern or an address; what is there under such a name is what it says
-    if not isinstance(source, (str, Path)):
-        return True
-    pattern = re.search(r"[*?{]", str(source)) or re.match(r"[A-Za-z][\w+.-]+:", str(source))
-    return bool(pattern) and not os.path.exists(project_root() / user_path(source))
+    places = shard_urls(source)
+    if isinstance(source, (str, Path)) and len(places) == 1 and not remote_scheme(places[0]):
+        path = Path(places[0])
+        if not os.path.exists(path):  # where Path.exists raises for a name too long
+            names = [p.name for p in path.parent.iterdir()] if os.path.isdir(path.parent) else []
+            raise UserError(f"there is no data at {path}{did_you_mean(path.name, names)}")
+        if path.is_dir():
+            kind, places = _find_in_folder(path)
+            return kind(places, *how)
+        if path.suffix[1:].lower() not in (*TABLES, "tar"):
+            raise UserError(f"{path} is neither a table ({', '.join(TABLES)}) nor a tar shard")
+    tables = [place for place in places if Path(place).suffix[1:].lower() in TABLES]
+    if tables and (len(tables) < len(places) or any(map(remote_scheme, tables))):
+        raise UserError(f"{source} names tables beside shards, or tables on another machine: {tables[0]}")
+    return (Tables if tables else Shards)(places, *how)
 
 
 def _find_in_folder(path):
@@ -225,20 +212,19 @@ def _write_index(path, source, limit, workers, rules):
 
 def _load_index(path):
     # (index, what was left out), or None where there is none that can be used
-    beside, reason = path.with_suffix(".json"), "is damaged"
+    beside = path.with_suffix(".json")
     if not beside.exists():
         return None
     try:
         notes, left_out, found = read_json(beside), Skips(), Index(path.with_suffix(".arrow"))
         left_out.seen, left_out.unread = notes["seen"], Counter(notes["unread"])
         left_out.rows = {where: tuple(why) for where, why in notes["left_out"].items()}
-        there = sum(cause == "missing file" and os.path.isfile(detail) for cause, detail in left_out.rows.values())
+        there = any(cause == "missing file" and os.path.isfile(detail) for cause, detail in left_out.rows.values())
         if len(found) == notes["rows"] and not there:
             return found, left_out
-        reason = f"lacks {there} images that are there now" if there else reason
     except (UserError, LookupError, TypeError, AttributeError, ValueError, OSError):
         pass
-    print(f"{path} {reason}; it is made anew", flush=True)
+    print(f"{path} is damaged, or lacks images that are there now; it is made anew", flush=True)
     beside.unlink(missing_ok=True)
     return None
 

@@ -53,8 +53,6 @@ def _add_prepare(p):
     usual = "column or JSON key of the captions, or several with commas between (default: a usual one)"
     p.add_argument("--caption-column", metavar="NAME", help=usual)
     p.add_argument("--captions", metavar="TABLE", help="take the captions of the shards' images from this table")
-    by = "how --captions is matched to the images (default: by url where the table has such a column)"
-    p.add_argument("--match", choices=("url", "key"), help=by)
     # how it is done
     each = "processes (default: 1); one a core is best"
     p.add_argument("-j", "--workers", type=int, default=1, metavar="N", help=each)
@@ -89,7 +87,6 @@ def _prepare(options):
         options.caption_column,
         progress=not options.quiet,
         captions=_absolute(options.captions),
-        match=options.match,
         ray=options.ray,
         max_skipped=options.max_skipped,
         sentences=options.sentences,
