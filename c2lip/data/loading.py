@@ -90,11 +90,6 @@ class Samples(Dataset):
         other.whole = make
         return other
 
-    @property
-    def phrase_count(self) -> int:
-        "Phrases of all samples"
-        return self.records.phrase_count
-
     def __len__(self):
         return len(self.records)
 

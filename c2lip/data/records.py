@@ -121,10 +121,8 @@ class Record(NamedTuple):
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 
-def caption_texts(
-    *values,  # texts or lists of texts
-) -> list[str]:  # canonical, each once, without those that are empty
-    "The captions in fields that may hold several"
+def caption_texts(*values) -> list[str]:
+    "The captions in fields, texts or lists of texts: canonical, each once, without those that are empty"
     texts = [text for value in values for text in (value if isinstance(value, (list, tuple)) else [value])]
     cleaned = (canonical_caption(text) for text in texts if isinstance(text, str))
     return list(dict.fromkeys(filter(None, cleaned)))

@@ -24,16 +24,7 @@ from ..core import UserError
 from ..core.files import is_utf8, project_root, regular, user_path
 from .images import MAX_MEMBER, SHARD_IMAGES, TarPart, local_copy, remote_scheme, version_of
 from .records import Record, Skips, caption_texts, captions_of
-from c2lip.data.tables import (
-    CAPTION_NAMES,
-    RECORD_SCHEMA,
-    TABLES,
-    arrow_tables,
-    caption_columns,
-    column,
-    row_captions,
-    table_rows,
-)
+from .tables import CAPTION_NAMES, RECORD_SCHEMA, TABLES, arrow_tables, columns, row_captions, table_rows
 
 # %% ../../nbs/4_data/04_shards.ipynb #50ba7c6f
 MAX_SHARDS = 10**6  # braces can name more shards than there is memory
@@ -43,7 +34,7 @@ def shard_urls(
     source,  # path, address, with braces {000..011} or wildcards; or a list of such
 ) -> list[str]:  # paths and addresses, in order
     "The shards that `source` names; raise `UserError` for an address that is not allowed"
-    from braceexpand import braceexpand  # comes with webdataset; a user without shards may lack it
+    from braceexpand import braceexpand
 
     found = []
     for text in [source] if isinstance(source, (str, Path)) else source:
@@ -71,10 +62,8 @@ def _files(url):
     return list(map(str, sorted(path.parent.glob(path.name)) if re.search(r"[*?\[]", path.name) else [path]))
 
 
-def shard_names(
-    urls: list[str],
-) -> dict[str, str]:  # address → what its samples' keys begin with
-    "The shards' names; with so many of their folders as tell them apart"
+def shard_names(urls: list[str]) -> dict[str, str]:
+    "Address → what its samples' keys begin with: the shard's name, with so many of its folders as tell shards apart"
     for depth in range(1, 9):
         names = ["/".join(Path(url).with_suffix("").parts[-depth:]) for url in urls]
         if len(set(names)) == len(set(urls)):
@@ -190,8 +179,9 @@ def index_captions(
     if first is None:
         raise UserError(f"{table} has no rows")
     match = "url" if {str(name).lower() for name in first[1]} & set(URL_NAMES) else "key"
-    place = column(first[1], URL_NAMES if match == "url" else KEY_NAMES, match, table)
-    captions = _captions(itertools.chain([first], rows), skips, place, caption_columns(first[1], table, caption_column))
+    (place,) = columns(first[1], URL_NAMES if match == "url" else KEY_NAMES, match, table)
+    names = columns(first[1], CAPTION_NAMES, "caption", table, caption_column)
+    captions = _captions(itertools.chain([first], rows), skips, place, names)
     count, made_of = 0, [str(table), *version_of(str(table)), caption_column]
     with pyarrow.ipc.new_file(str(path), JOIN_SCHEMA) as file:
         for part in arrow_tables(captions, JOIN_SCHEMA):

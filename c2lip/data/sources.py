@@ -35,12 +35,11 @@ class Source:
     "Data that `open_data` can open. `skips` counts what is left out; phrases are those that the source gives"
 
     indexed = True  # False: so little that it stays in memory
-    drawn = False  # True: images of the embedded world
     join: tuple | None = None  # of shards: the file of `index_captions`, and "url" or "key"
 
     def __init__(
         self,
-        places: list,  # paths or addresses; of the embedded world the number of images
+        places: list,  # paths or addresses
         image_folder=None,  # as in `open_data`
         caption_column: str | None = None,  # as in `open_data`
     ):
@@ -67,17 +66,6 @@ class Source:
     def records(self, skips: Skips) -> list[Record]:
         "All records"
         return [record for part in self.parts(skips) for record in self.read(part, skips)[0]]
-
-
-class _World(Source):
-    "Images of the embedded world"
-
-    indexed, drawn = False, True
-
-    def rows(self, skips):
-        rows = [Record(*row) for row in train_records(*self.places)]
-        skips.seen += len(rows)
-        return rows
 
 
 class Tables(Source):
@@ -143,15 +131,12 @@ class Folder(Source):
 
 # %% ../../nbs/4_data/05_sources.ipynb #ddcd7dc6
 def find_source(
-    source,  # what `open_data` takes
-    images: int = 10000,  # number of images of the embedded world
+    source,  # what `open_data` takes, but "world"
     image_folder=None,  # as in `open_data`
     caption_column: str | None = None,  # as in `open_data`
 ) -> Source:
     "The data set that a name stands for; raise `UserError` where there is none"
     how = image_folder, caption_column
-    if source == "world":
-        return _World([images])
     if not str(source).strip():
         raise UserError("data is empty: name world, a folder, a table or tar shards")
     places = shard_urls(source)
@@ -267,9 +252,12 @@ def open_data(
 ) -> Records:  # at least one record, each with its phrases
     "The records of a data set; raise `UserError` where there is none, or too much of it is lost"
     skips = Skips() if skips is None else skips
-    source = find_source(name, images, image_folder, caption_column)
+    if name == "world":
+        skips.seen += images
+        return Records(with_phrases([Record(*row) for row in train_records(images)], None, rules), drawn=True)
+    source = find_source(name, image_folder, caption_column)
     found = _open_index(source, name, skips, workers, index_folder, rules) if source.indexed else source.records(skips)
     if isinstance(source, Shards):
         check_shards(source.places, skips)
     skips.check(name)
-    return found if source.indexed else Records(with_phrases(found, None, rules), source.drawn)
+    return found if source.indexed else Records(with_phrases(found, None, rules))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'IMAGE_NAMES', 'CAPTION_NAMES', 'PHRASES', 'PLACE', 'FURTHER', 'RECORD_SCHEMA', 'NUMBERS', 'INDEX_SCHEMA',
-           'table_rows', 'column', 'caption_columns', 'table_records', 'row_captions', 'write_batches', 'write_table',
-           'arrow_tables', 'index_table', 'Index']
+           'table_rows', 'columns', 'table_records', 'row_captions', 'write_batches', 'write_table', 'arrow_tables',
+           'index_table', 'Index']
 
 # %% ../../nbs/4_data/03_tables.ipynb #8a36889e
 import csv
@@ -87,34 +87,26 @@ IMAGE_NAMES = ("image", "file", "filename", "file_name", "path", "image_path", "
 CAPTION_NAMES = ("caption", "text", "shortLLA_captions", "captions", "sentence", "txt")
 
 
-def column(
+def columns(
     names: Iterable[str],  # the columns that there are
     usual: Iterable[str],  # names to look for, best first
-    what: str,  # for the message
-    source,  # for the message
-) -> str:
-    "The column that holds `what`; raise `UserError` with the nearest name where none does"
-    usual, lower = list(usual), {str(name).lower(): str(name) for name in reversed(list(names))}
-    for name in usual:
-        if name.lower() in lower:
-            return lower[name.lower()]
-    found = list(reversed(lower.values()))
-    hint = next(filter(None, (did_you_mean(name, found) for name in usual)), "")
-    hint += " (give it as caption_column)" if hint and what == "caption" else ""
-    expected = f"expected one of {', '.join(usual)}" if len(usual) > 1 else f"expected {usual[0]}"
-    raise UserError(f"{source} has no {what} column: found {', '.join(found) or 'none'}, {expected}{hint}")
-
-
-def caption_columns(
-    names: Iterable[str],  # the columns that there are
+    what: str,  # they hold, for the message
     source,  # for the message
     given: str | None = None,  # the name that the user gave, or several with commas between; None: a usual one
 ) -> list[str]:
-    "The columns that hold captions; raise `UserError` where there is none"
-    if not given:
-        return [column(names, CAPTION_NAMES, "caption", source)]
-    parts = [given] if given in names else given.split(",")
-    return [column(names, [part.strip()], "caption", source) for part in parts]
+    "The columns that hold `what`; raise `UserError` with the nearest name where there is none"
+    names = list(map(str, names))
+    lower, found = {name.lower(): name for name in reversed(names)}, []
+    own = [given] if given in names else given.split(",") if given else []
+    for wanted in [[name.strip()] for name in own] or [list(usual)]:
+        hit = next((lower[name.lower()] for name in wanted if name.lower() in lower), None)
+        if hit is None:
+            hint = next(filter(None, (did_you_mean(name, names) for name in wanted)), "")
+            hint += " (give it as caption_column)" if hint and what == "caption" else ""
+            some = ("one of " if len(wanted) > 1 else "") + ", ".join(wanted)
+            raise UserError(f"{source} has no {what} column: found {', '.join(names) or 'none'}, expected {some}{hint}")
+        found.append(hit)
+    return found
 
 # %% ../../nbs/4_data/03_tables.ipynb #9f505ebf
 def _row_image(row, name, root):
@@ -137,7 +129,7 @@ class _Keys:
     "The keys of the records of a data set: each once, further captions of an image with a number"
 
     def __init__(self):
-        self.known, self.captions = set(), Counter()  # hashes
+        self.known, self.times = set(), Counter()  # hashes of keys, and of keys with their captions; rows of a key
 
     def unique(self, key, caption, given):
         "The key of a record; None where it came before. `given`: the table has a column of keys"
@@ -145,8 +137,8 @@ class _Keys:
         if again and (given or pair in self.known):
             return None
         self.known.update([hash(key)] if given else [hash(key), pair])
-        self.captions[key] += again
-        return f"{key} #{self.captions[key] + 1}" if again else key
+        self.times[key] += again
+        return f"{key} #{self.times[key] + 1}" if again else key
 
 
 def _row_record(row, image_name, caption_names, where, root, keys):
@@ -182,7 +174,9 @@ def table_records(
         root, names = path.parent if image_folder is None else Path(image_folder), None
         for where, row in table_rows(path, skips):
             row = {str(name): value for name, value in row.items()}
-            names = names or (column(row, IMAGE_NAMES, "image", path), caption_columns(row, path, caption_column))
+            if names is None:
+                captions = columns(row, CAPTION_NAMES, "caption", path, caption_column)
+                names = columns(row, IMAGE_NAMES, "image", path)[0], captions
             found = _row_record(row, *names, where, root, keys)
             if isinstance(found, Record):
                 yield found
@@ -206,10 +200,8 @@ def _record_row(record, home=None):
     return row | dict(image=_relative(image, home)) if isinstance(image, (str, Path)) else row
 
 
-def row_captions(
-    row: dict,  # caption, phrases and further, as `RECORD_SCHEMA` holds them
-) -> tuple[str, list[Phrase] | None, tuple[Caption, ...]]:  # what `Record` holds under these names
-    "The captions of a row; what was cleaned and placed when it was written is taken as it is"
+def row_captions(row: dict) -> tuple[str, list[Phrase] | None, tuple[Caption, ...]]:
+    "The captions of a row of `RECORD_SCHEMA`, as `Record` holds them: they were cleaned when it was written"
     further = [Caption(c["text"], _phrases(c["phrases"])) for c in row["further"] or ()]
     return row["caption"], _phrases(row["phrases"]), tuple(further)
 
@@ -226,11 +218,8 @@ def _relative(file, home):
     return (file.relative_to(home) if file.is_relative_to(home) else file).as_posix()
 
 
-def write_batches(
-    batches: Iterable,  # Arrow tables or record batches of `RECORD_SCHEMA`
-    path: Path,  # .parquet
-):
-    "Write one table of many; it is there whole or not at all"
+def write_batches(batches: Iterable, path: Path):
+    "Write Arrow tables or batches of `RECORD_SCHEMA` into one .parquet; it is there whole or not at all"
     temp = path.with_name(path.name + ".tmp")
     with pyarrow.parquet.ParquetWriter(temp, RECORD_SCHEMA) as writer:
         for batch in batches:
@@ -255,10 +244,7 @@ def write_table(
     write_batches(arrow_tables(map(row, records), RECORD_SCHEMA), path)
 
 
-def arrow_tables(
-    rows: Iterable[dict],
-    schema: pyarrow.Schema,
-) -> Iterator[pyarrow.Table]:
+def arrow_tables(rows: Iterable[dict], schema: pyarrow.Schema) -> Iterator[pyarrow.Table]:
     "Rows as tables of 8,192, so that millions need no memory"
     rows = iter(rows)
     parts = iter(lambda: list(itertools.islice(rows, 2**13)), [])
@@ -269,10 +255,8 @@ NUMBERS = dict(draw=pyarrow.float64(), mark=pyarrow.uint64(), count=pyarrow.int3
 INDEX_SCHEMA = pyarrow.schema([*RECORD_SCHEMA, ("bytes", pyarrow.binary()), *NUMBERS.items()])
 
 
-def index_table(
-    records: list[Record],  # with phrases
-) -> pyarrow.Table:
-    "Records as rows of an index"
+def index_table(records: list[Record]) -> pyarrow.Table:
+    "Records with their phrases as rows of an index"
     rows = []
     for r in records:
         count, held = sum(len(c.phrases or ()) for c in r.captions), r.image if isinstance(r.image, bytes) else None
