@@ -281,10 +281,7 @@ def neighbours_of(
                 part.unlink()
     if ranks > 1:
         torch.distributed.barrier()
-    try:
-        found = np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as e:
-        raise UserError(f"{file} cannot be read ({e}); without it the neighbours are found again") from None
+    found = np.load(file, allow_pickle=False)
     if found.ndim != 2 or len(found) != n or found.min() < 0 or found.max() >= n:
         raise UserError(f"{file} is not of these {n} images; without it the neighbours are found again")
     return found

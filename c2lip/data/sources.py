@@ -229,11 +229,11 @@ def _open_index(source, name, skips, workers, folder, rules):
             path = files.cache_instead(path.parent, e) / path.name
         try:
             with FileLock(path.with_suffix(".lock")):
-                if not _load_index(path):
+                if not (found := _load_index(path)):
                     _write_index(path, source, skips.limit, workers, rules)
+                    found = _load_index(path)
         except OSError as e:
             raise UserError(f"the index of {name} cannot be written to {path.parent}: {e.strerror}") from None
-        found = _load_index(path)
     if not found:
         raise UserError(f"the index of {name} cannot be read after it was written: is the disk full?")
     skips.merge(found[1])
