@@ -23,7 +23,7 @@ from c2lip.data.prepare import prepare
 from c2lip.data.records import Skips
 from c2lip.data.sources import Tables, find_source, open_data
 from c2lip.dev.launch import check_run
-from c2lip.evaluation import folders
+from c2lip.evaluation import suites
 from c2lip.evaluation.base import read_entries
 from c2lip.release import save
 from c2lip.towers import load
@@ -339,8 +339,8 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, capsys):
     records = open_data(folder, index_folder=tmp_path / "cache")
     assert len(records) == 12 and "nothing is kept" in capsys.readouterr().out
     (tmp_path / "data" / "cache").write_text("a file in the way")
-    monkeypatch.setattr(folders, "project_root", lambda: tmp_path)
-    assert (folders.benchmark_folder("world", "test", items=20, images=60) / "retrieval.json").is_file()
+    monkeypatch.setattr(suites, "project_root", lambda: tmp_path)
+    assert (suites.benchmark_folder("world", "test", items=20, images=60) / "retrieval.json").is_file()
 
 
 def test_names_that_look_like_patterns(tmp_path, monkeypatch):

@@ -14,10 +14,9 @@ from c2lip.core import UserError
 from c2lip.evaluation import embeddings
 from c2lip.evaluation.base import Scorer
 from c2lip.evaluation.embeddings import Crop, embed_images, embed_texts, evaluating, keep_rows, read_rows
-from c2lip.evaluation.folders import benchmark_folder
 from c2lip.evaluation.retrieval import read_captions, retrieval_task, search_hits
 from c2lip.evaluation.scores import Hits, recall_hits, score, similarities
-from c2lip.evaluation.suites import evaluate
+from c2lip.evaluation.suites import benchmark_folder, evaluate
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
 from c2lip.towers import load
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from c2lip.core import UserError
-from c2lip.evaluation.folders import benchmark_folder
 from c2lip.evaluation.plots import plot_changes, plot_pareto
 from c2lip.evaluation.published import layout_table, layouts, paper_rows, published, read_published, with_means
 from c2lip.evaluation.records import read_record
 from c2lip.evaluation.scores import Hits, mean_of
-from c2lip.evaluation.suites import evaluate, tabulate
+from c2lip.evaluation.suites import benchmark_folder, evaluate, tabulate
 from c2lip.evaluation.tables import frame_table, pick_rows, render, row_list, write_forms
 from c2lip.evaluation.uncertainty import change_of_items, name_models, results_frame, standard_error
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP

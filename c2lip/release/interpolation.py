@@ -16,9 +16,8 @@ import pandas as pd
 import torch
 
 from ..core import UserError
-from ..evaluation.folders import benchmark_folder
 from ..evaluation.plots import MODEL_COLOURS, SMALL, Page, percent_axis, plain_axes
-from ..evaluation.suites import evaluate
+from ..evaluation.suites import benchmark_folder, evaluate
 from ..towers import Towers, load
 from ..training.fit import average_weights
 

@@ -18,8 +18,7 @@ import torch
 from ..core import UserError, pick_device, seed_everything
 from ..core.files import read_json, write_json
 from ..data.loading import Samples
-from ..evaluation.folders import choose_benchmark
-from ..evaluation.suites import evaluate
+from ..evaluation.suites import choose_benchmark, evaluate
 from ..evaluation.uncertainty import keep_items
 from ..evaluation.world_scenes import write_groups
 from ..methods import build

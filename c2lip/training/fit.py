@@ -23,8 +23,7 @@ from ..core.files import check_free, sole_writer
 from ..data.batches import batches, neighbours_digest, neighbours_of
 from ..data.loading import Samples, loader
 from ..distributed import rank_and_world_size, sum_over_ranks
-from ..evaluation.folders import choose_benchmark
-from ..evaluation.suites import evaluate
+from ..evaluation.suites import choose_benchmark, evaluate
 from ..methods import Method, Step
 from ..towers import Towers, has_bias
 from .checkpoint import CHECKPOINTS, load_checkpoint, resume_hint, save_checkpoint
