@@ -26,12 +26,8 @@ from ..methods.edits import tag_words
 def choice_hits(
     items: list[Item],  # with one right text each
     scorer: Scorer,
-    at_once: int = 10_000,  # items whose vectors are in memory together
 ) -> Hits:
     "Is the right text closer to the image than every wrong one?"
-    if len(items) > at_once:
-        parts = [items[n : n + at_once] for n in range(0, len(items), at_once)]
-        return base.join_hits(choice_hits(part, scorer, at_once) for part in parts)
     images = [item.image for item in items]
     right = scorer.pairs(images, [item.right[0] for item in items])
     wrong = []
@@ -131,18 +127,15 @@ def _is_valid(entry, key):
 _PUNCTUATION = re.compile(r'[.!"()*#:;~]')
 
 
-def _shuffle_within(words, sets, chance):
-    "Words trade places with others of their set only"
+def _shuffled(words, sets, chance, whole):
+    "Words trade places with others of their set; or whole sets do"
+    if whole:
+        return [words[n] for places in chance.sample(sets, len(sets)) for n in places]
     new = list(words)
     for places in sets:
         for here, there in zip(places, chance.sample(places, len(places))):
             new[here] = words[there]
     return new
-
-
-def _shuffle_threes(words, threes, chance):
-    "Whole threes trade places"
-    return [words[n] for three in chance.sample(threes, len(threes)) for n in three]
 
 
 def word_orders(
@@ -160,16 +153,11 @@ def word_orders(
     adjectives = [n for n, kind in enumerate(kinds) if kind == "ADJ"]
     rest = [n for n in range(len(words)) if n not in {*nouns, *adjectives}]
     threes = [list(range(n, min(n + 3, len(words)))) for n in range(0, len(words), 3)]
-    ways = {
-        "nouns and adjectives": (_shuffle_within, (nouns, adjectives)),
-        "all but nouns and adjectives": (_shuffle_within, (rest,)),
-        "within threes": (_shuffle_within, threes),
-        "threes": (_shuffle_threes, threes),
-    }
+    ways = {"nouns and adjectives": [nouns, adjectives], "all but nouns and adjectives": [rest]}
     orders = {}
-    for kind, (shuffle, sets) in ways.items():
+    for kind, sets in (ways | {"within threes": threes, "threes": threes}).items():
         chance = random.Random(f"{seed} {kind} {caption}")
-        drawn = (shuffle(words, sets, chance) for _ in range(20))
+        drawn = (_shuffled(words, sets, chance, kind == "threes") for _ in range(20))
         other = next((order for order in drawn if order != words), None)
         if other:
             orders[kind] = " ".join(other)
@@ -220,10 +208,9 @@ def _checklist_files(request, row):
         words = re.split(r"[/_ ]", "/".join(rest).lower())
         aspect = next((aspect for k, aspect in wanted if k == kind and aspect in words), None)
         source = next((source for source in row["sources"] if source in words), None)
-        if aspect is None or source is None:
-            aspects = ", ".join(f"{k} {aspect}" for k, aspect in wanted)
-            where = f"one of {aspects}, and a source ({', '.join(row['sources'])})"
-            raise UserError(f"{path} is no file of VL-Checklist: its path should name {where}")
+        if not (aspect and source):
+            parts = ", ".join([*(f"{k} {aspect}" for k, aspect in wanted), *row["sources"]])
+            raise UserError(f"{path} is no file of VL-Checklist: its path should name two of {parts}")
         folders = [folder.format(source="vg" if source == "vaw" else source) for folder in row["images"]]
         files[f"{kind}/{aspect}/{path.stem}/{source}"] = path, row | {"images": folders}
     return files
@@ -236,9 +223,7 @@ def _image_folders(request, row):
     return [Path(os.path.normpath(request.at / folder)) for folder in row["images"]]
 
 
-def read_choices(
-    request: Request,
-) -> Suite:
+def read_choices(request: Request) -> Suite:
     "A suite of choices by its row of data/suites.yaml; raise `UserError` where a task has no items"
     name, row = request.name, suite_data("suites")[request.name]
     files = (_checklist_files if row["form"] == "checklist" else _task_files)(request, row)
@@ -296,10 +281,8 @@ def _mean(part, known):
     return mean_of(there) if there else None, sum(counts), sum(wholes)
 
 # %% ../../nbs/5_evaluation/09_choices.ipynb #a2f461fd
-def read_winoground(
-    request: Request,  # its folder holds examples.jsonl and images/, or a parquet file (also in data/)
-) -> Suite:
-    "Winoground, whole and the 171 items without a flaw"
+def read_winoground(request: Request) -> Suite:
+    "Winoground, whole and the 171 items without a flaw; from examples.jsonl and images/, or the hub's parquet file"
     at, row = request.at, suite_data("suites")["winoground"]
     base.require_files(at, *row["patterns"])
     file = next(path for pattern in row["patterns"] for path in sorted(at.glob(pattern)))

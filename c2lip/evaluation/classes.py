@@ -37,9 +37,8 @@ def _labels(items):
     return torch.tensor([item.label for item in items])
 
 
-def _zeroshot_task(data, scorer, chosen=None):
+def _zeroshot_task(data, items, scorer):
     "Is the right class strictly the nearest?"
-    items = data.items if chosen is None else [data.items[n] for n in chosen]
     classes = class_embeddings(scorer.text, data.classnames, data.templates)
     return zero_shot_hits(scorer.image([item.image for item in items]), classes, _labels(items))
 
@@ -67,17 +66,21 @@ def _read_zeroshot(path, images):
     return ClassSet(items, names, templates)
 
 
-def read_own_classes(
-    request: Request,  # of zeroshot or heldout/zeroshot
-) -> Suite:
-    "zeroshot/*.json: what is marked as held out, or what is not; and all of heldout/zeroshot/*.json"
-    files = base.marked_files(request, "zeroshot/*.json", lambda file: _read_zeroshot(file, request.images))
-    texts = [text for _, data, _ in files for text in _class_texts(data)]
+def read_own_classes(request: Request) -> Suite:
+    "zeroshot/*.json: in heldout/zeroshot what is marked as held out, in zeroshot the rest"
+    held, tasks = request.name == "heldout/zeroshot", {}
+    for file in sorted(Path(request.folder).glob("zeroshot/*.json"), key=lambda p: (len(p.stem), p.stem)):
+        data = _read_zeroshot(file, request.images)
+        if items := [item for item in data.items if item.heldout == held]:
+            tasks[file.stem] = data, items
+    if not tasks:
+        raise base.NotHere(f"{request.folder} holds no zeroshot/*.json with images of {request.name}")
+    texts = [text for data, _ in tasks.values() for text in _class_texts(data)]
 
     def measure(scorer):
-        return [(task, _zeroshot_task(data, scorer, chosen)) for task, data, chosen in files]
+        return [(task, _zeroshot_task(data, items, scorer)) for task, (data, items) in tasks.items()]
 
-    images = images_of({f"{request.name} {task}": data.items for task, data, _ in files})
+    images = images_of({f"{request.name} {task}": data.items for task, (data, _) in tasks.items()})
     return Suite(images, texts, measure, any_score=False)
 
 # %% ../../nbs/5_evaluation/10_classes.ipynb #42019475
@@ -169,15 +172,13 @@ def read_classes(
     return _read_class_folders(at, ("test", "val") if split == "test" else (split,))
 
 
-def read_class_set(
-    request: Request,  # of a set of classes
-) -> Suite:
+def read_class_set(request: Request) -> Suite:
     "A published zero-shot classification set: accuracy, and its mean over the classes"
     require_files(request.at, "*/*")
     data = read_classes(request.at)
 
     def measure(scorer):
-        return _with_mean_of_classes("top-1", data.items, _zeroshot_task(data, scorer))
+        return _with_mean_of_classes("top-1", data.items, _zeroshot_task(data, data.items, scorer))
 
     return Suite(images_of({request.name: data.items}), _class_texts(data), measure, any_score=False)
 
@@ -217,10 +218,9 @@ def probe_suite(
         raise UserError(f"{name}: the classes of the training and the test images differ")
     own, held = train.items, val.items if val else []
     if val is None:
-        order = random.Random(0).sample(range(len(own)), len(own))
-        chosen = set(order[: min(10_000, len(order) // 5)])
+        chosen = set(random.Random(0).sample(range(len(own)), len(own))[: min(10_000, len(own) // 5)])
         if not chosen:
-            raise UserError(f"{name}: {len(order)} training images are too few to set some aside")
+            raise UserError(f"{name}: {len(own)} training images are too few to set some aside")
         held = [item for k, item in enumerate(own) if k in chosen]
         own = [item for k, item in enumerate(own) if k not in chosen]
     if shared := {i.image for i in test.items} & {i.image for i in (*own, *held)}:
@@ -236,10 +236,8 @@ def probe_suite(
     return Suite(images, [], measure, any_score=False)
 
 
-def read_probe(
-    request: Request,  # of probe/NAME, whose files lie in FOLDER/NAME
-) -> Suite:
-    "A linear probe of a classification set with training images"
+def read_probe(request: Request) -> Suite:
+    "probe/NAME: a linear probe of the classification set NAME, with its training images"
     at = request.folder / request.at.name
     require_files(at, "*/*")
     if not (at / "train").is_dir():

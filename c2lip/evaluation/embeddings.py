@@ -103,33 +103,28 @@ def _fingerprint(towers, part, precision="float32"):
 # %% ../../nbs/5_evaluation/06_embeddings.ipynb #035d1e40
 def read_rows(
     file,  # of one tower; it may be missing
-) -> tuple[dict[bytes, int], Tensor | None]:  # digest of an input → row; (n,D) rows, None where there are none
+) -> dict[bytes, Tensor]:  # digest of an input → its (D,) row
     "The kept rows of a tower; a damaged file is reported and counts as missing"
     if not Path(file).is_file():
-        return {}, None
+        return {}
     try:
         held = safetensors.torch.load(Path(file).read_bytes())
-        return {bytes(key): i for i, key in enumerate(held["keys"].numpy())}, held["rows"]
+        return dict(zip(map(bytes, held["keys"].numpy()), held["rows"]))
     except (OSError, KeyError, ValueError, safetensors.SafetensorError):
         print(f"the kept embeddings {file} are damaged; they are made again")
-        return {}, None
+        return {}
 
 
 def keep_rows(
     file,  # of one tower, made if missing
-    digests: list[bytes],  # 32 bytes for each of n inputs
-    rows: Tensor,  # (n,D)
+    rows: dict[bytes, Tensor],  # digest of an input, 32 bytes → its (D,) row
 ):
     "Add rows to those kept, in one step; raise `OSError` where the folder cannot be written"
-    file = Path(file)
+    file, rows = Path(file), read_rows(file) | rows
     file.parent.mkdir(parents=True, exist_ok=True)
-    kept, old = read_rows(file)
-    if old is not None:
-        new = [i for i, digest in enumerate(digests) if digest not in kept]
-        digests, rows = [*kept, *(digests[i] for i in new)], torch.cat([old, rows[new]])
-    keys = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8).view(-1, 32)
+    keys = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, 32)
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as half:
-        half.write(safetensors.torch.save({"keys": keys, "rows": rows.contiguous()}))
+        half.write(safetensors.torch.save({"keys": keys, "rows": torch.stack(list(rows.values()))}))
     os.replace(half.name, file)
 
 
@@ -150,26 +145,25 @@ def _place(model):
 
 
 def _rows_of(towers, part, digests, encode, options):
-    "(n,D) rows of n distinct images or texts: kept ones from disk, the others from `encode` (indices, bar) → (·,D)"
+    "(n,D) rows of n images or texts, equal ones once: kept ones from disk, the others from `encode` (indices, bar)"
     file = None
     if options.cache and isinstance(towers, Towers):
         name = f"{part}-{_fingerprint(towers, part, options.precision)}.safetensors"
         file = cache_folder(options.cache) / "embeddings" / name
-    kept, rows = read_rows(file) if file else ({}, None)
-    old = [i for i, digest in enumerate(digests) if digest in kept]
-    new = [i for i, digest in enumerate(digests) if digest not in kept]
-    if options.progress and old:
-        print(f"{part}s: {len(old):,} of {len(digests):,} were embedded before")
-    made = [rows[[kept[digests[i]] for i in old]]] if old else []
+    rows, first = read_rows(file) if file else {}, {}
+    for i, digest in enumerate(digests):
+        first.setdefault(digest, i)
+    new = [i for digest, i in first.items() if digest not in rows]
+    if options.progress and len(new) < len(first):
+        print(f"{part}s: {len(first) - len(new):,} of {len(first):,} were embedded before")
     with evaluating(towers.model), options.bar(len(new), f"{part}s") as bar:
-        at, piece = 0, max(8192, len(kept))
-        while at < len(new):
-            wanted = new[at : at + piece]
-            made.append(encode(wanted, bar))
-            at, piece = at + piece, 2 * piece
+        while new:
+            piece = max(8192, len(rows))
+            made = dict(zip([digests[i] for i in new[:piece]], encode(new[:piece], bar)))
+            rows, new = rows | made, new[piece:]
             try:
                 if file:
-                    keep_rows(file, [digests[i] for i in wanted], made[-1])
+                    keep_rows(file, made)
             except OSError as e:
                 print(f"the embeddings cannot be kept in {file.parent}: {e.strerror or e}")
                 file = None
@@ -177,7 +171,7 @@ def _rows_of(towers, part, digests, encode, options):
         with suppress(OSError):  # a disk that cannot be written, a file that another process deleted
             os.utime(file)  # used now
             _prune_rows(file.parent)
-    return torch.cat(made)[torch.tensor(old + new).argsort()]
+    return torch.stack([rows[digest] for digest in digests])
 
 # %% ../../nbs/5_evaluation/06_embeddings.ipynb #4f4f3a8d
 def embed_texts(
@@ -186,11 +180,10 @@ def embed_texts(
     **how,  # fields of `EmbedOptions`
 ) -> Tensor:  # (T,D) float32, unit, on the CPU
     "Embed texts; those that the tokenizer cannot tell apart are embedded once. Raise `UserError` where there are none"
-    options, unique = EmbedOptions(**how), {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    if not unique:
+    if not texts:
         raise UserError("there are no texts to embed")
-    device, distinct = _place(towers.model).device, list(unique)
-    ids = torch.cat([towers.tokenizer(distinct[i : i + 1024]) for i in range(0, len(distinct), 1024)])
+    options, device = EmbedOptions(**how), _place(towers.model).device
+    ids = torch.cat([towers.tokenizer(texts[i : i + 1024]) for i in range(0, len(texts), 1024)])
     ids, row = ids.unique(dim=0, return_inverse=True)
 
     def encode(wanted, bar):
@@ -203,8 +196,7 @@ def embed_texts(
         return torch.cat(done).cpu()
 
     digests = [hashlib.sha256(tokens.tobytes()).digest() for tokens in ids.numpy()]
-    found = _rows_of(towers, "text", digests, encode, options)
-    return found[row[torch.tensor([unique[text] for text in texts])]]
+    return _rows_of(towers, "text", digests, encode, options)[row]
 
 # %% ../../nbs/5_evaluation/06_embeddings.ipynb #886007f1
 ImageRef = str | Path | bytes | Image.Image | Callable[[], Any]
@@ -284,16 +276,12 @@ def embed_images(
         raise UserError("there are no images to embed")
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = list(pool.map(partial(_of_image, _image_digest, users=users), images))
-    distinct: dict[bytes, ImageRef] = {}  # digest → the first image that has it
-    for digest, image in zip(digests, images):
-        distinct.setdefault(digest, image)
-    sources, row = list(distinct.values()), {digest: i for i, digest in enumerate(distinct)}
     options = EmbedOptions(**how)
 
     def encode(wanted, bar):
-        return _encoded(towers, [sources[i] for i in wanted], users, options, bar)
+        return _encoded(towers, [images[i] for i in wanted], users, options, bar)
 
-    return _rows_of(towers, "image", list(distinct), encode, options)[torch.tensor([row[d] for d in digests])]
+    return _rows_of(towers, "image", digests, encode, options)
 
 
 def embed_tokens(

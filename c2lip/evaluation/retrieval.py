@@ -49,34 +49,29 @@ def search_hits(
         parts.append(recall_hits(scores, right, ks))
         most_right = max(most_right, int(right.sum(1).max()))
     fewest_wrong = len(gallery) - most_right
-    return {k: base.join_hits(part[k] for part in parts) if k <= fewest_wrong else None for k in ks}
+    joined = {k: Hits(*map(torch.cat, zip(*(part[k] for part in parts)))) for k in ks}
+    return {k: hits if k <= fewest_wrong else None for k, hits in joined.items()}
 
 
 def retrieval_task(
     items: list[Item],  # every image of the gallery
     scorer: Scorer,
     ks: tuple[int, ...] = (1, 5),  # the K of R@K
-    chosen: list[int] | None = None,  # which images and their captions are queries, None: all; the gallery is whole
 ) -> Iterator[Row]:
     "Image to text (i2t) and text to image (t2i) over a whole file; None where fewer than K candidates are wrong"
-    chosen = list(range(len(items))) if chosen is None else chosen
     images, texts = [item.image for item in items], [caption for item in items for caption in item.right]
     owner = torch.tensor([n for n, item in enumerate(items) for _ in item.right])
     right = owner == torch.arange(len(items))[:, None]
-    sentences = torch.isin(owner, torch.tensor(chosen)).nonzero()[:, 0].tolist()  # all of an image that is a query
 
-    def pairs(image_rows, text_rows):
-        return scorer.pairs([images[n] for n in image_rows], [texts[n] for n in text_rows])
+    def of_image(image, text):
+        return scorer.pairs([images[n] for n in image.tolist()], [texts[n] for n in text.tolist()])
 
-    def of_image(query, candidate):
-        return pairs([chosen[q] for q in query.tolist()], candidate.tolist())
-
-    def of_text(query, candidate):
-        return pairs(candidate.tolist(), [sentences[q] for q in query.tolist()])
+    def of_text(text, image):
+        return of_image(image, text)
 
     v, t = scorer.image(images), scorer.text(texts)
-    i2t = search_hits(v[chosen], t, right[chosen], ks, again=of_image if scorer.readout else None)
-    t2i = search_hits(t[sentences], v, right.T[sentences], ks, again=of_text if scorer.readout else None)
+    i2t = search_hits(v, t, right, ks, again=of_image if scorer.readout else None)
+    t2i = search_hits(t, v, right.T, ks, again=of_text if scorer.readout else None)
     for way, found in (("i2t", i2t), ("t2i", t2i)):
         for k, hits in found.items():
             yield f"{way} R@{k}", hits
@@ -92,6 +87,9 @@ def read_captions(
     keys = suite_data("caption_layouts")[layout]
     if layout == "dci":  # a file an image
         entries = [Entry(read_json(path), path, Path(path).stem)]
+    elif layout == "urban1k":
+        own = dict(image=f"{Path(path).stem}.jpg", caption=Path(path).read_text(encoding="utf8"))
+        entries = [Entry(own, path, Path(path).stem)]
     else:
         entries = base.read_entries(path, keys.get("under", ""))
     items = [_captioned(entry, keys, folders) for entry in entries if split in (None, entry.get("split", split))]
@@ -107,7 +105,7 @@ def _captioned(entry, keys, folders):
     if keys.get("long"):
         name = name if Path(name).suffix else f"{name}.jpg"
         captions = (" ".join(f"{captions[0]} {entry.get(keys.get('more')) or ''}".split()),)
-    return Item(entry.number, find_image(name, *folders), captions, heldout=bool(entry.get("heldout", False)))
+    return Item(entry.number, find_image(name, *folders), captions)
 
 
 def _read_shards(at):
@@ -121,37 +119,18 @@ def _read_shards(at):
         items.append(Item(key, image, tuple(captions)))
     return items
 
-
-def _read_text_files(at):
-    "Urban-1k: image/1.jpg, …, and caption/1.txt, …"
-    items = []
-    for file in sorted((at / "caption").glob("*.txt"), key=lambda file: (len(file.stem), file.stem)):
-        text = " ".join(file.read_text(encoding="utf8").split())
-        if not text:
-            raise UserError(f"{file} is empty: expected the caption of image/{file.stem}.jpg")
-        items.append(Item(file.stem, find_image(f"{file.stem}.jpg", at / "image"), (text,)))
-    return items
-
 # %% ../../nbs/5_evaluation/08_retrieval.ipynb #bbada5b5
-def read_own_retrieval(
-    request: Request,  # of retrieval or heldout/retrieval
-) -> Suite:
-    "retrieval.json: what is marked as held out, or what is not; and all of heldout/retrieval.json"
-
-    def read(file):
-        return (read_captions(file, "karpathy", request.images, split=None),)
-
-    files = base.marked_files(request, "retrieval.json", read)
-    items = [item for _, (of_file,), _ in files for item in of_file]
-
-    def measure(scorer):
-        for _, (of_file,), chosen in files:
-            yield from retrieval_task(of_file, scorer, request.ks, chosen)
-
-    return Suite(images_of({request.name: items}), [text for item in items for text in item.right], measure)
+def read_own_retrieval(request: Request) -> Suite:
+    "The workbook's own retrieval.json, in Karpathy's layout; that of heldout/ is of images that no training saw"
+    file = Path(request.folder) / f"{request.name}.json"
+    if not file.is_file():
+        raise base.NotHere(f"{request.folder} holds no {request.name}.json")
+    items = read_captions(file, "karpathy", request.images, split=None)
+    texts = [text for item in items for text in item.right]
+    return Suite(images_of({request.name: items}), texts, lambda scorer: retrieval_task(items, scorer, request.ks))
 
 # %% ../../nbs/5_evaluation/08_retrieval.ipynb #0c6f8244
-_IMAGE_FOLDERS = ("images", "images_aar", "flickr30k-images", "val2014", "Images", "Flicker8k_Dataset", "photos")
+_IMAGE_FOLDERS = "images image images_aar flickr30k-images val2014 Images Flicker8k_Dataset photos".split()
 
 
 def _retrieval_suite(name, items, long=False):
@@ -173,17 +152,13 @@ def _retrieval_suite(name, items, long=False):
     return Suite(images_of({name: items}), [t for part in parts.values() for i in part for t in i.right], measure)
 
 
-def read_retrieval_set(
-    request: Request,  # of mscoco, flickr30k, flickr8k, docci, iiw, dci or urban1k
-) -> Suite:
+def read_retrieval_set(request: Request) -> Suite:
     "A published retrieval set in whichever layout is there"
     at, name, layouts = request.at, request.name, suite_data("caption_layouts")
     patterns = [pattern for layout in layouts.values() for pattern in layout["files"]]
-    base.require_files(at, "test/*.tar", "caption/*.txt", *patterns)
+    base.require_files(at, "test/*.tar", *patterns)
     if next(at.glob("test/*.tar"), None):
         return _retrieval_suite(name, _read_shards(at))
-    if (at / "caption").is_dir():
-        return _retrieval_suite(name, _read_text_files(at), long=True)
     found = {layout: [f for p in keys["files"] for f in sorted(at.glob(p))] for layout, keys in layouts.items()}
     layout = next(layout for layout in found if found[layout])
     long = layouts[layout].get("long", False)
