@@ -11,13 +11,20 @@ import string
 import time
 
 import pytest
+from grammar import read_conllu, read_grammar, sentence_text, template_caption, to_doc
 from spacy.tokens import Doc
 
-from c2lip.captions import canonical_caption, is_english, load_pipeline
-from c2lip.concepts import Rules, noun_phrases, noun_phrases_many, phrases_of
+from c2lip.concepts import (
+    Rules,
+    canonical_caption,
+    is_english,
+    load_pipeline,
+    noun_phrases,
+    noun_phrases_many,
+    phrases_of,
+)
 from c2lip.core import Phrase, UserError
 from c2lip.core.files import folder_digest, project_root
-from c2lip.dev.grammar import read_conllu, read_grammar, sentence_text, template_caption, to_doc
 from c2lip.spans import token_spans, token_spans_many
 from c2lip.trees import base_phrases
 from c2lip.world import NOUNS

@@ -13,8 +13,8 @@ import pandas as pd
 
 from ..core import UserError
 from ..core.files import shipped
+from .records import FRAME, change_text
 from .tables import Cell, Table, mark_best, read_layouts
-from .uncertainty import FRAME, change_text
 
 # %% ../../nbs/5_evaluation/17_published.ipynb #bd71edb7
 def read_published() -> pd.DataFrame:

@@ -18,8 +18,8 @@ from ..concepts import noun_phrases_many
 from ..core import UserError
 from .base import Lookup, PairScore, Scorer
 from .embeddings import embed_texts, embed_tokens
+from .records import item_changes
 from .suites import benchmark_folder, embed_suites, measure, read_folder, tabulate
-from .uncertainty import item_changes
 from .world_scenes import write_groups
 from ..pooling import concept_similarity
 

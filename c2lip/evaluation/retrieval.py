@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ..captions import split_sentences
+from ..concepts import split_sentences
 from ..core import UserError
 from ..core.files import read_json
 from . import base

@@ -9,7 +9,6 @@ __all__ = ['FORMS', 'READERS', 'read_folder', 'embed_suites', 'measure', 'tabula
 # %% ../../nbs/5_evaluation/14_suites.ipynb #4b1afe72
 import hashlib
 import inspect
-import math
 import os
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -33,7 +32,6 @@ from .embeddings import ImageRef, embed_images, embed_texts
 from .localisation import read_localisation
 from .retrieval import read_own_retrieval, read_retrieval_set
 from .scores import Score, score
-from .uncertainty import standard_error
 
 # %% ../../nbs/5_evaluation/14_suites.ipynb #8f5e86a5
 FORMS: dict[str, Callable[[Request], Suite]] = {
@@ -128,11 +126,8 @@ def tabulate(
     measured: Iterable,  # what `measure` yields
 ) -> pd.DataFrame:  # columns suite, name, value (percent), se, n, ties, nan
     "Sum up every row, in the order given"
-    rows = []
-    for suite, name, hits in measured:
-        summed, se = (score(name, hits), standard_error(hits)) if hits else (Score(name, math.nan, 0, 0, 0), math.nan)
-        rows.append({"suite": suite, **summed._asdict(), "se": se})
-    return pd.DataFrame(rows, columns=["suite", "name", "value", "se", "n", "ties", "nan"])
+    rows = [{"suite": suite, **score(name, hits)._asdict()} for suite, name, hits in measured]
+    return pd.DataFrame(rows, columns=["suite", *Score._fields])
 
 
 def evaluate(
@@ -159,7 +154,7 @@ def evaluate(
 def _world_version():
     "Digest of the code that draws the embedded benchmark: the last part of its folder's name"
     modules = (world_module, world_captions, world_scenes, world_benchmark)
-    files = [shipped("sprites.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
+    files = [shipped("world.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 

@@ -22,7 +22,7 @@ import pandas as pd
 import yaml
 
 from ..core.files import shipped
-from .uncertainty import change_text, split_changes, summarise
+from .records import change_text, split_changes, summarise
 
 # %% ../../nbs/5_evaluation/16_tables.ipynb #0c1f2a06
 @cache

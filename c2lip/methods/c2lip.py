@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..concepts import phrase_number
 from ..core import Batch, Features, Range, Sample, Texts, UserError, did_you_mean
-from ..distributed import gather_rows, rank_and_world_size, shared_place
+from ..encoding import gather_rows, rank_and_world_size, shared_place
 from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, scaled_cosines, softmax_loss
 from . import Method, Objective, caption_view, plain
 from ..pooling import concept_similarity

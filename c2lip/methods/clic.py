@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from ..captions import split_sentences
+from ..concepts import split_sentences
 from ..core import Batch, Sample, Texts, UserError, full_precision
 from . import Method, Objective, caption_view, contrast, further_texts, step_generator
 from .edits import swap_across

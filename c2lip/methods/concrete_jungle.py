@@ -7,13 +7,12 @@ __all__ = ['concrete_jungle']
 
 # %% ../../nbs/3_relatives/05_concrete_jungle.ipynb #5643a4ef
 import math
-from typing import NamedTuple
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from ..core import UserError, did_you_mean
+from ..core import check_choice
 from ..losses import scaled_cosines
 from . import ALL_BUT_BIAS, Method, Objective
 from .concreteness import REGIMES, replaced_view
@@ -28,13 +27,6 @@ def _add_margin(logits, negative, margin):
 
 # %% ../../nbs/3_relatives/05_concrete_jungle.ipynb #627704c9
 _MARGINS = ("static", "concreteness", "balanced")
-_LARGEST_BALANCED = 20.0
-"The largest m̂ of the balanced margin where none is given, in logits"
-
-
-def _default_margin(kind, texts):
-    "The size that `margin_size` 0 stands for: half the logarithm of the number of texts; for balanced a bound"
-    return _LARGEST_BALANCED if kind == "balanced" else math.log(texts) / 2
 
 
 def _balanced(logits, negative, share, size):
@@ -45,79 +37,47 @@ def _balanced(logits, negative, share, size):
     return (torch.logit(share.clamp(1e-4, 1 - 1e-4)) + easy.logsumexp(1) - logits[rows, at]).clamp(0, size)
 
 
-def _cement_margin(logits, negative, concreteness, kind, size, share=0.5):
+def _cement_margin(logits, negative, concreteness, kind="concreteness", size=0.0, share=0.5):
     """The margin m̂ (R,) of each hard negative, without gradient, for logits (R,C) and κ (R,) of the replaced word.
 
-    `size` is m in logits, for balanced the largest m̂; `share` is ρ, for balanced alone."""
+    `size` is m in logits, 0 half the logarithm of the number of texts; for balanced the largest m̂, 0 is 20. `share`
+    is ρ, for balanced alone."""
     with torch.no_grad():
         g = ((concreteness - 1) / 4).clamp(0, 1).to(logits.dtype)
-        if kind == "static":
-            return torch.full_like(g, size)
-        if kind == "concreteness":
-            return size * g
-        return _balanced(logits, negative, share * g, size)
+        if kind == "balanced":
+            return _balanced(logits, negative, share * g, size or 20.0)
+        size = size or math.log(logits.shape[1]) / 2
+        return torch.full_like(g, size) if kind == "static" else size * g
 
 # %% ../../nbs/3_relatives/05_concrete_jungle.ipynb #82b9302e
-class _Hard(NamedTuple):
-    "The hard negatives of all ranks, own first"
-
-    text: Tensor  # (K,D) those with an image
-    image: Tensor  # (K,D) theirs
-    owner: Tensor  # (K,) image of each; other ranks' are `rows` or more
-    concreteness: Tensor  # (K,) of each replaced word
-    alone: Tensor  # (A,D) those without an image
-    alone_owner: Tensor  # (A,)
-    alone_concreteness: Tensor  # (A,)
-
-
-class _Margin(NamedTuple):
-    "Which margin a hard negative has"
-
-    kind: str = "concreteness"  # static, concreteness or balanced
-    size: float = 0.0  # m; 0: `_default_margin`
-    share: float = 0.5  # ρ, for balanced
-    symmetric: bool = True  # texts over images have it too
-
-
-def _partners(hard, rows, N, device):
-    "Of own images and their own negatives' images: the columns of their hard negatives among texts and images, and κ"
-    K = len(hard.owner)
-    own = (hard.owner < rows).nonzero()[:, 0]
-    lone = (hard.alone_owner < rows).nonzero()[:, 0]
-    to_image = torch.full((rows,), -1, device=device).scatter(0, hard.owner[own], N + own)
-    to_text = to_image.scatter(0, hard.alone_owner[lone], N + K + lone)
-    kappa = torch.ones(rows, device=device).scatter(0, hard.owner[own], hard.concreteness[own])
-    kappa = kappa.scatter(0, hard.alone_owner[lone], hard.alone_concreteness[lone])
-    back = hard.owner[own]
-    return own, torch.cat([to_text, back]), torch.cat([to_image, back]), torch.cat([kappa, hard.concreteness[own]])
-
-
 def _direction(queries, keys, scale, target, at, kappa, margin):
     "Cross-entropy of queries over keys, summed, with margins at hard negatives"
     logits = scaled_cosines(queries, keys, scale)
-    size = margin.size or _default_margin(margin.kind, len(keys))
-    m = _cement_margin(logits, at, kappa.to(logits.dtype), margin.kind, size, margin.share)
-    return F.cross_entropy(_add_margin(logits, at, m), target, reduction="sum")
+    added = margin(logits, at, kappa.to(logits.dtype))
+    return F.cross_entropy(_add_margin(logits, at, added), target, reduction="sum")
 
 
-def _cement_loss(
-    image: Tensor,  # (N,D) images of all ranks, own first
-    caption: Tensor,  # (N,D) captions of all ranks, own first
-    hard: _Hard,  # of all ranks
-    scale: Tensor,  # τ
-    rows: int,  # own images
-    margin: _Margin = _Margin(),  # noqa: B008
-) -> Tensor:  # ()
-    "Cement loss over pairs and hard pairs, images over texts plus texts over images; a rank's share"
-    N, device = len(image), image.device
-    own, to_text, to_image, kappa = _partners(hard, rows, N, device)
-    images, texts = torch.cat([image, hard.image]), torch.cat([caption, hard.text, hard.alone])
+def _cement_loss(f, pair, alone, rows, margin=_cement_margin, symmetric=True):
+    """Cement loss over pairs and hard pairs, images over texts plus texts over images; a rank's share.
+
+    Of all ranks, own first, `f` has image and caption (N,D), negative and negative_image (K,D), alone (A,D), and
+    `pair` and `alone` are the entries of negatives with and without an image, whose weight is κ."""
+    N, K, device = len(f["image"]), len(f["negative"]), f["image"].device
+    own, lone = ((entry.owner < rows).nonzero()[:, 0] for entry in (pair, alone))
+    of_own, of_lone = pair.owner[own], alone.owner[lone]
+    # the column of each row's hard negative among images and among texts, −1 for none, and κ
+    to_image = torch.full((rows,), -1, device=device).scatter(0, of_own, N + own)
+    to_text = to_image.scatter(0, of_lone, N + K + lone)
+    kappa = torch.ones(rows, device=device).scatter(0, of_own, pair.weight[own])
+    kappa = torch.cat([kappa.scatter(0, of_lone, alone.weight[lone]), pair.weight[own]])
+    images = torch.cat([f["image"], f["negative_image"]])
+    texts = torch.cat([f["caption"], f["negative"], f["alone"]])
     mine = torch.cat([torch.arange(rows, device=device), N + own])  # rows of both, and the columns that are right
-    there = _direction(images[mine], texts, scale, mine, to_text, kappa, margin)
-    if not margin.symmetric:
-        to_image = torch.full_like(to_image, -1)
-    back = _direction(texts[mine], images, scale, mine, to_image, kappa, margin)
-    return (there + back) / len(images)
+    there = _direction(images[mine], texts, f["scale"], mine, torch.cat([to_text, of_own]), kappa, margin)
+    at = torch.cat([to_image, of_own])
+    if not symmetric:
+        at = torch.full_like(at, -1)
+    return (there + _direction(texts[mine], images, f["scale"], mine, at, kappa, margin)) / len(images)
 
 
 def concrete_jungle(
@@ -132,16 +92,13 @@ def concrete_jungle(
     negatives_file: str = "",  # a JSON file of a user's own negatives with images
 ) -> Method:
     "Concrete Jungle, reconstructed: the most concrete word replaced, in captions and images, and the Cement loss"
-    for value, known, what in ((regime, REGIMES, "regime"), (margin, _MARGINS, "margin")):
-        if value not in known:
-            raise UserError(f"{what} is one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}")
-
-    margins = _Margin(margin, margin_size, margin_share, symmetric)
+    check_choice("regime", regime, REGIMES)
+    check_choice("margin", margin, _MARGINS)
+    margins = partial(_cement_margin, kind=margin, size=margin_size, share=margin_share)
 
     def losses(f, batch, terms):
-        pair, alone = batch.texts["negative"], batch.texts["alone"]
-        hard = _Hard(f["negative"], f["negative_image"], pair.owner, pair.weight, f["alone"], alone.owner, alone.weight)
-        return {"cement": _cement_loss(f["image"], f["caption"], hard, f["scale"], batch.rows, margins)}
+        negatives = batch.texts["negative"], batch.texts["alone"]
+        return {"cement": _cement_loss(f, *negatives, batch.rows, margins, symmetric)}
 
     columns = ("image", "caption", "negative", "negative_image", "alone")
     objective = Objective(losses, {"cement": 1.0}, columns=columns)

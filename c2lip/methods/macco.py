@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import Batch, Features, Range, UserError, full_precision
-from ..distributed import sum_over_ranks
-from ..encoding import encode_images, encode_texts, entry_of, scale_and_bias
+from ..encoding import encode_images, encode_texts, entry_of, scale_and_bias, sum_over_ranks
 from ..losses import scaled_cosines, sigmoid_loss, softmax_loss
 from . import ALL_BUT_BIAS, Method, Objective
 from .macco_masks import macco_view

@@ -12,8 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..captions import canonical_caption
-from ..concepts import make_rules, noun_phrases_many
+from ..concepts import canonical_caption, make_rules, noun_phrases_many
 from ..core import Phrase, Sample, UserError
 from ..data.loading import has_token_positions
 from ..data.records import find_phrases
