@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from .core import Phrase, UserError, check_choice, did_you_mean
 from .core.files import read_yaml, shipped
-from .trees import POSSESSIVE, base_phrases
+from .trees import base_phrases
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -126,7 +126,7 @@ def _with_plurals(kind):
 _FRAMES = _with_plurals("frames") | {"close-up", "up"}  # name the image, not what is in it
 _PLACES = _with_plurals("places") - {"cases", "facts"}  # name a place in the image, or a time
 _CLASSIFIERS = _with_plurals("classifiers")  # their *of* joins two phrases into one
-ALLOWED = dict(of_merge=("none", "classifier", "all"), possessive=("whole", "split"), none=("skip", "caption"))
+ALLOWED = dict(of_merge=("none", "classifier", "all"), none=("skip", "caption"))
 "The values of the rules that are words"
 
 
@@ -138,7 +138,6 @@ class Rules:
     of_merge: str = "classifier"  # which "A of B" are one phrase: "none", "classifier" (a cup of tea), "all"
     drop_generic: bool = True  # drop heads that name the image, a place in it or a time: image, background, top
     drop_places: bool = False  # drop bare general places too: home, street, school
-    possessive: str = "whole"  # "the dog's collar" as one phrase ("whole"), or the owner and the object ("split")
     none: str = "skip"  # a caption without a phrase gives nothing ("skip"), or itself ("caption", as the reference)
     max_phrases: int = 16  # per caption, the first ones; 0: all
     max_words: int = 10  # longer phrases are dropped; 0: none is
@@ -163,15 +162,6 @@ def make_rules(options: dict) -> Rules:  # some fields of `Rules`
     return Rules(**options)
 
 # %% ../nbs/1_method/07_concepts.ipynb #26d74579
-def _split_owner(span, words):
-    # "the dog 's collar" -> "the dog", "collar"
-    first, end, head = span
-    for i in range(head - 1, first, -1):
-        if words[i] in POSSESSIVE:
-            return [*_split_owner((first, i, i - 1), words), (i + 1, end, head)]
-    return [span]
-
-
 def _is_long(words, rules):
     counted = sum(w[0].isalnum() for w in words)  # hyphens and apostrophes are tokens, but no words
     return rules.max_words and counted > rules.max_words
@@ -221,8 +211,6 @@ def _characters(doc, text, first, end):
 def _candidates(doc, words, rules):
     # the spans that the rules leave, as (first word, one past the last)
     spans = base_phrases(doc)
-    if rules.possessive == "split":
-        spans = [part for span in spans for part in _split_owner(span, words)]
     if rules.of_merge != "none":
         spans = _join_of(spans, words, rules)
     for span in spans:

@@ -225,31 +225,25 @@ def _ring():
     return [r % ranks for r in range(rank, rank + ranks)]
 
 
-def _gather_joined(tensors, counts):
-    "Rows of all ranks in ring order, of tensors of one kind in one message; `counts` are each one's rows by rank"
-    of_rank = list(zip(*counts))
-    rows = torch.cat(tensors)
-    padded = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, max(map(sum, of_rank)) - len(rows)))
-    parts = _of_all_ranks(padded)
-    split = [parts[r][: sum(of_rank[r])].split(of_rank[r]) for r in _ring()]
-    return [torch.cat(pieces) for pieces in zip(*split)]
-
-
 def _gather_all(tensors: dict, counts: dict) -> dict:
-    "Every tensor with the rows of all ranks, one message for all of a type and width"
+    "Every tensor with the rows of all ranks in ring order, one message for all of a type and width"
     kinds: dict = {}
     for key, x in tensors.items():
         kinds.setdefault((x.dtype, x.shape[1:]), []).append(key)
     gathered: dict = {}
     for keys in kinds.values():
-        gathered.update(zip(keys, _gather_joined([tensors[key] for key in keys], [counts[key] for key in keys])))
+        rows, of_rank = torch.cat([tensors[key] for key in keys]), list(zip(*(counts[key] for key in keys)))
+        padded = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, max(map(sum, of_rank)) - len(rows)))
+        parts = _of_all_ranks(padded)
+        split = [parts[r][: sum(of_rank[r])].split(of_rank[r]) for r in _ring()]
+        gathered.update(zip(keys, map(torch.cat, zip(*split))))
     return gathered
 
 
 def gather_rows(x: Tensor) -> Tensor:  # (n,·) with the same n on every rank → (W·n,·)
     "Rows of all ranks, own first and then round the ring, as `gather` orders images; `x` itself on one rank"
     ranks = rank_and_world_size()[1]
-    return x if ranks == 1 else _gather_joined([x], [[len(x)] * ranks])[0]
+    return x if ranks == 1 else _gather_all({"rows": x}, {"rows": [len(x)] * ranks})["rows"]
 
 
 def shared_place(

@@ -219,10 +219,8 @@ def numbered_scene(
 def train_records(
     n: int,  # number of images
     split: str = "train",  # pretrain, train, validation or test
-    single: float = 0.35,  # share of images with one object
-    placed: float = 0.75,  # share of the other images whose objects come from one of `places`
     shares: dict | None = None,  # what → how often a caption names it; None: alt texts in `pretrain`, else all
-    objects: int = 0,  # how many the other images hold, up to 4 (3 in a place); 0 draws them
+    **scenes,  # `single`, `placed` and `objects` of `numbered_scene`
 ) -> list[tuple]:  # (key, function that draws the image, caption)
     "`n` images with captions; image `i` is the same whatever `n` is"
     tell: Callable = _alt_text if split == "pretrain" else caption_scene
@@ -230,6 +228,6 @@ def train_records(
         tell = partial(_alt_text, shares=_DETAILED | shares)
     rows = []
     for i in range(n):
-        scene = numbered_scene(split, i, single, placed, objects)
+        scene = numbered_scene(split, i, **scenes)
         rows.append((f"{split}-{i:06d}", partial(draw_scene, scene), tell(scene, split, i)))
     return rows

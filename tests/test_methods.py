@@ -4,7 +4,6 @@ Weights that only training has stay out of the release."""
 
 import math
 import re
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,9 @@ import torch.distributed as dist
 from conftest import ROOT, on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
-import c2lip.methods
 from c2lip.base import BASE_PREPROCESS, BASES, new_towers
 from c2lip.concepts import noun_phrases
-from c2lip.core import Batch, Sample, Texts, UserError
+from c2lip.core import Batch, Sample, Texts
 from c2lip.data.loading import Samples
 from c2lip.encoding import sum_over_ranks
 from c2lip.methods import Step, build, method_names
@@ -259,54 +257,6 @@ def test_the_trainer_names_no_method_and_no_entry():
         text = re.sub(r"^# %%.*$", "", file.read_text(encoding="utf8"), flags=re.M)
         for word in words:
             assert not re.search(rf"\b{word}\b", text), (file.name, word)
-
-
-OWN = """
-from c2lip.methods import Method, Objective, caption_view, contrast
-
-def half(model, share: float = 0.5) -> "Method":
-    loss = contrast(model)
-
-    def losses(f, batch, terms):
-        return {"half": share * loss(f["image"], f["caption"], f, batch.rows)}
-
-    return Method(caption_view(model), Objective(losses, {"half": 1.0}, columns=("image", "caption")))
-"""
-
-
-@pytest.fixture
-def own_modules(tmp_path, monkeypatch):
-    "A folder whose modules are modules of c2lip.methods for a while"
-    monkeypatch.setattr(c2lip.methods, "__path__", [*c2lip.methods.__path__, str(tmp_path)])
-    yield tmp_path
-    for name in [f"c2lip.methods.{file.stem}" for file in tmp_path.glob("*.py")]:
-        sys.modules.pop(name, None)
-
-
-def test_a_method_whose_first_parameter_has_another_name(own_modules, samples):
-    (own_modules / "half.py").write_text(OWN)
-    towers = load("base")
-    method = build("half", towers, {"share": 0.25, "lr": 1.0})
-    own, whole = (backward(towers, m, m.view(samples, 1)) for m in (method, made("c2lip")[1]))
-    assert math.isclose(own["half"].item(), 0.25 * whole["contrastive"].item(), rel_tol=1e-5)
-    with pytest.raises(UserError, match="has no option 'towers'"):
-        build("half", towers, {}, {"towers": 1})
-
-
-BROKEN = {
-    "missing": ("import no_such_library", "cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"),
-    "syntax": ("def broken(:", "cannot be imported: SyntaxError"),
-    "unannotated": ("def broken(towers):\n    pass", "holds no function that is declared to return a Method"),
-}
-
-
-def test_modules_that_fail_leave_the_others(own_modules):
-    towers, before = load("base"), method_names()
-    for name, (text, message) in BROKEN.items():
-        (own_modules / f"{name}.py").write_text(text)
-        with pytest.raises(UserError, match=f"the module c2lip.methods.{name} {message}"):
-            build(name, towers)
-    assert method_names() == before and build("plain", towers).objective.terms == ["contrastive"]
 
 
 @pytest.mark.parametrize("name", METHODS)

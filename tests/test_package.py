@@ -83,7 +83,7 @@ from c2lip.evaluation.suites import evaluate
 from c2lip.evaluation.tables import frame_table
 from c2lip.losses import c2lip_losses, owner_signs, pair_signs
 from c2lip.methods import method_names
-from c2lip.methods.concreteness import read_concreteness
+from c2lip.methods.concrete_jungle import read_concreteness
 from c2lip.towers import load
 
 assert "site-packages" in c2lip.__file__, c2lip.__file__

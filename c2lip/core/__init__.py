@@ -40,9 +40,7 @@ class Sample:
     caption: str  # canonical caption: the phrases' characters count in this text
     phrases: list[Phrase] = field(default_factory=list)  # may be empty
     size: tuple[int, int] | None = None  # (width, height) of the image as it was found, where that is known
-    spans: list[tuple[int, int] | None] | None = (
-        None  # text tokens (first, one past the last) of each phrase; None: cut
-    )
+    spans: list[tuple[int, int] | None] | None = None  # text tokens (first, one past the last) of each phrase
     captions: tuple[str, ...] = ()  # all captions of the image, where there are several; `caption` is one of them
     whole: Any = None  # array that `Method.whole` made of the image as it was opened; None: not kept
 

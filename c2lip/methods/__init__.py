@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALL_BUT_BIAS', 'PACKAGE', 'Objective', 'Method', 'caption_view', 'further_texts', 'step_generator', 'print_once',
-           'contrast', 'cut', 'Step', 'clip', 'plain', 'find_methods', 'method_names', 'build']
+           'contrast', 'Step', 'clip', 'plain', 'find_methods', 'method_names', 'build']
 
 # %% ../../nbs/1_method/13_methods.ipynb #e6282cc3
 import importlib
@@ -125,7 +125,9 @@ def _share(n, i, parts):
 
 
 def _part(batch, i, parts):
-    "Part i of a batch, and entry → its rows of the whole"
+    """Part i of what the towers read of a batch, and entry → its rows of the whole.
+
+    Every entry is cut in equal parts, masks like their entry, spans with their tokens."""
     rows = {name: _share(len(x), i, parts) for name, x in batch.images.items()}
     images = {name: x[rows[name]] for name, x in batch.images.items()}
     masks = {name: x[rows[name]] for name, x in batch.masks.items()}
@@ -142,16 +144,8 @@ def _part(batch, i, parts):
     return Batch(images, texts, masks), rows
 
 
-def cut(
-    batch: Batch,
-    parts: int,  # how many
-) -> list[tuple[Batch, dict]]:  # of each: what the towers read, and entry → which of the batch's rows these are
-    "Cut what the towers read of a batch: every entry in equal parts, masks like their entry, spans with their tokens"
-    return [_part(batch, i, parts) for i in range(parts)]
-
-
 def _join(features, rows, entries):
-    "The features of a whole batch from those of its parts; `rows` as in `cut`, `entries` as in `Objective.entry_of`"
+    "The features of a whole batch from those of its parts; `rows` as in `_part`, `entries` as in `Objective.entry_of`"
     whole = dict(features[0])  # scale and bias are the same in every part
     for name in whole.keys() & entries.keys():
         whole[name] = torch.cat([part[name] for part in features])
@@ -183,7 +177,7 @@ class Step(nn.Module):
         "The features of this rank's batch, part by part where there are several"
         if self.parts == 1:
             return self._encode(batch)
-        chance, pieces = torch.initial_seed(), cut(batch, self.parts)
+        chance, pieces = torch.initial_seed(), [_part(batch, i, self.parts) for i in range(self.parts)]
 
         def encode_part(i):  # dropout, where there is any, must be the same both times
             with seeded(derive_seed(chance, i)):

@@ -152,16 +152,15 @@ def swap_within(
     kinds: tuple = ALL_KINDS,  # which kinds may be exchanged
 ) -> tuple[str, str] | None:  # (kind, caption edited); None where nothing can be exchanged
     "Exchange two different words, or noun phrases, of one kind within a caption (NegCLIP's hard negative)"
-    options = []
+    options: dict[str, list] = {}
     for kind, spans in _spans_by_kind(caption, phrases, kinds).items():
         for a, b in combinations(spans, 2):
-            different = caption[slice(*a)].lower() != caption[slice(*b)].lower()
-            if a[1] <= b[0] and different:
-                options.append((kind, a, b))
+            if a[1] <= b[0] and caption[slice(*a)].lower() != caption[slice(*b)].lower():
+                options.setdefault(kind, []).append((a, b))
     if not options:
         return None
-    kind = chance.choice(sorted({kind for kind, _, _ in options}))
-    _, a, b = chance.choice([option for option in options if option[0] == kind])
+    kind = chance.choice(sorted(options))
+    a, b = chance.choice(options[kind])
     new = swap_spans(caption, {a: caption[slice(*b)], b: caption[slice(*a)]})
     return (kind, new) if new.lower() != caption.lower() else None
 

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 
 from ..concepts import load_pipeline, phrases_of
-from ..core import Phrase, check_choice
+from ..core import Phrase
 from ..encoding import text_ends
 from . import caption_view, print_once, step_generator
-from .concreteness import read_by_key, world_scene
-from ..spans import token_spans_many
+from .concrete_jungle import read_by_key, world_scene
+from ..spans import token_spans
 from ..towers import Towers
 
 # %% ../../nbs/3_relatives/06_macco_masks.ipynb #31bcac1c
@@ -98,9 +98,6 @@ def _concepts_in(doc):
     return found
 
 # %% ../../nbs/3_relatives/06_macco_masks.ipynb #c54bea64
-_WORDS = ("tree", "phrase")
-
-
 class _Readings:
     "What may be hidden of captions, each read once"
 
@@ -115,19 +112,19 @@ class _Readings:
         missing = list(dict.fromkeys(caption for caption in captions if caption not in self.known))
         concepts = [_concepts_in(doc) for doc in load_pipeline().pipe(missing)]
         words = [[word for concept in found for word in concept.words] for found in concepts]
-        spans = token_spans_many(self.tokenizer, missing, words) if missing else []
+        spans = token_spans(self.tokenizer, missing, words) if missing else []
         for caption, found, places in zip(missing, concepts, map(iter, spans)):
             self.known[caption] = [(c, [place for _, place in zip(c.words, places) if place]) for c in found]
         return [self.known[caption] for caption in captions]
 
 
-def _mask_words(readings, drawn, words, length):
-    "The tokens (B,length) to hide: of all concepts of a caption, or of the one that is hidden in its image"
+def _mask_words(readings, length):
+    "The tokens (B,length) to hide: those of all concepts of a caption"
     mask = torch.zeros(len(readings), length, dtype=torch.bool)
-    for row, found, chosen in zip(mask, readings, drawn):
-        for concept, spans in found:
+    for row, found in zip(mask, readings):
+        for _, spans in found:
             for first, end in spans:
-                row[first:end] |= words == "tree" or concept == chosen
+                row[first:end] = True
     return mask
 
 # %% ../../nbs/3_relatives/06_macco_masks.ipynb #4fc59887
@@ -193,13 +190,11 @@ def macco_view(
     towers: Towers,
     grid: tuple[int, int],  # rows and columns of patches
     boxes: str = "",  # a file of boxes for a user's own images
-    words: str = "tree",  # what is hidden of a caption: tree or phrase
     rectangles: float = 0.1,  # how often a random rectangle is hidden in place of boxes
 ):  # (samples, step) → Batch
     """Images and captions, twice: whole, and with a mask; a whole caption's mask is its padding.
 
     The first step with an image without boxes prints a line."""
-    check_choice("words", words, _WORDS)
     plain, known = caption_view(towers), _read_box_file(boxes)
     readings = _Readings(towers.tokenizer)
 
@@ -220,8 +215,7 @@ def macco_view(
         ends, places = text_ends(towers.model, caption.ids), torch.arange(caption.ids.shape[1])
         padding = torch.zeros_like(caption.ids, dtype=torch.bool) if ends is None else places >= ends[:, None]
         batch.texts["caption"] = replace(caption, mask=padding)
-        hidden = _mask_words(read, [concept for concept, _ in drawn], words, caption.ids.shape[1])
-        batch.texts["masked_caption"] = replace(caption, mask=hidden)
+        batch.texts["masked_caption"] = replace(caption, mask=_mask_words(read, caption.ids.shape[1]))
         return batch
 
     return view
