@@ -80,8 +80,7 @@ def test_recipes_hold_known_names_and_allowed_values(path):
         found = check(launcher_settings(NBS / "pretrain.ipynb", given), given)
     else:
         found = complete(given)
-        options = yaml.safe_load(given.get("method_options", "{}"))
-        assert set(options) <= set(inspect.signature(METHODS[found["method"]]).parameters)
+        assert set(given) - set(SETTINGS) <= set(inspect.signature(METHODS[found["method"]]).parameters)
     assert {name: found[name] for name in given} == given, "a value is read as something else"
 
 

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['BY_MODEL', 'CHOSEN', 'QUIET', 'Share', 'kind_of_model', 'values_by_model', 'fill_auto', 'choose_by_model',
-           'own_options', 'phrase_rules', 'recipe_rules', 'binding', 'smoke', 'parameters', 'save_parameters',
-           'command_line']
+           'phrase_rules', 'recipe_rules', 'binding', 'smoke', 'parameters', 'save_parameters', 'command_line']
 
 # %% ../../nbs/6_training/02_config.ipynb #d2911c61
 import ast
@@ -107,28 +106,16 @@ def choose_by_model(
     return replace(cfg, **fill_auto(vars(cfg), values_by_model(towers, steps, cfg.method)))
 
 # %% ../../nbs/6_training/02_config.ipynb #d1634c80
-def _mapping(name, value):
-    "The mapping that a setting's YAML spells"
-    if isinstance(value, str) and re.search(r"(?:^|[\s,\[{:])\*\w", value):
-        raise UserError(f"{name} {short(value)} has aliases of YAML: write out what they name")
-    read: Any = parse_yaml(value or "{}", f"{name} {short(value)}") if isinstance(value, str) else value
-    if not isinstance(read, dict):
-        raise UserError(f"{name} {short(value)} is not of the form {{name: value, …}}")
-    return read
-
-
-def own_options(
-    cfg: Config,
-) -> dict:  # name → value
-    "The method's further settings; raise `UserError` where they are not YAML's `{name: value}`"
-    return _mapping("method_options", cfg.method_options)
-
-
 def phrase_rules(
     cfg: Config,
 ) -> dict:  # fields of `concepts.Rules`; empty: the defaults
     "The rules of noun phrases that a run asks for; raise `UserError` where one is unknown or wrong"
-    rules = _mapping("phrase_rules", cfg.phrase_rules)
+    text = cfg.phrase_rules
+    if re.search(r"(?:^|[\s,\[{:])\*\w", text):
+        raise UserError(f"phrase_rules {short(text)} has aliases of YAML: write out what they name")
+    rules = parse_yaml(text or "{}", f"phrase_rules {short(text)}")
+    if not isinstance(rules, dict):
+        raise UserError(f"phrase_rules {short(text)} is not of the form {{name: value, …}}")
     make_rules(rules)
     return rules
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from tqdm.std import tqdm
 
-from ..distributed import rank_and_world_size
+from ..encoding import rank_and_world_size
 
 if TYPE_CHECKING:
     from c2lip.evaluation.plots import Page

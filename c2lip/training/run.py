@@ -23,7 +23,7 @@ import torch.distributed as dist
 from ..core import UserError
 from ..core.files import check_free, project_root, read_json, read_yaml, run_folder, write_json
 from ..data.loading import Samples
-from ..distributed import rank_and_world_size
+from ..encoding import rank_and_world_size
 from ..release import save
 from ..towers import Towers, load
 from .checkpoint import disk_errors

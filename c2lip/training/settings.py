@@ -33,7 +33,6 @@ class Config:
     data: Annotated[str, "world for the embedded scenes, or a folder or table of images with captions"] = "world"
     draw_captions: Annotated[bool, "show one caption of several in each step, else the first"] = True
     phrase_rules: Annotated[str, "rules of noun phrases as YAML, such as {max_phrases: 0}; empty: the defaults"] = ""
-    method_options: Annotated[str, "further settings of the method as YAML, such as {regime: low}"] = ""
     images: Annotated[int, Range(8, 10**7), "training images of the embedded world"] = 8600
     batches: Annotated[Literal["random", "neighbours"], "images by chance, or that look alike"] = "random"
     epochs: Annotated[float, Range(0, 10**5, above=True), "passes over the data"] = 6.0
@@ -101,7 +100,7 @@ MAY_CHANGE = frozenset(
 )
 "What a resumed run may change: it changes no number of the training, or only its rounding"
 
-_OF_A_TRIAL = MAY_CHANGE | {"method", "method_options", "options", "seed"}
+_OF_A_TRIAL = MAY_CHANGE | {"method", "options", "seed"}
 SHARED = tuple(f.name for f in fields(Config) if f.name not in _OF_A_TRIAL)
 "What all trials of a study have alike, unless it is what they vary"
 

@@ -17,7 +17,7 @@ from ..core import UserError, pick_device, seed_everything
 from ..core.files import check_free, project_root, read_json, user_path
 from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
-from ..distributed import rank_and_world_size
+from ..encoding import rank_and_world_size
 from ..methods import Method, build
 from ..towers import Towers, load
 from .checkpoint import disk_errors
@@ -26,7 +26,6 @@ from c2lip.training.config import (
     Config,
     choose_by_model,
     kind_of_model,
-    own_options,
     phrase_rules,
     save_parameters,
     values_by_model,
@@ -219,7 +218,7 @@ def _set_up(settings, given, folder):
     several = rank_and_world_size()[1] > 1 and torch.cuda.is_available() and given.device != "cpu"
     device = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if several else given.device)
     towers = load(given.model, device)
-    method = build(given.method, towers, given.options, own_options(given))
+    method = build(given.method, towers, given.options)
     records, held, skips = read_records(given, folder)
     cfg, steps = _choose(given, towers, records, held)
     taken = settings | {name: getattr(cfg, name) for name in CHOSEN}

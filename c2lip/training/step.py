@@ -14,7 +14,7 @@ import open_clip
 import torch
 
 from ..core import Batch, UserError
-from ..distributed import rank_and_world_size, sum_over_ranks
+from ..encoding import rank_and_world_size, sum_over_ranks
 from ..methods import Method
 from ..towers import Towers
 from .config import Config
