@@ -24,7 +24,7 @@ from ..core import Phrase, Sample, UserError, derive_seed, seeded
 from .images import BadImage, in_workers, open_image
 from .records import Records, Skips
 from ..encoding import encode_images
-from ..spans import token_spans_many
+from ..spans import token_spans
 
 # %% ../../nbs/4_data/06_loading.ipynb #7fd58b41
 def has_token_positions(
@@ -32,7 +32,7 @@ def has_token_positions(
 ) -> bool:
     "Whether the text tokens of a phrase can be found; a tokenizer that cannot do so still encodes whole texts"
     try:
-        token_spans_many(tokenizer, ["a"], [[]])
+        token_spans(tokenizer, ["a"], [[]])
         return True
     except (UserError, AttributeError):
         return False
@@ -41,7 +41,7 @@ def has_token_positions(
 def _spans_of(tokenizer, captions: list[str], phrases: Sequence[list[Phrase]]):
     # of each caption, of each of its phrases, the tokens (first, one past the last); None without a place, or cut off
     placed = [[p for p in of_caption if p.start >= 0] for of_caption in phrases]
-    spans = map(iter, token_spans_many(tokenizer, captions, placed))
+    spans = map(iter, token_spans(tokenizer, captions, placed))
     return [[next(of) if p.start >= 0 else None for p in ps] for of, ps in zip(spans, phrases)]
 
 # %% ../../nbs/4_data/06_loading.ipynb #5750762c

@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow.parquet
 import spacy
 
-from ..captions import split_sentences
-from ..concepts import is_english, load_pipeline, make_rules
+from ..concepts import is_english, load_pipeline, make_rules, split_sentences
 from ..core import UserError, one_line
 from ..core.files import folder_digest, output_place, project_root, read_json, sole_writer, write_json
 from .images import Bar, Outcomes, in_workers, remote_scheme

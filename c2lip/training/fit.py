@@ -21,9 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..core import UserError, derive_seed, seeded
 from ..core.files import check_free, sole_writer
 from ..data.loading import Samples, batches, loader, neighbours_digest, neighbours_of
-from ..distributed import rank_and_world_size, sum_over_ranks
-from ..evaluation.folders import choose_benchmark
-from ..evaluation.suites import evaluate
+from ..encoding import rank_and_world_size, sum_over_ranks
+from ..evaluation.suites import choose_benchmark, evaluate
 from ..methods import Method, Step
 from ..towers import Towers, has_bias
 from .checkpoint import CHECKPOINTS, load_checkpoint, resume_hint, save_checkpoint
