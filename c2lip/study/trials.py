@@ -19,9 +19,8 @@ import torch
 from ..core import UserError, pick_device, seed_everything
 from ..core.files import read_json, write_json
 from ..data.loading import Samples
-from ..evaluation.folders import choose_benchmark
 from ..evaluation.records import keep_items
-from ..evaluation.suites import evaluate
+from ..evaluation.suites import choose_benchmark, evaluate
 from ..evaluation.world_scenes import write_groups
 from ..methods import build
 from ..release import save
@@ -73,7 +72,7 @@ def start_trials(
             f"of {len(records)} images fewer than two were held back, so there is nothing to measure a model on; "
             "give more images"
         )
-    print(f"{len(samples)} images, {samples.phrase_count} phrases, benchmark {benchmark}")
+    print(f"{len(samples)} images, {samples.records.phrase_count} phrases, benchmark {benchmark}")
     benchmarks = [benchmark]
     if drawn:
         write_groups(run, settings["items"], settings["split"])

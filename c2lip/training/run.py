@@ -133,8 +133,8 @@ def _train_here(setup):
     total, _ = count_steps(samples, cfg)
     validator = None
     if first:
-        counts = f"{len(samples)} images, {samples.phrase_count} phrases; {total} steps of {cfg.batch_size} images"
-        print(f"{counts}; skipped: {samples.skips}", flush=True)
+        counts = f"{len(samples)} images, {samples.records.phrase_count} phrases"
+        print(f"{counts}; {total} steps of {cfg.batch_size} images; skipped: {samples.skips}", flush=True)
         if cfg.evaluate_every:
             validator = make_validator(cfg, setup.held, folder)
     fit(towers, setup.method, samples, cfg, folder, setup.device, validator)
