@@ -28,10 +28,9 @@ from c2lip.evaluation.base import read_entries
 from c2lip.release import save
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
-from c2lip.training.config import Config, own_options, save_parameters
+from c2lip.training.config import Config, own_options, read_parameters, save_parameters
 from c2lip.training.log import read_log
 from c2lip.training.run import train
-from c2lip.training.settings import read_parameters
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -68,7 +68,7 @@ try:
     c2lip.dev.command.main(['prepare', '--help'])
 except SystemExit as e:
     assert e.code == 0
-import c2lip.training.runs, c2lip.training.settings, c2lip.dev.launch
+import c2lip.training.runs, c2lip.training.config, c2lip.dev.launch
 assert not {'torch', 'spacy', 'ray', 'open_clip'} & set(sys.modules), sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=project_root())

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from c2lip.core.files import read_json
-from c2lip.training.config import smoke
+from c2lip.training.config import launcher_settings, smoke
 from c2lip.training.log import read_log
-from c2lip.training.settings import launcher_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN = ROOT / "nbs" / "train.ipynb"

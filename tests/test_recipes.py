@@ -25,10 +25,9 @@ from c2lip.methods import build
 from c2lip.study.claims import told_change
 from c2lip.towers import load
 from c2lip.training import run as run_room
-from c2lip.training.config import Config, recipe_rules
+from c2lip.training.config import Config, check, launcher_settings, recipe_rules
 from c2lip.training.log import read_log
 from c2lip.training.run import train_from_terminal
-from c2lip.training.settings import check, launcher_settings
 from c2lip.training.step import make_optimizer, train_step
 from c2lip.world_captions import train_records
 

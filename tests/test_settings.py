@@ -13,13 +13,16 @@ from c2lip.methods import find_methods
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
-from c2lip.training.config import BY_MODEL, CHOSEN, Share, binding
-from c2lip.training.settings import (
+from c2lip.training.config import (
     AUTO,
+    BY_MODEL,
+    CHOSEN,
     KINDS,
     MAY_CHANGE,
     Config,
     Launcher,
+    Share,
+    binding,
     check,
     check_value,
     complete,

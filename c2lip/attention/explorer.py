@@ -27,7 +27,7 @@ from .questions import PhraseScore, ask, caption_phrases, doubts, score_phrase, 
 from ..core import UserError
 from ..core.files import project_root, run_folder, write_json
 from ..towers import Towers, load
-from ..training.config import kind_of_model
+from ..training.step import kind_of_model
 from ..world_captions import name_thing
 
 # %% ../../nbs/7_attention/07_explorer.ipynb #8021177c

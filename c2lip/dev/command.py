@@ -76,9 +76,9 @@ def _add_prepare(p):
 # %% ../../nbs/dev/02_command.ipynb #199e3641
 def _prepare(options):
     from c2lip.data.prepare import prepare  # heavy (torch, spaCy); --help and wrong options answer at once
-    from c2lip.training.config import recipe_rules
+    from c2lip.training.config import read_settings
 
-    rules = recipe_rules(_absolute(options.recipe)) if options.recipe else {}
+    rules = read_settings(_absolute(options.recipe))["phrase_rules"] if options.recipe else {}
     sources = [_absolute(s) for s in options.source]
     manifest = prepare(
         sources if len(sources) > 1 else sources[0],
@@ -157,7 +157,7 @@ def _first_line(text):
 
 def _methods(word):
     from c2lip.methods import find_methods
-    from c2lip.training.settings import options_of
+    from c2lip.training.config import options_of
 
     found, wrong = find_methods()
     for name, function in sorted(found.items()):
@@ -188,9 +188,9 @@ def _suites(word):
 
 
 def _settings(word):
-    from c2lip.training.settings import Config, Launcher, settings_of
+    from c2lip.training.config import settings_of
 
-    for name, s in settings_of(Config, Launcher).items():
+    for name, s in settings_of().items():
         limits = f"one of: {', '.join(s.words)}" if s.words else str(s.range or "")
         yield name, s.kind, str(s.default), "; ".join(filter(None, [s.help, limits]))
 
