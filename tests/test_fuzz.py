@@ -40,9 +40,8 @@ from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
 from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
-from c2lip.training.config import Config, check, check_run_dir, own_options, read_parameters
+from c2lip.training.config import Config, check, check_run_dir, read_parameters, read_settings
 from c2lip.training.log import read_log
-from c2lip.training.run import read_settings
 from c2lip.training.runs import list_runs
 from c2lip.training.step import parameter_groups
 
@@ -150,7 +149,7 @@ def settings_of_a_run(dice, folder):
 
 def settings_of_a_method(dice, folder):
     options = hurt(b"{regime: low, margin: [0.1, 0.2], weights: {cont: 1.0}}", dice).decode("utf8", "replace")
-    own_options(Config.of({"method_options": options}))
+    Config.of({"method_options": options})
 
 
 def rules(dice, folder):

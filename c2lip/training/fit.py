@@ -28,8 +28,8 @@ from ..evaluation.folders import choose_benchmark
 from ..evaluation.suites import evaluate
 from ..methods import Method, Step
 from ..towers import Towers, has_bias
-from .checkpoint import CHECKPOINTS, disk_errors, load_checkpoint, save_checkpoint
-from .config import Config, binding
+from .checkpoint import CHECKPOINTS, binding, disk_errors, load_checkpoint, save_checkpoint
+from .config import Config
 from .log import Log
 from c2lip.training.step import (
     autocast_of,
@@ -62,9 +62,6 @@ def count_steps(
     return max(1, round(cfg.epochs * per_epoch)), per_epoch
 
 # %% ../../nbs/6_training/06_fit.ipynb #d51aad8d
-_ZERO_SHOT = "zero-shot"
-
-
 def _summary(table):
     "Averages of the compositional suites, every number of retrieval and zero-shot, and their mean, in percent"
     rows = {}
@@ -74,14 +71,14 @@ def _summary(table):
     zero_shot = [v for k, v in rows.items() if k.startswith("zeroshot ")]
     recall = [v for k, v in rows.items() if k.startswith("retrieval ") and k.endswith("R@1")]
     found = zero_shot or recall
-    return {_ZERO_SHOT: sum(found) / len(found), **rows} if found else rows
+    return {"zero-shot": sum(found) / len(found), **rows} if found else rows
 
 
 def _compare_with_start(now, start, alarm):
     "A line of the main numbers with their changes since the start, and a second where zero-shot fell by over `alarm`"
-    shown = [name for name in now if name.endswith((_ZERO_SHOT, "average", "R@1")) and not name.startswith("heldout/")]
+    shown = [name for name in now if name.endswith(("zero-shot", "average", "R@1")) and not name.startswith("heldout/")]
     line = " · ".join(f"{name} {now[name]:.1f} ({now[name] - start.get(name, now[name]):+.1f})" for name in shown)
-    lost = start.get(_ZERO_SHOT, 0) - now.get(_ZERO_SHOT, 0)
+    lost = start.get("zero-shot", 0) - now.get("zero-shot", 0)
     if lost <= alarm:
         return line
     fall = f"ALARM: zero-shot has fallen {lost:.1f} points below the start, more than {alarm:g}"
@@ -249,8 +246,7 @@ class _Run:
     def failures(self):
         "What stops a run ends in one line that says at which step, and which checkpoint is kept"
         try:
-            with disk_errors(self.folder):
-                yield
+            yield
         except UserError as e:
             if self.rank:
                 raise
@@ -290,7 +286,7 @@ def fit(
     busy = f"another process is training in {folder}; stop it, or take another run_dir"
     with sole_writer(folder, busy) if run.rank == 0 else nullcontext():
         run.start()
-        with run.failures():
+        with disk_errors(folder), run.failures():
             if run.done == 0 and run.before:
                 run.record_validation(run.before)
             for part in run.feed():

@@ -198,7 +198,6 @@ def _train_here(setup):
 _RANK_TIMEOUT = timedelta(minutes=30)  # that ranks wait for each other
 _REPORT = re.compile(r"^\s*rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*-(\d+)", re.M)  # torchrun's, of a killed rank
 _RAISED = re.compile(r"^\[rank (\d+)\] ([\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.M)  # a rank's own line
-_SIGTERM = "15"  # with which torchrun ends the other ranks
 _MEMORY = ", as the system does where memory runs out: lower batch_size or workers"
 
 
@@ -206,7 +205,7 @@ def _cause_of(lines):
     "Why a job of several ranks failed: a rank that was killed, else the first one that raised"
     text = "\n".join(lines)
     for rank, signal in _REPORT.findall(text):
-        if signal != _SIGTERM:
+        if signal != "15":  # SIGTERM, with which torchrun ends the other ranks
             return f"rank {rank} was killed by signal {signal}{_MEMORY if signal == '9' else ''}"
     if raised := _RAISED.search(text):
         return f"rank {raised[1]}: {raised[2].removeprefix('UserError: ')}"
@@ -239,22 +238,11 @@ def launch_ranks(
 
 def _exit_as_rank(error):
     "Print the error with this rank's number and leave at once: an orderly end would wait for ranks that wait for it"
-    if isinstance(error, UserError):
-        lines = [f"UserError: {error}"]
-    else:
-        lines = "".join(traceback.format_exception(error)).splitlines()
+    text = f"UserError: {error}" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
     sys.stdout.flush()
-    sys.stderr.write("".join(f"[rank {os.environ['RANK']}] {line}\n" for line in lines))
+    sys.stderr.write("".join(f"[rank {os.environ['RANK']}] {line}\n" for line in text.splitlines()))
     sys.stderr.flush()
     os._exit(1)
-
-
-def _join_ranks(device):
-    "Enter the group of ranks that torchrun's variables name"
-    gpus = torch.cuda.is_available() and device != "cpu"
-    if gpus:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if gpus else "gloo", timeout=_RANK_TIMEOUT)
 
 # %% ../../nbs/8_release/05_run.ipynb #690f8752
 _USAGE = "usage: torchrun … -m c2lip.training.run RECIPE.yaml|params.json RUN_FOLDER [name=value …]"
@@ -270,8 +258,10 @@ def train_from_terminal(argv: list[str] | None = None):  # file, folder, name=va
     several = "RANK" in os.environ
     try:
         settings = read_json(file) if repeated else read_settings(os.path.abspath(file), words)
-        if several:
-            _join_ranks(settings["device"])
+        if several:  # enter the group of ranks that torchrun's variables name
+            if gpus := torch.cuda.is_available() and settings["device"] != "cpu":
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            dist.init_process_group("nccl" if gpus else "gloo", timeout=_RANK_TIMEOUT)
         rank, ranks = rank_and_world_size()
         home = run_folder(folder)
         if rank == 0 and not repeated:  # the first rank looks for all
