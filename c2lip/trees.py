@@ -17,17 +17,8 @@ __all__ = ['UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIV
            'NO_COMPOUND', 'base_phrases']
 
 # %% ../nbs/1_method/06_trees.ipynb #f441c623
-UNIFIED = {
-    "nmod:poss": "poss",
-    "nn": "compound",
-    "num": "nummod",
-    "compound:prt": "prt",
-    "dobj": "obj",
-    "nsubjpass": "nsubj",
-    "preconj": "cc",
-    "npadvmod": "obl",
-    "predet": "det",
-}
+UNIFIED = {"nmod:poss": "poss", "compound:prt": "prt", "npadvmod": "obl", "predet": "det", "preconj": "cc"}
+UNIFIED |= {"nn": "compound", "num": "nummod", "dobj": "obj", "nsubjpass": "nsubj"}
 "Arc names that mean the same; ClearNLP's or a subtype on the left, ours on the right"
 
 MODIFIES = set("det amod nummod compound poss nmod quantmod advmod obl cc conj punct case goeswith flat prt".split())

@@ -18,7 +18,7 @@ from scipy.ndimage import maximum_filter
 from .core.files import read_yaml, shipped
 
 # %% ../nbs/2_world/01_world.ipynb #8ed97c2a
-_LOOKS = read_yaml(shipped("sprites.yaml"))
+_LOOKS = read_yaml(shipped("world.yaml"))
 NOUNS: tuple[str, ...] = tuple(_LOOKS["objects"])
 COLOURS: dict[str, tuple] = {name: tuple(rgb) for name, rgb in _LOOKS["colours"].items()}
 PATTERNS = ("plain", "striped", "spotted")
@@ -26,7 +26,7 @@ _OVERSIZE = 8
 
 
 def _painted(shapes, big):
-    "Shapes of data/sprites.yaml as an image of `big` pixels a side"
+    "Shapes of data/world.yaml as an image of `big` pixels a side"
     image = Image.new("L", (big, big))
     pen, scale = ImageDraw.Draw(image), big - 1
     for shape in shapes:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from .captions import split_sentences
-from .core import UserError
+from .concepts import split_sentences
+from .core import UserError, check_choice
+from .core.files import read_yaml, shipped
 from .world import COLOURS, HELD_OUT, NOUNS, PATTERNS, Dice, Scene, Thing, draw_scene, make_scene, places
 
 # %% ../nbs/2_world/02_world_captions.ipynb #d64390bb
@@ -25,45 +26,7 @@ OPPOSITE = {
 }
 "Every relation, and the same fact seen from the other object"
 
-_WORDINGS = {
-    "left": ("to the left of", "left of", "on the left of"),
-    "right": ("to the right of", "right of", "on the right of"),
-    "above": ("above", "over", "higher than"),
-    "below": ("below", "under", "lower than"),
-    "on": ("on", "on top of", "resting on"),
-    "carrying": ("carrying", "supporting", "balancing"),
-    "in": ("in", "inside", "sticking out of"),
-    "holding": ("holding", "containing", "filled with"),
-    "behind": ("behind", "partly hidden by", "hidden behind"),
-    "hiding": ("in front of", "covering", "partly hiding"),
-    "hanging": ("hanging from", "tied to", "suspended from"),
-    "lifting": ("lifting", "pulling up", "hoisting"),
-}
-_PAIR_SENTENCES = (
-    "{a} is {where} {b}.",
-    "there is {a} {where} {b}.",
-    "{a} stands {where} {b}.",
-    "{where} {b} there is {a}.",
-    "{a} can be seen {where} {b}.",
-    "the picture shows {a} {where} {b}.",
-    "{a} {where} {b}.",
-)
-_LIST_SENTENCES = (
-    "{names}.",
-    "the picture shows {names}.",
-    "there is {names}.",
-    "we see {names} here.",
-    "an image of {names}.",
-    "a photo of {names}.",
-    "this scene holds {names}.",
-)
-_FURTHER_SENTENCES = (
-    "there is also {names}.",
-    "{names} can be seen as well.",
-    "nearby there is {names}.",
-    "next to them stands {names}.",
-    "the scene also has {names}.",
-)
+_SENTENCES = read_yaml(shipped("world.yaml"))["sentences"]
 
 
 def relation(
@@ -104,10 +67,6 @@ def _capital(text):
     return text[0].upper() + text[1:]
 
 
-def _listing(names):
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
-
-
 def pair_sentence(
     a: str,  # a noun phrase
     where: str,  # one of `OPPOSITE`
@@ -115,18 +74,14 @@ def pair_sentence(
     dice: Dice,  # chooses the wording
 ) -> str:
     "One sentence: `a` and its relation to `b`"
-    where = dice.pick(_WORDINGS[where])
-    return _capital(dice.pick(_PAIR_SENTENCES).format(a=a, where=where, b=b))
+    where = dice.pick(_SENTENCES["relations"][where])
+    return _capital(dice.pick(_SENTENCES["pairs"]).format(a=a, where=where, b=b))
 
 
-def _list_sentence(names, dice):
-    "One sentence that lists objects and gives no positions"
-    return _capital(dice.pick(_LIST_SENTENCES).format(names=_listing(names)))
-
-
-def _further_sentence(names, dice):
-    "A further sentence that adds objects"
-    return _capital(dice.pick(_FURTHER_SENTENCES).format(names=_listing(names)))
+def _list_sentence(names, dice, form="lists"):
+    "One sentence that lists objects, or adds them (`further`), and gives no positions"
+    listing = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
+    return _capital(dice.pick(_SENTENCES[form]).format(names=listing))
 
 # %% ../nbs/2_world/02_world_captions.ipynb #083b97b4
 def _sentences(scene, things, names, dice, related):
@@ -136,12 +91,13 @@ def _sentences(scene, things, names, dice, related):
     where = relation(scene, things[0], things[1])
     if where is None or not dice.chance(related):
         return _list_sentence(names, dice)
+    added = partial(_list_sentence, dice=dice, form="further")
     first, rest = pair_sentence(names[0], where, names[1], dice), names[2:]
     if not rest:
         return first
     if len(rest) == 2 and dice.chance(0.5):
-        return f"{first} {_further_sentence(rest[:1], dice)} {_further_sentence(rest[1:], dice)}"
-    return f"{first} {_further_sentence(rest, dice)}"
+        return f"{first} {added(rest[:1])} {added(rest[1:])}"
+    return f"{first} {added(rest)}"
 
 
 def _in_order(scene, dice):
@@ -202,8 +158,7 @@ def caption_of_length(
     *seed,  # the wording's seed
 ) -> str:
     "A detailed caption as its noun phrases alone, as its first sentence, or with the relations of all pairs"
-    if length not in LENGTHS:
-        raise UserError(f"there is no length {length!r} of captions; there are {', '.join(LENGTHS)}")
+    check_choice("the length of captions", length, LENGTHS)
     if length == "phrases":
         names = [name_thing(thing, pattern=True) for thing in scene.things]
         return _capital(", ".join(sorted(names, key=caption.lower().index))) + "."
@@ -264,10 +219,8 @@ def numbered_scene(
 def train_records(
     n: int,  # number of images
     split: str = "train",  # pretrain, train, validation or test
-    single: float = 0.35,  # share of images with one object
-    placed: float = 0.75,  # share of the other images whose objects come from one of `places`
     shares: dict | None = None,  # what → how often a caption names it; None: alt texts in `pretrain`, else all
-    objects: int = 0,  # how many the other images hold, up to 4 (3 in a place); 0 draws them
+    **scenes,  # `single`, `placed` and `objects` of `numbered_scene`
 ) -> list[tuple]:  # (key, function that draws the image, caption)
     "`n` images with captions; image `i` is the same whatever `n` is"
     tell: Callable = _alt_text if split == "pretrain" else caption_scene
@@ -275,6 +228,6 @@ def train_records(
         tell = partial(_alt_text, shares=_DETAILED | shares)
     rows = []
     for i in range(n):
-        scene = numbered_scene(split, i, single, placed, objects)
+        scene = numbered_scene(split, i, **scenes)
         rows.append((f"{split}-{i:06d}", partial(draw_scene, scene), tell(scene, split, i)))
     return rows

@@ -12,8 +12,6 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from papermill.cli import papermill
 from papermill.inspection import _infer_parameters
 from papermill.iorw import load_notebook_node
 
@@ -44,7 +42,7 @@ def name(path):
 
 
 def test_nothing_lags_behind(tmp_path, run):
-    "`make notebooks` in a copy without c2lip/ and README.md makes exactly the tree's: clean, exported, no stale module"
+    "`make notebooks` in a copy without c2lip/ and README.md makes exactly the tree's; ruff is content"
     shutil.copytree(ROOT / "nbs", tmp_path / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints", "_*"))
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__", "data"))
     for file in ("settings.ini", "pyproject.toml"):
@@ -66,23 +64,19 @@ def test_nothing_lags_behind(tmp_path, run):
     assert not late, f"not as `make notebooks` leaves them: {late}"
 
 
-def test_ruff_is_content(run):
-    done = run(sys.executable, "-m", "ruff", "check", "nbs", "tests")
-    assert done.returncode == 0, done.out[-4000:]
-
-
 def test_types_are_right_long(run):
     "mypy over the exported library; `long`: not a part of make quick"
     done = run(sys.executable, "-m", "mypy", timeout=500)
     assert done.returncode == 0, done.out[-6000:]
 
 
-@pytest.mark.parametrize("path", NBS, ids=name)
-def test_kernel(path):
-    notebook = read(path)
-    assert notebook["metadata"] == upkeep.KERNEL and (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
-    ids = [c["id"] for c in notebook["cells"]]
-    assert len(ids) == len(set(ids)), "two cells share an id"
+def test_kernel():
+    for path in NBS:
+        notebook = read(path)
+        form = notebook["metadata"], notebook["nbformat"], notebook["nbformat_minor"]
+        assert form == (upkeep.KERNEL, 4, 5), name(path)
+        ids = [c["id"] for c in notebook["cells"]]
+        assert len(ids) == len(set(ids)), f"two cells of {name(path)} share an id"
 
 
 def exports(path):
@@ -105,20 +99,11 @@ def imported(code, known):
             yield from (a.name.removeprefix("c2lip.") for a in node.names if a.name.startswith("c2lip."))
 
 
-@pytest.mark.parametrize("path", ROOMS, ids=name)
-def test_a_room_imports_earlier_rooms_only(path):
+def test_a_room_imports_earlier_rooms_only():
     place = {exports(p): i for i, p in enumerate(ROOMS)}
-    own = ROOMS.index(path)
-    for code in sources(path):
-        for module in imported(code, place):
-            if module in place and place[module] != own:
-                assert place[module] < own, f"{name(path)} imports {module}, a later room"
-
-
-def test_import_reader():
-    code = "import os\nfrom c2lip.core import a\nfrom c2lip.data import index\nfrom c2lip import losses\n%time\n"
-    code += "import c2lip.towers"
-    assert list(imported(code, {"data.index", "losses"})) == ["core", "data.index", "losses", "towers"]
+    for own, path in enumerate(ROOMS):
+        for module in (m for code in sources(path) for m in imported(code, place) if m in place):
+            assert place[module] <= own, f"{name(path)} imports {module}, a later room"
 
 
 def test_a_public_name_stands_in_one_room():
@@ -127,12 +112,9 @@ def test_a_public_name_stands_in_one_room():
     for path in ROOMS:
         exported = [code for code in sources(path) if re.search(r"^#\|\s*export", code, re.M)]
         for node in ast.parse("\n".join(exported)).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                homes.setdefault(node.name, set()).add(exports(path))
-            elif isinstance(node, ast.Assign):
-                for target in node.targets:
-                    if isinstance(target, ast.Name):
-                        homes.setdefault(target.id, set()).add(exports(path))
+            named = [node] if isinstance(node, ast.FunctionDef | ast.ClassDef) else getattr(node, "targets", [])
+            for target in named:
+                homes.setdefault(getattr(target, "name", getattr(target, "id", "_")), set()).add(exports(path))
     twice = {n: sorted(where) for n, where in homes.items() if len(where) > 1 and not n.startswith("_")}
     assert not twice
 
@@ -147,9 +129,7 @@ def test_the_loss_stands_near_the_front():
     assert lines <= 1000
 
 
-SILENT = {
-    "explore": "widgets, which a code host does not show",
-}
+SILENT = {"explore"}  # widgets, which a code host does not show
 
 
 def test_stored_outputs_are_of_these_defaults():
@@ -161,7 +141,7 @@ def test_stored_outputs_are_of_these_defaults():
         assert digest == record["parameters"], f"make outputs ARGS={launcher}: its defaults have changed"
         outputs = [o for c in notebook["cells"] for o in c.get("outputs", [])]
         assert outputs and len(json.dumps(outputs)) < 1.5e6, launcher
-    assert {p.stem for p in LAUNCHERS} - set(register) == set(SILENT)
+    assert {p.stem for p in LAUNCHERS} - set(register) == SILENT
 
 
 def test_records_say_where_they_come_from():
@@ -192,20 +172,9 @@ def test_launcher(path):
         assert s.kind in KINDS and inferred[name].help, f"{name} needs a type and a note"
     assert check(declared, {}) == {n: s.default for n, s in declared.items()}, "a default is against its own range"
     for code in sources(path):
-        assert not re.search(r"^\s*(async\s+)?(def|class)\s", code, re.M), (
-            "a launcher holds no def: put it into a numbered notebook"
-        )
-    assert any(re.search(rf"\bparameters\(\"{path.stem}\", globals\(\)\)", code) for code in sources(path)), (
-        "settings.parameters is not called"
-    )
-
-
-def test_papermill_shows_the_cell():
-    "papermill's own command, in this process: a start of it takes longer than all that it says"
-    done = CliRunner().invoke(papermill, ["--help-notebook", str(ROOT / "nbs" / "train.ipynb")])
-    assert done.exit_code == 0, done.output
-    for name, s in read_parameters(ROOT / "nbs" / "train.ipynb").items():
-        assert f"{name}: {s.kind} (default " in done.output
+        assert not re.search(r"^\s*(async\s+)?(def|class)\s", code, re.M), "a launcher holds no def"
+    called = any(re.search(rf"\bparameters\(\"{path.stem}\", globals\(\)\)", code) for code in sources(path))
+    assert called, "settings.parameters is not called"
 
 
 # ---- the size of the house
@@ -253,9 +222,8 @@ def test_budgets():
 def test_commands_of_the_readme():
     "Every command that README.md shows is one that works: make's targets, papermill's parameters, c2lip's commands"
     text = (ROOT / "README.md").read_text(encoding="utf8")
-    commands = [
-        line for block in re.findall(r"```sh\n(.*?)```", text, re.S) for line in block.splitlines() if line.strip()
-    ]
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
+    commands = [line for block in blocks for line in block.splitlines() if line.strip()]
     assert {"make train", "make test"} <= set(commands)
     makefile = (ROOT / "Makefile").read_text(encoding="utf8")
     for command in commands:
@@ -298,11 +266,8 @@ def plain(requirement):
 
 
 def test_every_requirement_is_pinned():
-    pins = dict(
-        line.split("==")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if line and not line.startswith("#")
-    )
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pinned = {plain(p) for p in pins}
     wanted = [plain(r) for r in (settings()["requirements"] + " " + settings()["dev_requirements"]).split()]
     assert not set(wanted) - pinned and {"torch", "torchvision"} <= pinned
@@ -316,13 +281,9 @@ def test_every_import_is_required():
     homes, missing = packages_distributions(), set()
     for f in sorted((ROOT / "c2lip").rglob("*.py")):
         for node in ast.walk(ast.parse(f.read_text(encoding="utf8"))):
-            names = (
-                [a.name for a in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module]
-                if isinstance(node, ast.ImportFrom) and node.level == 0
-                else []
-            )
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module]
             for top in {n.split(".")[0] for n in names} - {"c2lip", *sys.stdlib_module_names}:
                 if not {plain(d) for d in homes.get(top, [top])} & required:
                     missing.add(f"{f.name} imports {top}")
@@ -346,14 +307,9 @@ def test_missing_python_is_said_clearly(tmp_path, run):
 
 def files():
     "What git would commit; every file where there is no git"
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
     try:
-        out = (
-            subprocess.run(
-                ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True
-            )
-            .stdout.decode()
-            .split("\0")
-        )
+        out = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout")
     return [ROOT / f for f in out if f and (ROOT / f).is_file()]
@@ -364,24 +320,18 @@ def test_the_workflow_calls_the_same_command():
     import yaml
 
     job = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]["test"]
-    settings = ConfigParser()
-    settings.read(ROOT / "settings.ini")
-    assert job["strategy"]["matrix"]["python"][0] == settings["DEFAULT"]["min_python"]
-    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"] and os.access(
-        ROOT / ".ci/run", os.X_OK
-    )
+    assert job["strategy"]["matrix"]["python"][0] == settings()["min_python"]
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    assert os.access(ROOT / ".ci/run", os.X_OK)
     assert job["steps"][-1]["env"]["PYTHON"] and "$(PYTHON)" in (ROOT / "Makefile").read_text()
 
 
 def test_no_large_file():
-    large = {
-        str(f.relative_to(ROOT)): f.stat().st_size
-        for f in files()
-        if f.stat().st_size > 4e6 and (ROOT / "data" / "base") not in f.parents
-    }
+    sizes = {f: f.stat().st_size for f in files()}
+    base = ROOT / "data" / "base"
+    large = {str(f.relative_to(ROOT)): n for f, n in sizes.items() if n > 4e6 and base not in f.parents}
     assert not large, f"over 4 MB: {large}"
-    base = sum(f.stat().st_size for f in files() if (ROOT / "data" / "base") in f.parents)
-    assert base <= 12.5e6, f"data/base holds {base} bytes"
+    assert sum(n for f, n in sizes.items() if base in f.parents) <= 12.5e6, "data/base grows"
 
 
 FOREIGN = re.compile(r"(?<![\w.:/~-])/(?:home|root|Users|work|opt|mnt|data\d|scratch)/\w+|[.]pyenv/|[A-Z]:\\\\?Users")

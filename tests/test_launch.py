@@ -19,14 +19,15 @@ from c2lip.training.runs import run_state
 CELL = """lambda_xac: float = 0.01  # weight
 lr: float = 1e-5  # peak learning rate
 run_dir: str = ""  # folder of the results
-fail: str = "no"  # how to fail: no, user, bug, kill, full"""
-RUN = """if fail == "user":
-    raise UserError("there is no model ViT-B-61; did you mean ViT-B-16?")
-if fail == "bug":
+fail: str = "no"  # how to fail: no, bug, kill, full, wait"""
+RUN = """if fail == "bug":
     1 / 0
 save_parameters(settings, project_root() / run_dir)
 if fail == "kill":
     os.kill(os.getpid(), 9)
+if fail == "wait":
+    print("kernel", os.getpid(), flush=True)
+    time.sleep(60)
 if fail == "full":
     print("x" * 200_000)
 line = "/9 \N{FULL BLOCK} 00:01 left · contrastive 0.983  npc 3.319  xac 7.971 · 492 img/s · data 3% · 1.5 GB · total 4"
@@ -37,7 +38,7 @@ print(flush=True)
 print("step 9, validation: " + " · ".join(f"suite {i} 98.5 (-0.4)" for i in range(6)))
 print("step 1 loss 0.5", flush=True)"""
 IMPORTS = """import os, time
-from c2lip.core import UserError; from c2lip.core.files import project_root
+from c2lip.core.files import project_root
 from c2lip.training.config import parameters, save_parameters"""
 
 
@@ -60,9 +61,10 @@ def toy(tmp_path):
 
 
 def results(root):
-    "The only run folder, with its executed notebook and parameters"
+    "The only run folder, with its parameters"
     (folder,) = (root / "runs").iterdir()
-    return folder, json.loads((folder / "train.ipynb").read_text()), json.loads((folder / "params.json").read_text())
+    assert "injected-parameters" in (folder / "train.ipynb").read_text()
+    return folder, json.loads((folder / "params.json").read_text())
 
 
 def test_installed_entry_point():
@@ -101,16 +103,13 @@ def test_in_a_terminal(toy):
     "Exactly the card's line, on a pseudo-terminal, from the root"
     code, text, lines = on_terminal("papermill nbs/train.ipynb -p lambda_xac 0.01".split(), toy, 80)
     assert code == 0, text
-    folder, executed, params = results(toy)
+    folder, params = results(toy)
     assert f"runs/{folder.name}" in text and "step 1 loss 0.5" in lines
     for word in ("encryption", "object at 0x", "Executing"):
         assert word not in text
     assert (params["lambda_xac"], params["lr"], params["fail"]) == (0.01, 1e-5, "no")
-    assert any("injected-parameters" in c["metadata"].get("tags", []) for c in executed["cells"])
     drawn = [row for row in re.split(r"[\r\n]", text.replace("\x1b[K", "")) if "/9 " in row]
-    assert len({row[0] for row in drawn}) > 3 and all(len(row) < 80 for row in drawn[:-1]), (
-        "it is drawn again and again"
-    )
+    assert len({row[0] for row in drawn}) > 3 and all(len(row) < 80 for row in drawn[:-1]), "it is drawn again"
     assert [line.removeprefix("\x1b[K")[:3] for line in lines if "/9 " in line] == ["9/9"], "and stays once"
 
 
@@ -121,7 +120,7 @@ def test_with_pipes_from_the_notebooks_folder_and_again_from_its_record(toy, run
     assert done.out.count("9/9 ") == 1 and done.out.count("/9 ") <= 3, "progress now and then, the last line once"
     assert all(letter.isprintable() or letter == "\n" for letter in done.out) and "\n\n" not in done.out
     assert (toy / "nbs" / "train.ipynb").read_bytes() == source
-    folder, _, params = results(toy)
+    folder, params = results(toy)
     assert params["lr"] == 1e-5
     words = ["nbs/train.ipynb", "-f", folder / "params.json", "-p", "run_dir", "again"]
     again = run(sys.executable, "-m", "papermill", *words, cwd=toy)
@@ -153,27 +152,21 @@ def test_any_setting_may_be_given(toy):
     assert check_run(toy / "nbs" / "train.ipynb", given) == toy / "x"
 
 
-ATTEMPT = "lr = 1e-5; open('gone', 'w').close(); x"  # papermill writes `name = value` into a cell
-AT_THE_DOOR = [
-    ("-p lamda_xac 1", 2, "did you mean lambda_xac?"),
-    ("-p run_dir settings.ini", 2, "cannot be made"),
-    ("-f absent.yaml", 1, "absent.yaml"),
-    (["-r", ATTEMPT, "1"], 2, "has no parameter"),
-]
-
-
-@pytest.mark.parametrize("words, code, message", AT_THE_DOOR)
+@pytest.mark.parametrize(
+    "words, code, message",
+    [
+        ("-p run_dir settings.ini", 2, "cannot be written"),
+        ("-f absent.yaml", 1, "absent.yaml"),
+        # papermill writes `name = value` into a cell
+        (["-r", "lr = 1e-5; open('gone', 'w').close(); x", "1"], 2, "has no parameter"),
+    ],
+)
 def test_refused_before_any_work(toy, run, words, code, message):
     "One line, and no file"
     before = set(toy.rglob("*"))
     done = run("papermill", "nbs/train.ipynb", *(words.split() if isinstance(words, str) else words), cwd=toy)
     assert (done.returncode, done.out.count("\n")) == (code, 1) and message in done.out, done.out
     assert done.out.startswith("c2lip: ") and {path for path in toy.rglob("*") if path.name != "runs"} == before
-
-
-def test_no_notebook_of_that_name(toy):
-    with pytest.raises(UserError, match="there is no notebook .*; did you mean train.ipynb?"):
-        complete_line(["papermill", str(toy / "nbs" / "trian.ipynb")])
 
 
 def test_a_second_path_is_kept(toy, monkeypatch):
@@ -189,7 +182,6 @@ def test_a_second_path_is_kept(toy, monkeypatch):
 @pytest.mark.parametrize(
     "how, code, message",
     [
-        ("user", 1, "c2lip: there is no model ViT-B-61; did you mean ViT-B-16?"),
         ("bug", 1, "c2lip: ZeroDivisionError: division by zero"),
         ("kill", 138, "c2lip: the kernel died: it was killed from outside"),
         ("full", 1, "File too large"),
@@ -206,7 +198,7 @@ def test_a_failing_notebook(toy, run, how, code, message):
     done = run("papermill", "nbs/train.ipynb", "-p", "fail", how, "-p", "run_dir", "x", cwd=toy, **limit)
     (line,) = [line for line in done.out.splitlines() if line.startswith("c2lip: ") and "go to" not in line]
     assert (done.returncode, "Traceback" in done.out) == (code, False) and message in line, done.out
-    way = "the executed notebook: x/train.ipynb" if how in ("user", "bug") else "x holds no checkpoint yet"
+    way = "the executed notebook: x/train.ipynb" if how == "bug" else "x holds no checkpoint yet"
     assert way in done.out.splitlines()[-1]
     if how != "full":
         assert run_state(toy / "x") == "failed"
@@ -214,30 +206,17 @@ def test_a_failing_notebook(toy, run, how, code, message):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal(toy, number):
-    "The run says what stands, its kernel ends, and the exit code is the usual one"
-    cell = json.loads((toy / "nbs" / "train.ipynb").read_text())
-    cell["cells"][-1]["source"] = 'print("kernel", os.getpid(), flush=True)\ntime.sleep(60)'
-    (toy / "nbs" / "train.ipynb").write_text(json.dumps(cell))
-    words = ["papermill", "nbs/train.ipynb", "-p", "run_dir", "x"]
+    "Two lines, the kernel ends, and the exit code is the usual one"
+    words = ["papermill", "nbs/train.ipynb", "-p", "fail", "wait", "-p", "run_dir", "x"]
     with subprocess.Popen(words, cwd=toy, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL) as job:
         kernel = next(int(line.split()[1]) for line in job.stderr if line.startswith("kernel "))
         job.send_signal(number)
-        said = job.stderr.read()
-    assert job.returncode == 128 + number and "Traceback" not in said and "Aborted" not in said, said
-    assert "c2lip: stopped by " in said and "start again" in said
+        shown = job.stderr.read()
+    assert job.returncode == 128 + number and "Traceback" not in shown and "Aborted" not in shown, shown
+    assert "c2lip: stopped by " in shown and "start again" in shown
     assert run_state(toy / "x") == "failed"
     with pytest.raises(ProcessLookupError):
         os.kill(kernel, 0)
-
-
-def test_checked_inside_when_nobody_stood_at_the_door(toy, monkeypatch):
-    "papermill called from Python, where no command line is read"
-    import papermill
-    from papermill.exceptions import PapermillExecutionError
-
-    monkeypatch.chdir(toy)
-    with pytest.raises(PapermillExecutionError, match="did you mean lambda_xac"):
-        papermill.execute_notebook("nbs/train.ipynb", "out.ipynb", parameters={"lamda_xac": 1}, progress_bar=False)
 
 
 def test_other_notebooks_are_left_alone(toy, tmp_path):

@@ -10,7 +10,7 @@ from timm.layers import AttentionPoolLatent
 
 from c2lip.data.loading import Samples
 from c2lip.encoding import encode, encode_texts
-from c2lip.losses import c2lip_losses, phrase_signs
+from c2lip.losses import c2lip_losses
 from c2lip.methods.c2lip import c2lip
 from c2lip.pooling import attn_pool, concept_similarity, project_tokens
 from c2lip.towers import load
@@ -77,21 +77,6 @@ def embeddings(B, K, M, D):
 OWNER, TAU, BIAS = torch.tensor([0, 0, 1, 2, 2, 2, 3]), torch.tensor(117.0), torch.tensor(-12.9)
 
 
-def test_permutations_and_rotation_change_nothing():
-    (v, t, c, V), owner, tau, b = embeddings(4, 7, 5, 8), OWNER, TAU, BIAS
-    want = c2lip_losses(v, t, c, V, owner, tau, b)
-    images, phrases, tokens = torch.randperm(4), torch.randperm(7), torch.randperm(5)
-    turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0]
-    for got in (
-        c2lip_losses(v[images], t[images], c, V[images], images.argsort()[owner], tau, b),
-        c2lip_losses(v, t, c[phrases], V, owner[phrases], tau, b),
-        c2lip_losses(v, t, c, V[:, tokens], owner, tau, b),
-        c2lip_losses(v @ turn, t @ turn, c @ turn, V @ turn, owner, tau, b),
-    ):
-        for k in want:
-            assert torch.allclose(got[k], want[k], rtol=1e-10), k
-
-
 def test_float32_loss_from_bfloat16_features():
     features = embeddings(4, 7, 9, 64)
     exact = c2lip_losses(*features, OWNER, TAU, BIAS)
@@ -119,20 +104,6 @@ def test_an_autocast_that_is_on_does_not_reach_the_losses():
         assert a.dtype == torch.float32 and torch.equal(a, b)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_a_step_of_the_towers_has_float32_losses(precision):
-    samples = Samples(train_records(4), (towers := load()).preprocess)
-    method, rows = c2lip(towers, concepts="pool"), [samples[i] for i in range(4)]
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        features = encode(towers.model, batch := method.view(rows, 0), method.objective.needs)
-    losses = method.objective(features, batch)
-    sum(losses.values()).backward()
-    assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses.values())
-    assert all(
-        p.grad is None or (p.grad.dtype == torch.float32 and p.grad.isfinite().all()) for p in towers.model.parameters()
-    )
-
-
 def test_gradients_at_the_scale_and_bias_of_a_pretrained_model():
     leaves = [x.requires_grad_() for x in (*embeddings(2, 3, 4, 6), TAU.double(), BIAS.double())]
 
@@ -142,7 +113,7 @@ def test_gradients_at_the_scale_and_bias_of_a_pretrained_model():
     assert torch.autograd.gradcheck(losses, leaves)
 
 
-@pytest.mark.parametrize("gap", [0, 1e-7, 1e-4, 1e-2])
+@pytest.mark.parametrize("gap", [0, 1e-7, 1e-2])
 def test_tokens_that_nearly_cancel_stay_finite(gap):
     K, D = 60, 16
     c, t = unit(K, D).float(), unit(1, D, seed=1).float()
@@ -156,23 +127,6 @@ def test_tokens_that_nearly_cancel_stay_finite(gap):
         assert torch.allclose(s.double(), exact, atol=1e-3)
     if gap == 0:
         assert s.abs().max() < 1.1
-
-
-@pytest.mark.parametrize("K", [1, 60])
-@pytest.mark.parametrize("chunk_elements", [1, 800, 2**24])
-def test_similarity_equals_the_readings_own(K, chunk_elements):
-    "Values and gradients of the Gram form, whole and in chunks, against v̂ itself"
-    results, weights = [], unit(7, K, seed=2)
-    for gram in (True, False):
-        c, V = unit(K, 16).requires_grad_(), unit(7, 6, 16, seed=1).requires_grad_()
-        if gram:
-            s = concept_similarity(c, V, 3.0, chunk_elements)
-        else:
-            s = torch.einsum("bkd,kd->bk", attn_pool(c, V, 3.0), c)
-        (s * s * weights).sum().backward()
-        results.append((s.detach(), c.grad, V.grad))
-    for a, b in zip(*results):
-        assert torch.allclose(a, b, rtol=1e-9, atol=1e-13)
 
 
 def test_a_weight_of_zero_computes_nothing(monkeypatch):
@@ -198,13 +152,3 @@ def test_a_weight_of_zero_computes_nothing(monkeypatch):
     assert set(losses["both"]) == {"contrastive"} and set(losses["npc"]) == {"contrastive", "npc"}
     with pytest.raises(AssertionError, match="visual tokens"):
         encode(towers.model, batch, {"image_tokens"})
-
-
-def test_merged_phrases_are_one_column_with_all_their_images():
-    v, c, tau, b = unit(3, 8), unit(2, 8, seed=1), torch.tensor(5.0), torch.tensor(-1.0)
-    owner, column, ids = torch.tensor([0, 1, 1]), torch.arange(3), torch.tensor([4, 4, 8])
-    signs, keep = phrase_signs(owner, column, ids, 3, "merge")
-    phrase = torch.stack([c[0], c[0], c[1]])
-    merged = c2lip_losses(v, v, phrase[keep], None, signs, tau, b, terms=["npc"])["npc"]
-    z = torch.tensor([[1.0, -1], [1, 1], [-1, -1]])
-    assert torch.allclose(merged, F.softplus(-z * (tau * v @ c.T + b)).sum() / 2)

@@ -4,7 +4,7 @@ Weights that only training has stay out of the release."""
 
 import math
 import re
-import sys
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,51 +14,74 @@ import torch.distributed as dist
 from conftest import ROOT, on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
-import c2lip.methods
+from c2lip.base import BASE_PREPROCESS, BASES, new_towers
 from c2lip.concepts import noun_phrases
-from c2lip.core import Batch, Sample, Texts, UserError
+from c2lip.core import Batch, Sample, Texts
 from c2lip.data.loading import Samples
-from c2lip.distributed import sum_over_ranks
+from c2lip.encoding import sum_over_ranks
 from c2lip.methods import Step, build, method_names
 from c2lip.methods.clic import squeeze_whole
 from c2lip.release import save
 from c2lip.towers import load
+from c2lip.towers.folders import base_folder
 from c2lip.training.config import Config
 from c2lip.training.fit import fit
 from c2lip.training.step import halve_weights, parameter_groups, train_step
 from c2lip.world_captions import train_records
 
-METHODS = "plain c2lip clic negclip concrete_jungle macco uniformity labclip tripletclip".split()
-CASES = [*((name, 1, {}) for name in METHODS), ("clic", 2, {})]  # CLIC's second step is a plain one
-CASES += [("c2lip", 1, {"concepts": "pool", "duplicates": duplicates}) for duplicates in ("separate", "mask", "merge")]
-CASES += [("c2lip", 1, {"trainable": r"text\..*"}), ("macco", 1, {"lambda_mlm": 0.0})]  # the predictor of words rests
+METHODS = "plain c2lip clic negclip concrete_jungle macco labclip tripletclip".split()
+EQUAL = [{"concepts": "pool", "duplicates": duplicates} for duplicates in ("separate", "mask", "merge")]
+CASES = [("siglip", name, 1, {}) for name in METHODS]
+CASES += [("clip", name, 1, {}) for name in ("plain", "clic", "negclip", "tripletclip", "macco")]
+CASES += [(kind, "c2lip", 1, options) for kind in ("siglip", "clip") for options in EQUAL]
+CASES += [("siglip", "clic", 2, {}), ("siglip", "clip", 1, {})]  # CLIC's second step is a plain one
+CASES += [("siglip", "c2lip", 1, {"trainable": r"text\..*"})]
+CASES += [("siglip", "macco", 1, {"lambda_mlm": 0.0})]  # the predictor of words rests
 
 
 @pytest.fixture(scope="module")
 def samples():
-    return twelve()
-
-
-def twelve():
     towers, records = load("base"), train_records(12)
     return [Sample(key, towers.preprocess(image()), text, noun_phrases(text)) for key, image, text in records]
 
 
-def made(name, double=True, trainable="", **options):
+@pytest.fixture(scope="module")
+def uneven():
+    "Twelve images of 32 pixels in float64: the first four without a phrase, two far apart with the same phrases"
+    preprocess, records = toy("siglip").preprocess, train_records(12)
+    found = [Sample(key, preprocess(im()).double(), text, noun_phrases(text)) for key, im, text in records]
+    found[11] = replace(found[11], caption=found[5].caption, phrases=found[5].phrases)
+    return [replace(s, phrases=[]) for s in found[:4]] + found[4:]
+
+
+def toy(kind):
+    "Random towers of 16 patches and one or three layers"
+    config = deepcopy(BASES["small" if kind == "siglip" else "clip"])
+    config["vision_cfg"] |= {"image_size": 32} if kind == "siglip" else {"image_size": 32, "layers": 1, "patch_size": 8}
+    config["text_cfg"] |= {"layers": 1}
+    return new_towers(base_folder(), config, BASE_PREPROCESS | {"size": 32})
+
+
+def made(name, towers=None, trainable="", **options):
+    towers = towers or load("base")
     torch.manual_seed(0)
-    towers = load("base")
     method = build(name, towers, {}, options)
-    if double:
-        towers.model.double()
-        method.objective.double()
-        method = with_double_images(method)
     parameter_groups(towers, method, Config(lr=1e-3, trainable=trainable))
     return towers, method
 
 
-def backward(towers, method, samples, step, parts=1):
-    "The losses of a step, whose gradients are there afterwards"
-    losses = Step(towers, method, parts)(method.view(samples, step))
+def exact(kind, name, options):
+    "Toy towers and a method in float64"
+    torch.manual_seed(0)
+    towers, method = made(name, toy(kind), **options)
+    towers.model.double()
+    method.objective.double()
+    return towers, method
+
+
+def backward(towers, method, batch, parts=1):
+    "The losses of a batch, whose gradients are there afterwards"
+    losses = Step(towers, method, parts)(batch)
     losses["total"].backward()
     return losses
 
@@ -68,60 +91,71 @@ def gradients(towers, method):
     return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named if p.requires_grad}
 
 
-def with_double_images(method):
-    "The method with a view whose images are float64 too: some it draws itself"
-    view = method.view
-
-    def doubled_view(samples, step):
-        batch = view(samples, step)
-        return replace(batch, images={name: x.double() for name, x in batch.images.items()})
-
-    method.view = doubled_view
-    return method
+def assert_equal(case, losses, found, whole):
+    "MACCO's counts over ranks and some buffers are float32: sixth digits, not twelfth"
+    for k, value in losses.items():
+        assert math.isclose(value, whole["losses"][k], rel_tol=1e-6, abs_tol=1e-6), (case, k)
+    for k, g in found.items():
+        want = whole["gradients"][k]
+        assert torch.allclose(g, want, rtol=1e-5, atol=1e-7 * max(1.0, want.abs().max().item())), (case, k)
 
 
-def doubled(samples):
-    return [Sample(s.key, s.image.double(), s.caption, s.phrases) for s in samples]
+@pytest.fixture(scope="module")
+def folder(uneven, tmp_path_factory):
+    "Of every case the batch, and the losses and gradients of one process"
+    folder = tmp_path_factory.mktemp("cases")
+    for case, (kind, name, step, options) in enumerate(CASES):
+        towers, method = exact(kind, name, options)
+        batch = method.view(uneven, step)
+        batch = replace(batch, images={entry: x.double() for entry, x in batch.images.items()})  # some it draws itself
+        losses = {k: v.item() for k, v in backward(towers, method, batch).items()}
+        found = gradients(towers, method)
+        assert any(g.abs().max() > 0 for g in found.values())
+        torch.save({"batch": batch, "losses": losses, "gradients": found}, folder / f"{case}.pt")
+    return folder
 
 
-@pytest.mark.parametrize("name, step, options", CASES)
-def test_parts_give_the_gradients_of_the_whole(name, step, options, samples):
-    towers, method = made(name, **options)
-    whole = backward(towers, method, doubled(samples), step)
-    right = gradients(towers, method)
-    assert any(g.abs().max() > 0 for g in right.values())
-    for p in [*towers.model.parameters(), *method.objective.parameters()]:
-        p.grad = None
-    parts = backward(towers, method, doubled(samples), step, parts=3)
-    for k in whole:
-        assert math.isclose(whole[k].item(), parts[k].item(), rel_tol=1e-6)
-    for n, g in gradients(towers, method).items():
-        # MACCO's counts over ranks and some buffers are float32: sixth digits, not twelfth
-        assert torch.allclose(g, right[n], rtol=1e-5, atol=1e-7 * max(1.0, right[n].abs().max().item())), n
+def read_case(folder, case):
+    return torch.load(f"{folder}/{case}.pt", weights_only=False)
 
 
-def on_one_rank(rank, folder, ranks):
-    "Its part of each batch gives what one process has stored in `folder`; on three ranks it is encoded in two parts"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet{ranks}", rank=rank, world_size=ranks)
-    samples = doubled(twelve())
-    for case, (name, step, options) in enumerate(CASES):
-        towers, method = made(name, **options)
-        whole = torch.load(f"{folder}/{case}.pt", weights_only=True)
-        even = options.get("duplicates") == "merge"  # which mention is the first is known for equal ranks
-        sizes = [12 // ranks] * ranks if even else [5, 7] if ranks == 2 else [3, 4, 5]
-        part = part_of(method.view(samples, step), sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        module = DistributedDataParallel(Step(towers, method, parts=ranks - 1), find_unused_parameters=True)
-        losses = module(part)
-        losses["total"].backward()
-        for k, v in losses.items():
-            mean, want = sum_over_ranks(v.detach().clone()).item() / ranks, whole["losses"][k]
-            assert abs(mean - want) <= 1e-6 * max(1, abs(mean)), (CASES[case], k, mean, want)
-        for k, g in gradients(towers, method).items():
-            want = whole["gradients"][k]
-            assert torch.allclose(g, want, rtol=1e-5, atol=1e-7 * max(1.0, want.abs().max().item())), (CASES[case], k)
-        if rank == 0:
-            Path(folder, f"{case}.equal{ranks}").touch()
-    dist.destroy_process_group()
+def test_parts_give_the_gradients_of_the_whole(folder):
+    for case, (kind, name, _, options) in enumerate(CASES):
+        towers, method = exact(kind, name, options)
+        whole = read_case(folder, case)
+        losses = backward(towers, method, whole["batch"], parts=3)
+        assert_equal(CASES[case], {k: v.item() for k, v in losses.items()}, gradients(towers, method), whole)
+
+
+def on_one_rank(rank, folder):
+    "Two ranks, then three, which encode in two parts: a rank's share of each batch gives what one process gave"
+    torch.set_num_threads(1)
+    sent, usual = [], dist.all_gather
+
+    def recorded(parts, x, **options):
+        sent.append(x.ndim)
+        return usual(parts, x, **options)
+
+    dist.all_gather = recorded
+    for ranks in (2, 3):
+        if rank == ranks:
+            continue  # sits out
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meet{ranks}", rank=rank, world_size=ranks)
+        for case, (kind, name, _, options) in enumerate(CASES):
+            towers, method = exact(kind, name, options)
+            whole = read_case(folder, case)
+            # which of equal mentions is the first, and where an image is, are known for ranks of equal size
+            even = options.get("duplicates") == "merge" or (kind, name) == ("clip", "c2lip")
+            sizes = [12 // ranks] * ranks if even else [5, 7] if ranks == 2 else [3, 4, 5]
+            part = part_of(whole["batch"], sum(sizes[:rank]), sum(sizes[: rank + 1]))
+            module = DistributedDataParallel(Step(towers, method, parts=ranks - 1), find_unused_parameters=True)
+            losses = module(part)
+            losses["total"].backward()
+            means = {k: sum_over_ranks(v.detach().clone()).item() / ranks for k, v in losses.items()}
+            assert_equal(CASES[case], means, gradients(towers, method), whole)
+        dist.destroy_process_group()
+    assert max(sent) == 2, "visual tokens (B,M,D) stay where they are"
+    Path(folder, f"equal{rank}").touch()
 
 
 def part_of_entry(entry, images):
@@ -153,16 +187,10 @@ def part_of(batch, first, end):
     return Batch(images, texts, {name: x[mine] for name, x in batch.masks.items()})
 
 
-def test_two_and_three_ranks_give_what_one_gives(samples, tmp_path):
-    "The same batch, cut with uneven numbers of hard captions"
-    for case, (name, step, options) in enumerate(CASES):
-        towers, method = made(name, **options)
-        losses = backward(towers, method, doubled(samples), step)
-        numbers = {k: v.item() for k, v in losses.items()}
-        torch.save({"losses": numbers, "gradients": gradients(towers, method)}, tmp_path / f"{case}.pt")
-    for ranks in (2, 3):
-        on_ranks(on_one_rank, tmp_path, ranks, ranks)
-        assert len(list(tmp_path.glob(f"*.equal{ranks}"))) == len(CASES)
+def test_two_and_three_ranks_give_what_one_gives(folder):
+    "The same batch, cut with uneven numbers of hard captions, a rank without a phrase, equal phrases on two ranks"
+    on_ranks(on_one_rank, folder, 3)
+    assert len(list(folder.glob("equal*"))) == 3
 
 
 @pytest.mark.parametrize(
@@ -170,7 +198,7 @@ def test_two_and_three_ranks_give_what_one_gives(samples, tmp_path):
 )
 def test_the_release_holds_the_towers_alone(name, moved, samples, tmp_path):
     "Names as before, weights that are trained moved, others bit for bit as they were, without a gradient"
-    towers, method = made(name, double=False)
+    towers, method = made(name)
     before = {n: p.clone() for n, p in towers.model.state_dict().items()}
     optimizer = torch.optim.AdamW(parameter_groups(towers, method, Config(lr=1e-3)))
     for step in (1, 2):
@@ -212,7 +240,7 @@ def test_the_trainer_gives_a_method_whole_images(workers, tmp_path):
 
 def test_heads_have_their_own_rate(samples):
     "The public code's decay of MACCO's predictors, not the run's"
-    towers, method = made("macco", double=False, predictor_lr=0.02)
+    towers, method = made("macco", predictor_lr=0.02)
     groups = parameter_groups(towers, method, Config(lr=1e-4))
     found = {id(p): (g["peak"], g["weight_decay"]) for g in groups for p in g["params"]}
     assert {found[id(p)] for p in method.objective.parameters() if p.ndim > 1} == {(0.02, 0.01)}
@@ -222,62 +250,13 @@ def test_heads_have_their_own_rate(samples):
 def test_the_trainer_names_no_method_and_no_entry():
     about_data = ("config", "run")
     trainer = [file for file in (ROOT / "c2lip" / "training").glob("*.py") if file.stem not in about_data]
-    files = [ROOT / "c2lip" / "distributed.py", *trainer]
-    assert len(files) > 5
+    assert len(trainer) > 4
     words = set(method_names()) - {"c2lip", "clip", "plain"} | {"npc", "xac", "phrase_signs"}
     words |= {"phrase", "caption", "negative", "positive_1"}
-    for file in files:
+    for file in trainer:
         text = re.sub(r"^# %%.*$", "", file.read_text(encoding="utf8"), flags=re.M)
         for word in words:
             assert not re.search(rf"\b{word}\b", text), (file.name, word)
-
-
-OWN = """
-from c2lip.methods import Method, Objective, caption_view, contrast
-
-def half(model, share: float = 0.5) -> "Method":
-    loss = contrast(model)
-
-    def losses(f, batch, terms):
-        return {"half": share * loss(f["image"], f["caption"], f, batch.rows)}
-
-    return Method(caption_view(model), Objective(losses, {"half": 1.0}, columns=("image", "caption")))
-"""
-
-
-@pytest.fixture
-def own_modules(tmp_path, monkeypatch):
-    "A folder whose modules are modules of c2lip.methods for a while"
-    monkeypatch.setattr(c2lip.methods, "__path__", [*c2lip.methods.__path__, str(tmp_path)])
-    yield tmp_path
-    for name in [f"c2lip.methods.{file.stem}" for file in tmp_path.glob("*.py")]:
-        sys.modules.pop(name, None)
-
-
-def test_a_method_whose_first_parameter_has_another_name(own_modules, samples):
-    (own_modules / "half.py").write_text(OWN)
-    towers = load("base")
-    method = build("half", towers, {"share": 0.25, "lr": 1.0})
-    own, whole = (backward(towers, m, samples, 1) for m in (method, made("c2lip", False)[1]))
-    assert math.isclose(own["half"].item(), 0.25 * whole["contrastive"].item(), rel_tol=1e-5)
-    with pytest.raises(UserError, match="has no option 'towers'"):
-        build("half", towers, {}, {"towers": 1})
-
-
-BROKEN = {
-    "missing": ("import no_such_library", "cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"),
-    "syntax": ("def broken(:", "cannot be imported: SyntaxError"),
-    "unannotated": ("def broken(towers):\n    pass", "holds no function that is declared to return a Method"),
-}
-
-
-def test_modules_that_fail_leave_the_others(own_modules):
-    towers, before = load("base"), method_names()
-    for name, (text, message) in BROKEN.items():
-        (own_modules / f"{name}.py").write_text(text)
-        with pytest.raises(UserError, match=f"the module c2lip.methods.{name} {message}"):
-            build(name, towers)
-    assert method_names() == before and build("plain", towers).objective.terms == ["contrastive"]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -285,10 +264,10 @@ def test_weights_in_bfloat16(name, samples):
     "Every method's step with pure_bf16: finite losses near those in float32"
     found = []
     for halved in (False, True):
-        towers, method = made(name, double=False)
+        towers, method = made(name)
         if halved:
             halve_weights(towers)
-        losses = backward(towers, method, samples, 1)
+        losses = backward(towers, method, method.view(samples, 1))
         found.append({term: loss.item() for term, loss in losses.items()})
     assert found[1] == pytest.approx(found[0], rel=0.25)
 

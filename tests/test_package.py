@@ -77,15 +77,13 @@ from pathlib import Path
 from c2lip.training.runs import release_folders
 from c2lip.concepts import noun_phrases
 from c2lip.core.files import cache_folder, project_root, shipped
-from c2lip.evaluation.folders import benchmark_folder
-from c2lip.evaluation.published import brief, published, read_published
-from c2lip.evaluation.suites import evaluate
+from c2lip.evaluation.published import brief, read_published
+from c2lip.evaluation.suites import benchmark_folder, evaluate
 from c2lip.evaluation.tables import frame_table
 from c2lip.losses import c2lip_losses, owner_signs, pair_signs
 from c2lip.methods import method_names
-from c2lip.methods.concreteness import read_concreteness
+from c2lip.methods.concrete_jungle import read_concreteness
 from c2lip.towers import load
-from c2lip.dev.grammar import read_grammar
 
 assert "site-packages" in c2lip.__file__, c2lip.__file__
 assert project_root() == Path.cwd() and "site-packages" in str(shipped("recipes"))
@@ -93,7 +91,7 @@ print([phrase.text for phrase in noun_phrases("A red mug stands on the wooden ta
 base = load("base")
 table = evaluate(base, benchmark_folder(items=20, images=60), batch_size=20, progress=False)
 print(frame_table(brief(table.assign(model="base", seed=0))))
-assert len(read_published()) > 1000 and read_concreteness() and read_grammar()
+assert len(read_published()) > 1000 and read_concreteness()
 assert (cache_folder() / "embeddings").is_dir() and "caches" in str(cache_folder())
 assert not list(Path.cwd().iterdir()), "nothing is written where the user stands"
 print(release_folders(), method_names())

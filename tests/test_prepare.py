@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from grammar import read_grammar, sentence_text, template_caption
 from PIL import Image
 from tars import write_tar
 from tqdm import tqdm
@@ -23,7 +24,6 @@ from c2lip.concepts import load_pipeline, noun_phrases_many, phrases_of
 from c2lip.core import UserError
 from c2lip.data.prepare import prepare
 from c2lip.data.sources import PIECE, open_data
-from c2lip.dev.grammar import read_grammar, sentence_text, template_caption
 
 
 @pytest.fixture(autouse=True)

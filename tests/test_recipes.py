@@ -22,7 +22,7 @@ from c2lip.data.prepare import prepare
 from c2lip.data.sources import open_data
 from c2lip.dev.command import main
 from c2lip.methods import build
-from c2lip.study.claims import told_change
+from c2lip.study.claims import change_between
 from c2lip.towers import load
 from c2lip.training import run as run_room
 from c2lip.training.config import Config, check, launcher_settings, read_settings
@@ -150,7 +150,7 @@ def test_the_recommended_recipe_names_its_evidence():
     assert len(figures) > 10
     for record, rung, other, figure in figures:
         row, mean, half = re.fullmatch(r"(.+) ([+-][\d.]+) ± ([\d.]+)", figure).groups()
-        assert told_change(record, rung, other, row) == f"{mean} ± {half}", (record, rung, row)
+        assert change_between(record, rung, other, row) == f"{mean} ± {half}", (record, rung, row)
 
 
 BOTH_SEEDS = dict(  # what the paper's text and the public code share, or the text leaves to the code
@@ -279,7 +279,7 @@ def negatives_of(shards, folder):
 def test_the_other_recipes_run(recipe, shards, tmp_path):
     given = {"data": f"{shards}/*.tar", **TINY}
     if recipe.stem == "tripletclip":  # it refuses photographs without negative images
-        given["method_options"] = f"{{negatives_file: {negatives_of(shards, tmp_path)}}}"
+        given["negatives_file"] = negatives_of(shards, tmp_path)
     train_from_terminal([str(recipe), str(tmp_path / "run"), *(f"{k}={v}" for k, v in given.items())])
     assert (
         read_log(tmp_path / "run")[-1]["total"] > 0

@@ -18,17 +18,14 @@ from c2lip.towers.folders import base_folder
 OPENAI, HALF = (0.48145466, 0.4578275, 0.40821073), (0.5, 0.5, 0.5)
 SIGLIP = [  # name, pixels, vocabulary, repository of the weights, of the tokenizer
     ("ViT-B-16-SigLIP", 224, 32000, "timm/ViT-B-16-SigLIP", "timm/ViT-B-16-SigLIP"),
-    ("ViT-B-16-SigLIP:webli", 224, 32000, "timm/ViT-B-16-SigLIP", "timm/ViT-B-16-SigLIP"),
     ("ViT-B-16-SigLIP:random", 224, 32000, "", "timm/ViT-B-16-SigLIP"),
     ("ViT-L-16-SigLIP-256", 256, 32000, "timm/ViT-L-16-SigLIP-256", "timm/ViT-B-16-SigLIP"),
     ("ViT-B-16-SigLIP2", 224, 256000, "timm/ViT-B-16-SigLIP2", "timm/ViT-B-16-SigLIP2"),
 ]
 CLIP = [  # name, mean, quick GELU, repository of the weights
     ("ViT-B-32:openai", OPENAI, True, "timm/vit_base_patch32_clip_224.openai"),
-    ("ViT-B-32-quickgelu:openai", OPENAI, True, "timm/vit_base_patch32_clip_224.openai"),
     ("ViT-B-32:laion2b_s34b_b79k", OPENAI, False, "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"),
     ("ViT-B/16:openai", OPENAI, True, "timm/vit_base_patch16_clip_224.openai"),
-    ("ViT-L-14:openai", OPENAI, True, "timm/vit_large_patch14_clip_224.openai"),
     ("ViT-L-14:laion2b_s32b_b82k", HALF, False, "laion/CLIP-ViT-L-14-laion2B-s32B-b82K"),
 ]
 
@@ -125,7 +122,6 @@ def test_a_release_remembers(named, tmp_path):
     "name, words",
     [
         ("ViT-B-16-SigLIP", ["hf download timm/ViT-B-16-SigLIP ", ":random"]),
-        ("ViT-B-16-SigLIP2", ["hf download timm/ViT-B-16-SigLIP2 "]),
         ("ViT-L-16-SigLIP-256", ["timm/ViT-B-16-SigLIP "]),
         ("ViT-B-32:openai", ["hf download timm/vit_base_patch32_clip_224.openai "]),
         ("hf-hub:somebody/model", ["hf download somebody/model "]),
@@ -182,7 +178,7 @@ def test_a_folders_own_images(tmp_path):
     cfg = json.loads((folder / "open_clip_config.json").read_text())
     cfg["preprocess_cfg"] |= {"mean": [0.1, 0.2, 0.3], "resize_mode": "longest"}
     (folder / "open_clip_config.json").write_text(json.dumps(cfg))
-    for name in (folder, tmp_path / "run", folder / "open_clip_model.safetensors"):
+    for name in (folder, tmp_path / "run"):
         towers = load(name)
         assert list(towers.preprocess_cfg["mean"]) == [0.1, 0.2, 0.3] and "ResizeKeepRatio" in str(towers.preprocess)
     with open(folder / "open_clip_model.safetensors", "r+b") as f:

@@ -15,7 +15,7 @@ import torch
 from c2lip.core import UserError, seed_everything
 from c2lip.core.files import sole_writer
 from c2lip.data.loading import Samples
-from c2lip.evaluation.folders import benchmark_folder
+from c2lip.evaluation.suites import benchmark_folder
 from c2lip.methods import Step, plain
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load

@@ -16,19 +16,18 @@ from ..core import UserError
 # %% ../../nbs/7_attention/06_controls.ipynb #84c44466
 @dataclass(frozen=True)
 class Control:
-    "How a control is called, and how it looks"
+    "What a control does, and how it looks"
 
-    key: str  # its name in a link, in `Explorer.update`, and as a flag of the command
     help: str  # what it does
-    widget: str = ""  # text, buttons, check, slider, log or menu; empty: the panel has widgets of its own for it
+    widget: str = ""  # text, buttons, check, slider, log or menu
     choices: tuple = ()  # of buttons: text and value of each; of a slider: its ends; of a menu: texts of 0 and of k
-    label: str = ""  # before its widget; empty: the key
+    label: str = ""  # before its widget; empty: its name
     kinds: tuple = ()  # the maps that it changes; (): all
 
 
-def _row(default, *about, **more):
+def _row(default, *about):
     "A control with its default"
-    return field(default=default, metadata=dict(control=Control(*about, **more)))
+    return field(default=default, metadata=dict(control=Control(*about)))
 
 
 _KINDS = ("centred", "centred"), ("similarity", "similarity"), ("softmax", "softmax"), ("pooling head", "head")
@@ -37,34 +36,28 @@ _TOKENS = "centred", "similarity", "softmax"  # kinds that are made from tokens
 
 @dataclass(frozen=True)
 class Selection:
-    "All that determines the figure; each field is a control"
+    "All that determines the figure; each field is a control: a key of a link, a flag, an argument of `Explorer.update`"
 
-    models: tuple = _row(
-        (), "model", "base, a run, a release folder, or an open_clip name; up to four", "text", label="add"
-    )
-    image: Any = _row(None, "image", "path of an image of your own, or a number of the gallery", "text")
-    caption: str = _row("", "caption", "what the image shows; its noun phrases become buttons", "text")
-    phrases: tuple = _row((), "phrase", "phrases to look for, such as: a red mug | a blue mug", "text")
-    kind: str = _row("centred", "kind", "what a map shows: centred, similarity, softmax or head", "buttons", _KINDS)
-    smooth: bool = _row(False, "smooth", "smooth maps; else patches", "check")
-    same_scale: bool = _row(False, "same_scale", "one scale for all models; else one for each", "check")
-    scale: float = _row(10.0, "scale", "β of the softmax, 1 to 100", "log", (1.0, 100.0), "β", ("softmax",))
-    opacity: float = _row(0.75, "opacity", "0 shows the images alone, 1 the maps alone", "slider", (0.0, 1.0))
-    head: int = _row(
-        0, "head", "one head of the pooling head, from 1", "menu", ("all, their mean", "{}"), "", ("head",)
-    )
-    layer: int = _row(
-        0, "layer", "blocks before the last that is read", "menu", ("last", "{} before the last"), "", _TOKENS
-    )
+    model: tuple = _row((), "base, a run, a release folder, or an open_clip name; up to four", "text", (), "add")
+    image: Any = _row(None, "path of an image of your own, or a number of the gallery", "text")
+    caption: str = _row("", "what the image shows; its noun phrases become buttons", "text")
+    phrase: tuple = _row((), "phrases to look for, such as: a red mug | a blue mug", "text")
+    kind: str = _row("centred", "what a map shows: centred, similarity, softmax or head", "buttons", _KINDS)
+    smooth: bool = _row(False, "smooth maps; else patches", "check")
+    same_scale: bool = _row(False, "one scale for all models; else one for each", "check")
+    scale: float = _row(10.0, "β of the softmax, 1 to 100", "log", (1.0, 100.0), "β", ("softmax",))
+    opacity: float = _row(0.75, "0 shows the images alone, 1 the maps alone", "slider", (0.0, 1.0))
+    head: int = _row(0, "one head of the pooling head, from 1", "menu", ("all, their mean", "{}"), "", ("head",))
+    layer: int = _row(0, "blocks before the last that is read", "menu", ("last", "{} before the last"), "", _TOKENS)
 
 
-CONTROLS: dict[str, Control] = {f.name: f.metadata["control"] for f in fields(Selection)}  # field → its control
-MAP_CONTROLS = {name: c for name, c in CONTROLS.items() if c.widget not in ("", "text")}  # those of the map
+CONTROLS: dict[str, Control] = {f.name: f.metadata["control"] for f in fields(Selection)}  # name → control
+MAP_CONTROLS = {name: c for name, c in CONTROLS.items() if c.widget != "text"}  # those of the map
 _DEFAULTS = {f.name: f.default for f in fields(Selection)}
 
-# %% ../../nbs/7_attention/06_controls.ipynb #6a2be3f0
+# %% ../../nbs/7_attention/06_controls.ipynb #7a0b49f3
 def _texts(selection, name):
-    "What stands in a link for a control; nothing where it has its default"
+    "What a link holds for a control; nothing where it has its default"
     value = getattr(selection, name)
     if name == "caption":
         return [value] if value != selection.image.caption else []
@@ -73,26 +66,26 @@ def _texts(selection, name):
     if name == "image":
         return [value.place] if value.place else []
     if isinstance(value, tuple):
-        return list(value) if name == "models" else [" | ".join(value)]
+        return list(value) if name == "model" else [" | ".join(value)]
     return [value if isinstance(value, str) else f"{float(value):.4g}"]
 
 
 def selection_text(selection: Selection) -> str:
     "A selection as the query of an address"
-    return urlencode([(control.key, text) for name, control in CONTROLS.items() for text in _texts(selection, name)])
+    return urlencode([(name, text) for name in CONTROLS for text in _texts(selection, name)])
 
 
 def _typed(name, text):
     "The value that a text gives to a control; `UserError` where it has none"
-    control, default = CONTROLS[name], _DEFAULTS[name]
+    default, ends = _DEFAULTS[name], CONTROLS[name].choices
     if not isinstance(default, bool | int | float):
         return text
     try:
         value = type(default)(float(text))
     except (ValueError, OverflowError):
-        raise UserError(f"{control.key}: {text!r} is no number") from None
-    if isinstance(default, float) and not control.choices[0] <= value <= control.choices[1]:
-        raise UserError(f"{control.key}: {text} is not from {control.choices[0]:g} to {control.choices[1]:g}")
+        raise UserError(f"{name}: {text!r} is no number") from None
+    if isinstance(default, float) and not ends[0] <= value <= ends[1]:
+        raise UserError(f"{name}: {text} is not from {ends[0]:g} to {ends[1]:g}")
     return value
 
 
@@ -101,33 +94,31 @@ def read_selection(
 ) -> dict:  # changes for `Explorer.update`
     "What a text selects; raise `UserError` where a number is none. Keys of Voilà itself are left to it"
     changes: dict[str, Any] = {}
-    names = {control.key: name for name, control in CONTROLS.items()} | {"exhibit": "image"}  # as links once had it
     for key, value in parse_qsl(text.rpartition("?")[2], keep_blank_values=True):
         if key == "model":
             changes["model"] = [*changes.get("model", []), value]
-        elif key in names:
-            changes[CONTROLS[names[key]].key] = _typed(names[key], value)
+        elif key in CONTROLS:
+            changes[key] = _typed(key, value)
         elif key != "token" and not key.startswith("voila"):
             changes[key] = value
-    return changes and {c.key: _DEFAULTS[name] for name, c in MAP_CONTROLS.items()} | changes
+    return changes and {name: _DEFAULTS[name] for name in MAP_CONTROLS} | changes
 
 # %% ../../nbs/7_attention/06_controls.ipynb #c4a81e57
 def add_control_flags(parser):  # an argparse.ArgumentParser
     "Add a flag for each control"
     for name, control in CONTROLS.items():
-        flag, default = "--" + control.key.replace("_", "-"), _DEFAULTS[name]
+        default = _DEFAULTS[name]
         if isinstance(default, bool):
-            parser.add_argument(flag, dest=name, action="store_const", const="1", help=control.help)
+            form: dict = dict(action="store_const", const="1", help=control.help)
         elif isinstance(default, tuple):
-            more = f"{control.help}; may be repeated"
-            parser.add_argument(flag, dest=name, action="append", metavar="NAME", help=more)
+            form = dict(action="append", metavar="NAME", help=f"{control.help}; may be repeated")
         else:
-            kind = "N" if isinstance(default, int | float) else "TEXT"
-            parser.add_argument(flag, dest=name, metavar=kind, help=control.help)
+            form = dict(metavar="N" if isinstance(default, int | float) else "TEXT", help=control.help)
+        parser.add_argument("--" + name.replace("_", "-"), **form)
 
 
 def flag_changes(options) -> dict:  # what a parser of `add_control_flags` read → changes for `Explorer.update`
-    "What the flags of a command ask for; `UserError` where two of them exclude each other"
+    "The changes that the flags of a command make; `UserError` where two of them exclude each other"
     given = {name: value for name in CONTROLS if (value := getattr(options, name)) is not None}
     for name in given:
         kinds = CONTROLS[name].kinds
@@ -135,6 +126,6 @@ def flag_changes(options) -> dict:  # what a parser of `add_control_flags` read 
             if "kind" in given:
                 raise UserError(f"--{name} is of the kind {kinds[0]}, not of {given['kind']}: leave out one of the two")
             given = given | dict(kind=kinds[0])
-    if "phrases" in given:
-        given["phrases"] = " | ".join(given["phrases"])
-    return {CONTROLS[name].key: _typed(name, value) for name, value in given.items()}
+    if "phrase" in given:
+        given["phrase"] = " | ".join(given["phrase"])
+    return {name: _typed(name, value) for name, value in given.items()}

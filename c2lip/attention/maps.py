@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAP_KINDS', 'SHARE_KINDS', 'head_attention', 'blocks_and_heads', 'open_user_image', 'View', 'encode_view',
-           'embed_phrases', 'attention_map', 'on_finest_grid']
+           'embed_phrases', 'on_finest_grid']
 
 # %% ../../nbs/7_attention/01_maps.ipynb #a39b4be1
 import math
@@ -21,7 +21,7 @@ from ..core import UserError
 from ..data.images import BadImage, open_image
 from ..encoding import encode_images, is_clip_tower, is_siglip_tower
 from ..evaluation.embeddings import embed_texts, evaluating
-from ..evaluation.probes import WHOLE_IMAGE, field_of, grid_of, sample_map
+from ..evaluation.probes import field_of, grid_of, sample_map
 from ..pooling import concept_similarity, project_tokens
 from ..towers import Towers
 
@@ -33,19 +33,6 @@ MAP_KINDS = {
     "head": "% of the head’s attention",
 }  # kind of map → what its values are, as the label of a colour bar
 SHARE_KINDS = ("softmax", "head")  # their values are shares that add up to 1
-
-
-def _map_values(similarity, head, kind, scale=10.0):
-    "(P,M) cosines and the (M,) attention of the pooling head → (P,M) values of a map; `UserError` for an unknown kind"
-    if kind == "similarity":
-        return similarity
-    if kind == "centred":
-        return similarity - similarity.mean(-1, keepdim=True)
-    if kind == "softmax":
-        return (scale * similarity).softmax(-1)
-    if kind == "head":
-        return head.expand_as(similarity)
-    raise UserError(f"there is no map {kind!r}; there are {', '.join(MAP_KINDS)}")
 
 # %% ../../nbs/7_attention/01_maps.ipynb #5ec04b5b
 def _latent_pool_attention(trunk, images):
@@ -102,11 +89,8 @@ def blocks_and_heads(model) -> tuple[int, int]:  # `model`: an open_clip model
     return len(blocks), blocks[-1].attn.num_heads if visual.pool_type == "tok" else 0
 
 
-def _layer_tokens(
-    model,  # an open_clip model
-    images: Tensor,  # (B,3,H,W) preprocessed
-) -> Tensor:  # (blocks,B,M,D) unit
-    "The tokens after every block of the image tower, through its final norm and its head; `UserError` for other towers"
+def _layer_tokens(model, images):
+    "(blocks,B,M,D) unit tokens after every block, through the final norm and the head; `UserError` for other towers"
     visual, form = model.visual, dict(output_fmt="NLC", intermediates_only=True)
     if is_siglip_tower(visual):
         trunk, layers = visual.trunk, []
@@ -122,7 +106,7 @@ def _layer_tokens(
         raise UserError("earlier layers are known for SigLIP's attention pool and for CLIP's vision transformer")
     return F.normalize(torch.stack(layers).float(), dim=-1)
 
-# %% ../../nbs/7_attention/01_maps.ipynb #703e1584
+# %% ../../nbs/7_attention/01_maps.ipynb #0c3236ee
 def open_user_image(
     image,  # a PIL image, a path, or bytes
     name: str = "",  # what to call it in the error
@@ -136,7 +120,7 @@ def open_user_image(
         message = f"{name} cannot be shown, {e.cause}" if name else e.cause
         raise UserError(f"{message}: {detail}" if detail else message) from None
 
-# %% ../../nbs/7_attention/01_maps.ipynb #0c3236ee
+
 @dataclass
 class View:
     "One image as one model sees it"
@@ -156,18 +140,25 @@ class View:
         head: int = 0,  # of the pooling head, from 1, for kind "head"; 0: their mean
         layer: int = 0,  # blocks before the last whose tokens are read; above 0 it needs a view with layers
     ) -> Tensor:  # (P,gh,gw)
-        "The map of every phrase; a head or a layer that the model does not have is a `UserError`"
-        tokens, attention = self.tokens, None
+        "The map of every phrase; a kind, head or layer that there is not is a `UserError`"
+        tokens = self.tokens
         if layer:
             count = len(self.layers)
             if not 0 < layer < count:
                 raise UserError(f"the model has {count} blocks: 0 to {count - 1} before the last, not {layer}")
             tokens = self.layers[-1 - layer]
-        if kind == "head":
+        values = concepts @ tokens.T
+        if kind == "centred":
+            values = values - values.mean(-1, keepdim=True)
+        elif kind == "softmax":
+            values = (scale * values).softmax(-1)
+        elif kind == "head":
             if not 0 <= head <= len(self.heads):
                 raise UserError(f"the pooling head has {len(self.heads)} heads, not {head}")
-            attention = self.heads[head - 1] if head else self.heads.mean(0)
-        return _map_values(concepts @ tokens.T, attention, kind, scale).unflatten(-1, self.grid)
+            values = (self.heads[head - 1] if head else self.heads.mean(0)).expand_as(values)
+        elif kind != "similarity":
+            raise UserError(f"there is no map {kind!r}; there are {', '.join(MAP_KINDS)}")
+        return values.unflatten(-1, self.grid)
 
     def scores(
         self,
@@ -214,18 +205,6 @@ def embed_phrases(
         if torch.equal(ids, longer):
             raise UserError(f"the phrase is longer than the {len(ids)} tokens the model reads: {phrase[:40]}…")
     return embed_texts(towers, phrases, progress=False)
-
-
-def attention_map(
-    towers: Towers,
-    image,  # a PIL image, a path, bytes, or its `View` by these towers
-    phrases: list[str],  # P phrases
-    kind: str = "similarity",  # one of `MAP_KINDS`
-    scale: float = 10.0,  # β of kind "softmax"
-) -> Tensor:  # (P,gh,gw)
-    "The map of every phrase over the image's patches"
-    view = image if isinstance(image, View) else encode_view(towers, image, head=kind == "head")
-    return view.maps(embed_phrases(towers, phrases), kind, scale)
 
 # %% ../../nbs/7_attention/01_maps.ipynb #75a01515
 def on_finest_grid(

@@ -17,11 +17,10 @@ import ipywidgets as widgets
 import numpy as np
 from IPython.display import HTML, display
 
-from .comparison import image_uri
 from .controls import CONTROLS, MAP_CONTROLS, selection_text
 from .explorer import Explorer
-from .gallery import gallery
-from .questions import QUESTIONS, caption_phrases
+from .figures import image_uri
+from .questions import QUESTIONS, caption_phrases, gallery
 from ..core import UserError
 from ..core.files import shipped
 
@@ -36,9 +35,9 @@ def _wrapped_row(*parts):
     return row
 
 
-def _widget_of(control):
+def _widget_of(key, control):
     "The widget of a control, as its row in the table says"
-    name = control.label or control.key.replace("_", " ")
+    name = control.label or key.replace("_", " ")
     late = dict(description=name, continuous_update=False)  # it acts on Enter, or when it is let go
     match control.widget:
         case "text":
@@ -54,6 +53,12 @@ def _widget_of(control):
         case _:
             low, high = control.choices
             return widgets.FloatSlider(min=low, max=high, step=(high - low) / 20, **late)
+
+
+def _set_options(menu, options):
+    "Options of a menu; the same ones are not sent again"
+    if list(menu.options) != options:
+        menu.options = options
 
 # %% ../../nbs/7_attention/08_panel.ipynb #1b2c2a19
 _FILE_KINDS = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}  # ending → media type
@@ -79,20 +84,15 @@ class Panel(widgets.VBox):
         self._refresh()
 
     def _make_widgets(self):
-        self.controls = {name: _widget_of(control) for name, control in CONTROLS.items() if control.widget}
+        button = widgets.Button
+        self.controls = {name: _widget_of(name, control) for name, control in CONTROLS.items()}
         self.menus = [widgets.Dropdown(description=place) for place in ("before", "after", "third", "fourth")]
-        self.swap = widgets.Button(description="⇄", tooltip="exchange before and after")
-        self.shelf = [widgets.Button(description=e.place, tooltip=f"{e.name}: {e.caption}") for e in gallery()]
+        self.swap = button(description="⇄", tooltip="exchange before and after")
+        self.shelf = [button(description=e.place, tooltip=f"{e.name}: {e.caption}") for e in gallery()]
         self.upload = widgets.FileUpload(description="upload", accept="image/*")
-        self.questions = {
-            name: widgets.Button(description=name, tooltip=f"{name}: show the answer beside") for name in QUESTIONS
-        }
-        self.files = {
-            kind: widgets.Button(description=kind.upper(), tooltip=f"download maps.{kind}") for kind in _FILE_KINDS
-        }
-        self.save = widgets.Button(
-            description="save in runs/", tooltip="write PNG, SVG, PDF and what they show into a new folder under runs/"
-        )
+        self.questions = {q: button(description=q, tooltip=f"{q}: show the answer beside") for q in QUESTIONS}
+        self.files = {kind: button(description=kind.upper(), tooltip=f"download maps.{kind}") for kind in _FILE_KINDS}
+        self.save = button(description="save in runs/", tooltip="write all three, and what they show, under runs/")
         self.state = widgets.Text(description="state", placeholder="the text of another visit", continuous_update=False)
         self.link, self.address, self.status, self.maps = (widgets.HTML() for _ in range(4))
         self.status.add_class("c2lip-live")
@@ -102,9 +102,9 @@ class Panel(widgets.VBox):
     def _rows(self):
         "The widgets in reading order"
         before, after, third, fourth = self.menus
-        models, image, caption, phrase = (self.controls[name] for name in ("models", "image", "caption", "phrases"))
+        model, image, caption, phrase = (self.controls[name] for name in ("model", "image", "caption", "phrase"))
         folds = {
-            "more models": [_wrapped_row(third, fourth), _wrapped_row(models)],
+            "more models": [_wrapped_row(third, fourth), _wrapped_row(model)],
             "images": [_wrapped_row(image, self.upload), _wrapped_row(caption)],
             "map": [_wrapped_row(*(self.controls[name] for name in MAP_CONTROLS))],
             "take along": [
@@ -179,15 +179,15 @@ class Panel(widgets.VBox):
         self._refresh()
 
     def _on_control(self, name, value):
-        if name == "models":  # one that is not in the menus takes the place of the second
-            value = [self.explorer.selection.models[0], value.strip()] if value.strip() else []
-        if value or name not in ("models", "image"):  # an emptied field changes nothing
-            self._update(**{CONTROLS[name].key: value})
+        if name == "model":  # one that is not in the menus takes the place of the second
+            value = [self.explorer.selection.model[0], value.strip()] if value.strip() else []
+        if value or name not in ("model", "image"):  # an emptied field changes nothing
+            self._update(**{name: value})
         else:
             self._refresh()
 
     def _on_swap(self):
-        first, *rest = self.explorer.selection.models
+        first, *rest = self.explorer.selection.model
         self._update(model=[*rest[:1], first, *rest[1:]])
 
     def _on_download(self, kind):
@@ -199,7 +199,7 @@ class Panel(widgets.VBox):
 
     def _on_beside(self, phrase):
         "Put a phrase beside those on show, or take it away again"
-        shown = self.explorer.selection.phrases
+        shown = self.explorer.selection.phrase
         self._update(phrase=" | ".join([p for p in shown if p != phrase] if phrase in shown else [*shown, phrase]))
 
     def _write_status(self, text, wrong=False):
@@ -225,7 +225,8 @@ class Panel(widgets.VBox):
         self._write_status(self.explorer.status, wrong=bool(self.explorer.error))
 
     def _refresh_models(self):
-        options, shown = [(e.label, e.name) for e in self.explorer.models.values()], self.explorer.selection.models
+        entries, shown = self.explorer.models.values(), self.explorer.selection.model
+        options = [(f"{e.name} · {e.about}" if e.about else e.name, e.name) for e in entries]
         for place, menu in enumerate(self.menus):
             _set_options(menu, options if place == 0 else [_NO_MODEL, *options])
             menu.value = shown[place] if place < len(shown) else ""
@@ -245,15 +246,15 @@ class Panel(widgets.VBox):
     def _refresh_texts(self):
         selection = self.explorer.selection
         self.controls["caption"].value = selection.caption
-        self.controls["phrases"].value = " | ".join(selection.phrases)
-        self.controls["image"].value = self.controls["models"].value = self.link.value = ""
+        self.controls["phrase"].value = " | ".join(selection.phrase)
+        self.controls["image"].value = self.controls["model"].value = self.link.value = ""
         self.state.value = text = selection_text(selection)
         if os.environ.get("SERVER_SOFTWARE", "").startswith("voila"):
             self.address.value = f'<a href="?{html.escape(text)}">link to this view</a>'
 
     def _refresh_chips(self):
         "Buttons for the caption's phrases; the same ones while the caption stays, so that the focus does"
-        phrases, shown = caption_phrases(self.explorer.selection.caption), self.explorer.selection.phrases
+        phrases, shown = caption_phrases(self.explorer.selection.caption), self.explorer.selection.phrase
         if list(phrases) != list(self.chips):
             pairs = [[widgets.Button(description=text) for text in (phrase, "+")] for phrase in phrases]
             self.chips = dict(zip(phrases, pairs))
@@ -274,9 +275,3 @@ class Panel(widgets.VBox):
         display(HTML(f"<style>{style}</style><script>{script}</script>"))
         still = {"image/png": base64.b64encode(self.explorer.file()).decode(), "text/plain": self.explorer.status}
         display(self._repr_mimebundle_() | still, raw=True)
-
-
-def _set_options(menu, options):
-    "Options of a menu; the same ones are not sent again"
-    if list(menu.options) != options:
-        menu.options = options

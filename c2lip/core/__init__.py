@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # %% auto #0
-__all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError', 'did_you_mean', 'Range',
-           'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'full_precision']
+__all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError', 'did_you_mean', 'check_choice',
+           'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'full_precision']
 
 # %% ../../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -40,9 +40,7 @@ class Sample:
     caption: str  # canonical caption: the phrases' characters count in this text
     phrases: list[Phrase] = field(default_factory=list)  # may be empty
     size: tuple[int, int] | None = None  # (width, height) of the image as it was found, where that is known
-    spans: list[tuple[int, int] | None] | None = (
-        None  # text tokens (first, one past the last) of each phrase; None: cut
-    )
+    spans: list[tuple[int, int] | None] | None = None  # text tokens (first, one past the last) of each phrase
     captions: tuple[str, ...] = ()  # all captions of the image, where there are several; `caption` is one of them
     whole: Any = None  # array that `Method.whole` made of the image as it was opened; None: not kept
 
@@ -134,6 +132,16 @@ def did_you_mean(
     lower = {str(w).lower(): str(w) for w in words}
     near = difflib.get_close_matches(str(word).lower(), lower, 1)
     return f"; did you mean {lower[near[0]]}?" if near else ""
+
+
+def check_choice(
+    what: str,  # what is chosen, the start of the message
+    value,  # what was typed
+    known: list | tuple,  # what there is to choose from
+):
+    "Raise `UserError` where `value` is none of `known`"
+    if value not in known:
+        raise UserError(f"{what} is one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}")
 
 # %% ../../nbs/1_method/01_core.ipynb #c4a7d211
 class Range(NamedTuple):

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 import tempfile
 from contextlib import contextmanager
@@ -30,11 +31,9 @@ def project_of(
 ) -> Path | None:  # the folder with settings.ini, None outside of the project
     "The nearest folder at or above `path` whose settings.ini is this library's"
     path = Path(path).resolve()
-    for folder in [path, *path.parents]:
-        if os.path.isfile(folder / "settings.ini"):
-            lines = (folder / "settings.ini").read_text(encoding="utf8", errors="replace").splitlines()
-            if any(line.replace(" ", "") == "lib_name=c2lip" for line in lines):
-                return folder
+    for settings in (folder / "settings.ini" for folder in [path, *path.parents]):
+        if os.path.isfile(settings) and re.search(rb"^lib_name *= *c2lip *\r?$", settings.read_bytes(), re.M):
+            return settings.parent
     return None
 
 
@@ -109,11 +108,8 @@ def run_folder(
 _temporary_folder = lru_cache(tempfile.TemporaryDirectory)  # one, deleted with the process that made it
 
 
-def cache_instead(
-    folder,  # that cannot be written
-    error: OSError,  # why
-) -> Path:  # an existing folder, empty at first, that ends with this process
-    "Say that a cache is done without, and give a folder to use in its place"
+def cache_instead(folder: Path, error: OSError) -> Path:  # an existing folder that ends with this process
+    "Say that a folder cannot be written, and why, and give one to use in its place"
     reason = error.strerror or error
     print(one_line(f"{folder} cannot be written ({reason}): nothing is kept for the next run"), flush=True)
     return Path(_temporary_folder().name)
@@ -152,10 +148,7 @@ def regular(path) -> Path:  # of a file
     return Path(path)
 
 
-def write_json(
-    path,  # file to write
-    data,  # anything JSON can hold
-):
+def write_json(path, data):
     "Write `data` as readable JSON in one step: the old file stays whole until the new one is"
     temp = Path(f"{path}.tmp")
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
@@ -181,11 +174,8 @@ def read_json(path):  # an existing file
         raise UserError(f"{path} is not valid JSON: {e}") from None
 
 
-def parse_yaml(
-    text: str,
-    name,  # what the text is, for the message
-):
-    "Read YAML; a `UserError` says what is wrong with it"
+def parse_yaml(text: str, name):
+    "Read YAML; a `UserError` says what is wrong with it, and calls it `name`"
     import yaml  # here: papermill loads this module at each of its starts
 
     try:
@@ -199,11 +189,9 @@ def read_yaml(path):  # an existing file
     return parse_yaml(_read_text(path), path)
 
 # %% ../../nbs/1_method/02_files.ipynb #dd28b381
-def folder_digest(
-    folder,  # any folder
-    skip=("record.json", "README.md", "LICENSE", "train"),  # names at its top that do not count
-) -> str:  # sha256, hexadecimal
-    "One digest of the files of a folder, their names included"
+def folder_digest(folder) -> str:  # sha256, hexadecimal
+    "One digest of the files of a folder, their names included, without what is only said of them"
+    skip = ("record.json", "README.md", "LICENSE", "train")  # at its top
     total = hashlib.sha256()
     for path in sorted(Path(folder).rglob("*"), key=lambda p: p.relative_to(folder).as_posix()):
         name = path.relative_to(folder)

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, get_worker_info
 from ..core import Phrase, Sample, UserError, derive_seed, seeded
 from .images import BadImage, from_bytes, in_workers, open_image, split_transform, to_bytes
 from .records import RecordList, Records, Skips
-from ..spans import token_spans_many
+from ..spans import token_spans
 
 # %% ../../nbs/4_data/06_loading.ipynb #7fd58b41
 def has_token_positions(
@@ -27,7 +27,7 @@ def has_token_positions(
 ) -> bool:
     "Whether the text tokens of a phrase can be found; a tokenizer that cannot do so still encodes whole texts"
     try:
-        token_spans_many(tokenizer, ["a"], [[]])
+        token_spans(tokenizer, ["a"], [[]])
         return True
     except (UserError, AttributeError):
         return False
@@ -40,7 +40,7 @@ def _spans_of(
 ) -> list[list[tuple[int, int] | None]]:  # (n,) of each phrase, its text tokens (first, one past the last)
     "The tokens of phrases in their captions; None for a phrase without a place, or one that is cut off"
     placed = [[p for p in of_caption if p.start >= 0] for of_caption in phrases]
-    spans = map(iter, token_spans_many(tokenizer, captions, placed))
+    spans = map(iter, token_spans(tokenizer, captions, placed))
     return [[next(of) if p.start >= 0 else None for p in ps] for of, ps in zip(spans, phrases)]
 
 # %% ../../nbs/4_data/06_loading.ipynb #5750762c

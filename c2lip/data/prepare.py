@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow.parquet
 import spacy
 
-from ..captions import split_sentences
-from ..concepts import is_english, load_pipeline, make_rules
+from ..concepts import is_english, load_pipeline, make_rules, split_sentences
 from ..core import UserError
 from ..core.files import folder_digest, output_place, project_root, read_json, sole_writer, write_json
 from .images import Bar, in_workers, remote_scheme

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..captions import canonical_caption
-from ..concepts import noun_phrases_many
+from ..concepts import canonical_caption, noun_phrases_many
 from ..core import Phrase, UserError, derive_seed, one_line
 
 # %% ../../nbs/4_data/01_records.ipynb #b22fd0f3

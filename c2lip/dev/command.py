@@ -7,7 +7,6 @@ __all__ = ['main']
 
 # %% ../../nbs/dev/02_command.ipynb #dd575e62
 import argparse
-import json
 import os
 import re
 import sys
@@ -15,89 +14,53 @@ from pathlib import Path
 
 from ..attention.controls import add_control_flags, flag_changes
 from ..core import UserError, did_you_mean
-from ..core.files import project_of, read_yaml, shipped
+from ..core.files import parse_yaml, read_yaml, shipped
 
 # %% ../../nbs/dev/02_command.ipynb #798412c5
-_EXAMPLES = """examples:
-  c2lip prepare captions.csv prepared
-      a table (jsonl, json, csv, tsv, parquet) with a column of images and one of captions
-  c2lip prepare "cc3m/cc3m-train-{0000..0575}.tar" prepared --workers 16
-      webdataset shards; the table that is written says where in them each image lies
-  c2lip prepare "cc3m/*.tar" prepared --captions cc3m_3long_3short_1raw_captions_url.csv
-      pixparse/cc3m-wds with the captions of DreamLIP, matched by the images' addresses
+_ABOUT_PREPARE = """Find the noun phrases of every caption and write TARGET/captions.parquet, a table of keys,
+places of the images, captions and phrases that training takes as data, and
+TARGET/manifest.json with counts. The images stay where they are.
+
+examples:
   c2lip prepare captions.csv prepared --rule strip_determiners=true --rule max_phrases=8
+      a table (jsonl, json, csv, tsv, parquet) with a column of images and one of captions
+  c2lip prepare "cc3m/*.tar" prepared --workers 16 --captions cc3m_3long_3short_1raw_captions_url.csv
+      webdataset shards, here with the captions of DreamLIP, matched by the images' addresses
 
 Finished parts are kept: after an interruption the same command goes on where it was.
 The rules and their defaults: notebook nbs/1_method/07_concepts.ipynb.
 Exit code 0: done, 2: something to mend, 130: stopped by Ctrl-C."""
 
-_ABOUT_PREPARE = """Find the noun phrases of every caption and write TARGET/captions.parquet, a table of keys,
-places of the images, captions and phrases that training takes as data, and
-TARGET/manifest.json with counts. The images stay where they are."""
-
-
-def _share(text):
-    number = float(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share from 0 to 1")
-    return number
-
 
 def _add_prepare(p):
-    # what is prepared
-    many = "tables, tar shards (with {braces} or wildcards, https:// and s3:// too), or a folder"
-    p.add_argument("source", nargs="+", metavar="SOURCE", help=many)
-    p.add_argument("target", metavar="TARGET", help="folder for the result; it is made where it is missing")
-    start = "where a table's image paths start (default: the table's own folder)"
-    p.add_argument("--images", metavar="FOLDER", help=start)
-    usual = "column or JSON key of the captions, or several with commas between (default: a usual one)"
-    p.add_argument("--caption-column", metavar="NAME", help=usual)
-    p.add_argument("--captions", metavar="TABLE", help="take the captions of the shards' images from this table")
-    by = "how --captions is matched to the images (default: by url where the table has such a column)"
-    p.add_argument("--match", choices=("url", "key"), help=by)
-    # how it is done
-    each = "processes (default: 1); one a core is best"
-    p.add_argument("-j", "--workers", type=int, default=1, metavar="N", help=each)
-    name = "an installed spaCy pipeline such as en_core_web_trf, or a folder (default: the embedded one)"
-    p.add_argument("--pipeline", metavar="NAME", help=name)
-    followed = "take the rules of a recipe, its phrase_rules, such as data/recipes/c2lip_code.yaml; --rule wins"
-    p.add_argument("--recipe", metavar="FILE", help=followed)
-    rule = "a rule other than its default; may be repeated"
-    p.add_argument("--rule", action="append", default=[], metavar="NAME=VALUE", help=rule)
-    split = "make the sentences of long captions the captions of an image (CLIC's corpora)"
-    p.add_argument("--sentences", action="store_true", help=split)
-    p.add_argument("--write", choices=("parquet", "jsonl"), default="parquet", help="kind of the table")
-    lost = "largest share of a part that may be lost before the run stops (default: 0.1)"
-    p.add_argument("--max-skipped", type=_share, default=0.1, metavar="SHARE", help=lost)
-    where = "run the workers under Ray Data: on this machine, or on the cluster at ADDRESS"
-    p.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help=where)
-    p.add_argument("-q", "--quiet", action="store_true", help="no progress bar and no summary")
+    add = p.add_argument
+    add("source", nargs="+", metavar="SOURCE", help="tables, tar shards ({braces}, wildcards, s3://…), or a folder")
+    add("folder", metavar="TARGET", help="folder for the result; it is made where it is missing")
+    add("--images", dest="image_folder", metavar="FOLDER", help="where a table's images are (default: in its folder)")
+    add("--caption-column", metavar="NAME", help="column or JSON key of the captions, or several with commas between")
+    add("--captions", metavar="TABLE", help="take the captions of the shards' images from this table")
+    add("--match", choices=("url", "key"), help="how --captions finds an image (default: url where it has that column)")
+    add("-j", "--workers", type=int, default=1, metavar="N", help="processes (default: 1); one a core is best")
+    add("--pipeline", dest="nlp", metavar="NAME", help="a spaCy pipeline or its folder (default: the embedded one)")
+    add("--recipe", metavar="FILE", help="take the phrase_rules of a recipe, such as data/recipes/c2lip_code.yaml")
+    add("--rule", action="append", default=[], metavar="NAME=VALUE", help="a rule, before a recipe's; may be repeated")
+    add("--sentences", action="store_true", help="make the sentences of long captions the captions of an image (CLIC)")
+    add("--write", choices=("parquet", "jsonl"), default="parquet", help="kind of the table")
+    add("--max-skipped", type=float, default=0.1, metavar="SHARE", help="share that may be lost (default: 0.1)")
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="use Ray Data: here, or on the cluster at ADDRESS")
+    add("-q", "--quiet", dest="progress", action="store_false", help="no progress bar and no summary")
 
 # %% ../../nbs/dev/02_command.ipynb #199e3641
-def _prepare(options):
+def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress, **options):
     from c2lip.data.prepare import prepare  # heavy (torch, spaCy); --help and wrong options answer at once
     from c2lip.training.config import read_settings
 
-    rules = read_settings(_absolute(options.recipe))["phrase_rules"] if options.recipe else {}
-    sources = [_absolute(s) for s in options.source]
-    manifest = prepare(
-        sources if len(sources) > 1 else sources[0],
-        _absolute(options.target),
-        options.workers,
-        _folder_or_name(options.pipeline),
-        rules | dict(map(_rule, options.rule)),
-        _absolute(options.images),
-        options.caption_column,
-        progress=not options.quiet,
-        captions=_absolute(options.captions),
-        match=options.match,
-        write=options.write,
-        ray=options.ray,
-        max_skipped=options.max_skipped,
-        sentences=options.sentences,
-    )
-    if not options.quiet:
-        _print_summary(manifest, options.target)
+    rules = (read_settings(_absolute(recipe))["phrase_rules"] if recipe else {}) | dict(map(_rule, rule))
+    source = [_absolute(place) for place in source] if len(source) > 1 else _absolute(source[0])
+    options |= dict(image_folder=_absolute(image_folder), captions=_absolute(captions), nlp=_folder_or_name(nlp))
+    manifest = prepare(source, _absolute(folder), rules=rules, progress=progress, **options)
+    if progress:
+        _print_summary(manifest, folder)
 
 
 def _absolute(path):
@@ -116,10 +79,7 @@ def _rule(text):
     name, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"--rule {text}: expected NAME=VALUE, such as strip_determiners=true")
-    try:
-        return name.strip(), json.loads(value)  # true, 8
-    except ValueError:
-        return name.strip(), value
+    return name.strip(), parse_yaml(value, f"--rule {text}")  # true, 8, all
 
 # %% ../../nbs/dev/02_command.ipynb #59499cc6
 _COUNTS = {
@@ -128,27 +88,20 @@ _COUNTS = {
     "truncated": "truncated",
     "given": "given by the source",
     "few_sentences": "with fewer than two sentences left out",
+    "images_without_row": "images without a row",
+    "rows_without_image": "rows without an image",
 }
 
 
-def _print_summary(
-    manifest: dict,  # of `prepare`
-    target: str,  # the folder, as the user wrote it
-):
-    "What was done, in a few lines"
+def _print_summary(manifest, target):
     captions, phrases = manifest["captions"], manifest["phrases"]
     print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {target}")
-    counts = {name: manifest[name] for name in _COUNTS if manifest.get(name) or name == "none"}
-    print("  " + ", ".join(f"{n:,} {_COUNTS[name]}" for name, n in counts.items()))
-    if joined := manifest.get("joined"):
-        without = f"{joined['rows_without_image']:,} of {joined['rows']:,} rows without an image"
-        print(f"  {joined['images_without_row']:,} images without a row, {without}")
-    if manifest["skipped"]:
-        print("  left out: " + ", ".join(f"{n:,} {cause}" for cause, n in manifest["skipped"].items()))
+    found = manifest | manifest.get("joined", {})
+    counts = [f"{found[name]:,} {words}" for name, words in _COUNTS.items() if found.get(name)]
+    counts += [f"{n:,} left out: {cause}" for cause, n in manifest["skipped"].items()]
     pipeline = manifest["made_by"]
-    print(f"  pipeline {pipeline['pipeline']} {pipeline['version']}, digest {pipeline['digest'][:12]}")
-    there = "" if project_of(".") else ", in a clone of the workbook"
-    print(f"train on it{there}:  papermill nbs/train.ipynb -p data {_absolute(target)}")
+    print(*counts, f"pipeline {pipeline['pipeline']} {pipeline['version']}, digest {pipeline['digest'][:12]}", sep="\n")
+    print(f"train on it, in a clone of the workbook:  papermill nbs/train.ipynb -p data {_absolute(target)}")
 
 # %% ../../nbs/dev/02_command.ipynb #606bad42
 def _first_line(text):
@@ -176,9 +129,8 @@ def _models(word):
         yield "base_clip", "CLIP's form, of the embedded world"
         yield from ((place, "a run") for place in release_folders().values())
         return
-    for name in open_clip.list_models():
-        if tags := open_clip.list_pretrained_tags_by_model(name):
-            yield name, ", ".join(tags)
+    tags = {name: open_clip.list_pretrained_tags_by_model(name) for name in open_clip.list_models()}
+    yield from ((name, ", ".join(known)) for name, known in tags.items() if known)
 
 
 def _suites(word):
@@ -197,8 +149,9 @@ def _settings(word):
 
 def _recipes(word):
     for path in sorted(shipped("recipes").glob("*.yaml")):
-        launcher = re.search(r"nbs/(\w+)\.ipynb", path.read_text(encoding="utf8"))
-        yield path.stem, launcher[1] if launcher else "train", _first_line(path.read_text(encoding="utf8"))
+        text = path.read_text(encoding="utf8")
+        launcher = re.search(r"nbs/(\w+)\.ipynb", text)
+        yield path.stem, launcher[1] if launcher else "train", _first_line(text)
 
 
 _LISTS = {  # what → rows, heads, how a name is used
@@ -213,28 +166,26 @@ _LISTS = {  # what → rows, heads, how a name is used
 def _print_table(heads, rows):
     "Columns as wide as their words, but for the last"
     lines = [heads, *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(heads) - 1)]
+    widths = [max(map(len, column)) for column in list(zip(*lines))[:-1]] + [0]
     for line in lines:
-        text = "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths)), line[-1]])
+        text = "  ".join(map(str.ljust, line, widths))
         print("".join(c if c.isprintable() else "?" for c in text).rstrip())
 
 
-def _list(options):
-    rows, heads, hint = _LISTS[options.what]
-    found, heads = list(rows(options.word)), heads.split(", ")
-    chosen = [row for row in found if options.word.lower() in row[0].lower()]
+def _list(what, word):
+    rows, heads, hint = _LISTS[what]
+    found, heads = list(rows(word)), heads.split(", ")
+    chosen = [row for row in found if word.lower() in row[0].lower()]
     if not chosen:
-        near = did_you_mean(options.word, [row[0] for row in found])
-        raise UserError(f"there is no {heads[0]} with {options.word!r} in its name{near}")
+        raise UserError(f"there is no {heads[0]} with {word!r} in its name{did_you_mean(word, [r[0] for r in found])}")
     _print_table(heads, chosen)
-    recipes = os.path.relpath(shipped("recipes")) if project_of(".") else shipped("recipes")
-    print(f"\n{hint.replace('{recipes}', str(recipes))}")
+    print("\n" + hint.replace("{recipes}", os.path.relpath(shipped("recipes"))))
 
 
-def _runs(options):
+def _runs(folder):
     from c2lip.training.runs import list_runs
 
-    table = list_runs(_absolute(options.folder))
+    table = list_runs(_absolute(folder))
     if not len(table):
         print("no runs yet")
         return
@@ -243,90 +194,70 @@ def _runs(options):
     _print_table(list(table.columns), [[f"{c:.1f}" if type(c) is float else c for c in row] for row in rows])
 
 # %% ../../nbs/dev/02_command.ipynb #9b1de005
-def _add_explore(commands):
-    about = "Write the explorer's figure: image, maps of one to four models and, of two, their difference."
-    p = commands.add_parser("explore", help="where in an image models find a phrase", description=about)
+def _add_explore(p):
     add_control_flags(p)
-    visit = "the text, or the link, under “take along” in the explorer; what is given besides it wins"
-    p.add_argument("--state", metavar="TEXT", help=visit)
-    into = "folder of maps.png, maps.svg, maps.pdf and maps.json (default: a new dated one under runs/)"
-    p.add_argument("--output", default="", metavar="FOLDER", help=into)
+    p.add_argument("--state", metavar="TEXT", help="the text, or the link, under “take along” in the explorer")
+    p.add_argument("--output", default="", metavar="FOLDER", help="where files go (default: a dated folder in runs/)")
 
 
-def _explored(options):
-    "What the options ask of an explorer"
-    changes = flag_changes(options) | ({"state": options.state} if options.state else {})
+def _explore(output, state, **controls):
+    from c2lip.attention.explorer import Explorer  # heavy (torch, open_clip)
+
+    changes = flag_changes(argparse.Namespace(**controls)) | ({"state": state} if state else {})
     if not changes.get("image", "0").isdecimal():
         changes["image"] = _absolute(changes["image"])
     if "model" in changes:
         changes["model"] = [_folder_or_name(name) for name in changes["model"]]
-    return changes
-
-
-def _explore(options):
-    from c2lip.attention.explorer import Explorer  # heavy (torch, open_clip)
-
-    explorer = Explorer(["base"] if options.models or options.state else ())
-    if not explorer.update(**_explored(options)):
+    explorer = Explorer(["base"] if controls["model"] or state else ())
+    if not explorer.update(**changes):
         raise UserError(explorer.error)
-    folder = explorer.save(_absolute(options.output))
+    folder = explorer.save(_absolute(output))
     print(f"{explorer.status}\nwritten: {folder}/maps.png, maps.svg, maps.pdf, maps.json")
 
 # %% ../../nbs/dev/02_command.ipynb #199e3640
-def _parser():
-    about = "Fine-tune contrastive vision-language models with noun-phrase concepts."
-    parser = argparse.ArgumentParser(prog="c2lip", description=about)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    p = commands.add_parser(
-        "prepare",
-        help="find the noun phrases of a data set's captions, once",
-        description=_ABOUT_PREPARE,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_prepare(p)
-    _add_explore(commands)
-    p = commands.add_parser("list", help="settings, methods, models, recipes or suites that there are")
+def _add_list(p):
     p.add_argument("what", choices=_LISTS, help="what is listed")
-    part = "only names that hold this word; of models, open_clip's with this word in their name"
-    p.add_argument("word", nargs="?", default="", metavar="WORD", help=part)
-    p = commands.add_parser("runs", help="what has been run, the newest first, and how it ended")
-    where = "folder whose subfolders are runs (default: runs/ of the project)"
-    p.add_argument("folder", nargs="?", default="", metavar="FOLDER", help=where)
-    return parser
+    p.add_argument("word", nargs="?", default="", metavar="WORD", help="names that hold it; of models, open_clip's")
 
 
-_COMMANDS = {"prepare": _prepare, "explore": _explore, "list": _list, "runs": _runs}
+def _add_runs(p):
+    p.add_argument("folder", nargs="?", default="", metavar="FOLDER", help="where the runs lie (default: runs/)")
+
+
+_ABOUT_EXPLORE = "Write the explorer's figure: image, maps of one to four models and, of two, their difference."
+_COMMANDS = {  # name → its work, its options, what it does in a line and at length
+    "prepare": (_prepare, _add_prepare, "find the noun phrases of a data set's captions, once", _ABOUT_PREPARE),
+    "explore": (_explore, _add_explore, "where in an image models find a phrase", _ABOUT_EXPLORE),
+    "list": (_list, _add_list, "settings, methods, models, recipes or suites that there are", ""),
+    "runs": (_runs, _add_runs, "what has been run, the newest first, and how it ended", ""),
+}
 
 
 def main(
     words: list[str] | None = None,  # what was typed after `c2lip`; None takes the terminal's
 ) -> int:  # 0 done, 2 something outside the program is wrong, 130 stopped
     "The command `c2lip`; argparse ends the process itself for --help (0) and wrong options (2)"
-    options = _parser().parse_args(words)
+    about = "Fine-tune contrastive vision-language models with noun-phrase concepts."
+    parser = argparse.ArgumentParser(prog="c2lip", description=about)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, add, short, long) in _COMMANDS.items():
+        form = argparse.RawDescriptionHelpFormatter
+        add(commands.add_parser(name, help=short, description=long, formatter_class=form))
+    options = vars(parser.parse_args(words))
+    command = options.pop("command")
     try:
-        _COMMANDS[options.command](options)
+        _COMMANDS[command][0](**options)
         sys.stdout.flush()
-    except UserError as e:
-        return _complain(options.command, e)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as head, has enough
-    except OSError as e:
-        place = f": {e.filename}" if e.filename else ""
-        return _complain(options.command, f"{e.strerror or e}{place}")
+    except (UserError, OSError) as e:
+        message = f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}" if isinstance(e, OSError) else str(e)
+        # the library's names of options are written as the command's
+        message = re.sub(r"\b(max|caption)_(skipped|column)\b", r"--\1-\2", " ".join(message.split()))
+        print(f"c2lip {command}: error: {message}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         kept = "; finished parts are kept, and the same command goes on from there"
-        print(f"\nc2lip {options.command}: stopped{kept if options.command == 'prepare' else ''}", file=sys.stderr)
+        print(f"\nc2lip {command}: stopped{kept if command == 'prepare' else ''}", file=sys.stderr)
         return 130
     return 0
-
-
-def _complain(command, message):
-    # the library's names of options are written as the command's
-    message = re.sub(r"\b(max_skipped|caption_column)\b", _as_option, " ".join(str(message).split()))
-    print(f"c2lip {command}: error: {message}", file=sys.stderr)
-    return 2
-
-
-def _as_option(match):
-    return "--" + match[0].replace("_", "-")

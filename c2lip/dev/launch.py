@@ -19,26 +19,19 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from ..core import UserError, did_you_mean, one_line
-from ..core.files import output_place, project_of
+from ..core.files import output_place, project_of, run_folder
 from ..training.config import Setting, check, check_run_dir, launcher_settings
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a35
-def _new_folder(root, name):
-    "Make runs/NAME-DATE, or the first of NAME-DATE-2, -3 … that is free; it is removed at the end if it is empty"
-    stem = f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    for number in count(1):
-        folder = root / (stem if number == 1 else f"{stem}-{number}")
-        try:
+def _new_folder(stem):
+    "Make a folder, or the first of STEM-2, -3 … that is free; it is removed at the end if it is empty"
+    for folder in (stem if number == 1 else Path(f"{stem}-{number}") for number in count(1)):
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as e:
-            raise UserError(f"the run folder {folder} cannot be made: {e.strerror}") from None
-        atexit.register(_remove_empty, folder)
-        return folder
+            atexit.register(_remove_empty, folder)
+            return folder
 
 
 def _remove_empty(folder):
@@ -50,25 +43,23 @@ def complete_line(
     argv: list[str],  # a command line, program first
 ) -> list[str]:  # the line that papermill shall read; the same where it runs no notebook of this project
     "Choose our engine, and the place of the executed notebook; `UserError` where there is no such notebook"
-    notebook, rest = argv[1] if len(argv) > 1 else "", argv[2:]
-    own = {"-h", "--help", "--version", "--help-notebook", "--engine"}
-    root = project_of(notebook) if notebook.endswith(".ipynb") and "://" not in notebook else None
-    if root is None or own & set(rest):
+    notebook, rest = Path(argv[1] if len(argv) > 1 else ""), argv[2:]
+    root = project_of(notebook) if notebook.suffix == ".ipynb" and "://" not in argv[1] else None
+    if root is None or {"-h", "--help", "--version", "--help-notebook", "--engine"} & set(rest):
         return argv
-    if not Path(notebook).is_file():
+    if not notebook.is_file():
         others = [path.name for path in (root / "nbs").glob("*.ipynb")]
-        raise UserError(f"there is no notebook {notebook}{did_you_mean(Path(notebook).name, others)}")
+        raise UserError(f"there is no notebook {notebook}{did_you_mean(notebook.name, others)}")
     added = ["--engine", "c2lip", "--log-output", "--no-progress-bar"]
     second = next((word for word in (rest[:1] + rest[-1:]) if word.endswith(".ipynb")), "")
     if second or (rest and not rest[0].startswith("-")):
         if second and "://" not in second:
             output_place(Path.cwd() / second)  # not the launcher itself
         return [*argv, *added]
-    output = [f"{{run_dir}}/{Path(notebook).name}"]
     if not any("run_dir" in word for word in rest):
-        folder = _new_folder(root, Path(notebook).stem).relative_to(root)
+        folder = _new_folder(root / f"runs/{notebook.stem}-{datetime.now():%Y%m%d-%H%M%S}").relative_to(root)
         added += ["-b", base64.b64encode(f"run_dir: {folder}".encode()).decode()]
-    return [argv[0], notebook, *output, *added, *rest]
+    return [*argv[:2], f"{{run_dir}}/{notebook.name}", *added, *rest]
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a38
 def check_run(
@@ -76,24 +67,14 @@ def check_run(
     given: dict,  # name → value, as papermill has read them
 ) -> Path:  # the run folder, existing or not
     "Raise `UserError` for an unknown parameter, a wrong value, and a folder that must not be written over"
-    name, root = Path(notebook).stem, project_of(notebook) or Path.cwd()
     declared = {"run_dir": Setting("str", "")} | launcher_settings(notebook, given, light=True)
     settings = check(declared, given, notebook)
-    folder = root / settings["run_dir"]
+    folder = (project_of(notebook) or Path.cwd()) / settings["run_dir"]
     if settings["run_dir"].startswith("~"):
         raise UserError(f"run_dir {settings['run_dir']}: write the home folder out")
     if settings["run_dir"]:
-        check_run_dir(output_place(folder), name, declared, settings.get("resume", False))
+        check_run_dir(output_place(folder), Path(notebook).stem, declared, settings.get("resume", False))
     return folder
-
-
-def _make_folder(folder):
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UserError(f"the run folder {folder} cannot be made: {e.strerror}; take another run_dir") from None
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"the run folder {folder} cannot be written")
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3a
 _ABOUT_ITSELF = re.compile(
@@ -108,156 +89,136 @@ class RunOutput:
 
     def __init__(self, screen=None):
         self.screen = screen or sys.stderr
-        self.redraws = self.screen.isatty()
         self.drawn = ""  # the line that the next carriage return replaces
-        self.shown = False  # it is on the screen
         self.next = 0.0  # moment of the next line of progress
 
     def filter(self, record) -> bool:
         "Write one record; False, so that nobody writes it again"
-        text = str(record.msg)
-        if _ABOUT_ITSELF.match(text):
-            return False
-        *whole, rest = text.split("\n")
-        for line in whole:
-            ends = "\r" in line or (not line and self.drawn)
-            line = line.rpartition("\r")[2] or (self.drawn if ends else "")
-            self.drawn = "" if ends else self.drawn
-            if line or not ends:  # else it was wiped
-                self._write(f"{line.rstrip()}\n")
-        if "\r" in rest:
-            self.drawn = rest.rpartition("\r")[2].rstrip()
-            self._draw()
-        elif rest:
-            self._write(f"{rest}\n")
+        text = record.getMessage()
+        if not _ABOUT_ITSELF.match(text):
+            wipe = "\r\x1b[K" if self.drawn and self.screen.isatty() else ""
+            cut = "\n" if self.drawn and text[:1] not in "\r\n" else ""
+            end = "" if "\r" in text or text.endswith("\n") else "\n"
+            *lines, rest = f"{self.drawn}{cut}{text}{end}".split("\n")
+            drawn = rest.rpartition("\r")[2].rstrip()
+            self.drawn = rest and f"\r{drawn}"
+            lines = [line.rpartition("\r")[2].rstrip() for line in lines if not re.search(r"\r\s*$", line)]  # or wiped
+            with suppress(OSError, ValueError):  # a closed terminal
+                self.screen.write(wipe + "".join(f"{line}\n" for line in lines) + self._progress(drawn))
+                self.screen.flush()
         return False
 
-    def _draw(self):
-        if self.redraws:
-            self._write(self.drawn[: shutil.get_terminal_size().columns - 1])
-        elif time.monotonic() > self.next and self.drawn:
-            self.next = time.monotonic() + SECONDS
-            self._write(f"{self.drawn}\n")
-
-    def _write(self, text):
-        with suppress(OSError, ValueError):  # a closed terminal
-            self.screen.write(f"\r\x1b[K{text}" if self.shown and self.redraws else text)
-            self.screen.flush()
-            self.shown = not text.endswith("\n")
+    def _progress(self, drawn):
+        if self.screen.isatty():
+            return drawn[: shutil.get_terminal_size().columns - 1]
+        if not drawn or time.monotonic() < self.next:
+            return ""
+        self.next = time.monotonic() + SECONDS
+        return f"{drawn}\n"
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3d
-_SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
-if hasattr(signal, "SIGHUP"):
-    _SIGNALS[signal.SIGHUP] = "SIGHUP: the terminal was closed"
+def _print(text):
+    logging.getLogger("papermill").critical("c2lip: %s", text)
+
+
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def _stop(number, frame):
     for known in _SIGNALS:
         signal.signal(known, signal.SIG_DFL)  # a second one ends this process at once
+    logging.getLogger("asyncio").disabled = True  # its tasks that watch the kernel see it end
     raise SystemExit(128 + number)
 
 
-def _how_to_go_on(
-    folder,  # of a run that was stopped
-) -> str:
-    "What a stopped run leaves behind"
-    if list(Path(folder).glob("checkpoint*.pt")):
-        return f"the same line with -p run_dir {folder} -p resume True goes on from its checkpoint"
-    if list(Path(folder).glob("*/checkpoint*.pt")) or list(Path(folder).glob("*/model")):
-        return f"the same line with -p run_dir {folder} goes on after what is done"
-    return f"{folder} holds no checkpoint yet, so start again"
-
-
 def failure(
-    error: Any,  # what ended the run
+    error,  # what ended the run
     output: Path,  # the executed notebook
 ) -> str:  # what the terminal shows
-    "An end in one line, and where to read more or how to go on"
-    if isinstance(error, SystemExit):
-        number = int(error.code or 0) - 128
-        return f"c2lip: stopped by {_SIGNALS.get(number, number)}; {_how_to_go_on(output.parent)}"
+    "An end in two lines: the cause, and where to read more or how to go on"
     if hasattr(error, "ename"):  # of a cell
         name = "" if error.ename == "UserError" else f"{error.ename}: "
-        return f"c2lip: {name}{one_line(error.evalue) or 'stopped'}\n       the executed notebook: {output}"
+        return f"{name}{one_line(error.evalue) or 'stopped'}\n       the executed notebook: {output}"
     cause = f"{type(error).__name__}: {one_line(str(error))}; --log-level DEBUG shows the traceback"
-    if type(error).__name__ == "DeadKernelError":
+    if isinstance(error, SystemExit):
+        cause = f"stopped by {signal.Signals(error.code - 128).name.replace('SIGINT', 'Ctrl-C')}"
+    elif type(error).__name__ == "DeadKernelError":
         cause = "the kernel died: it was killed from outside, as a system without memory does"
-    return f"c2lip: {cause}\n       {_how_to_go_on(output.parent)}"
+    folder = output.parent
+    way = f"the same line with -p run_dir {folder} goes on after what is done"
+    if list(folder.glob("checkpoint*.pt")):
+        way = f"the same line with -p run_dir {folder} -p resume True goes on from its checkpoint"
+    elif not [*folder.glob("*/checkpoint*.pt"), *folder.glob("*/model")]:
+        way = f"{folder} holds no checkpoint yet, so start again"
+    return f"{cause}\n       {way}"
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3f
-def _plain(name):
-    def call(cls, *args, **options):
-        from papermill.engines import NBClientEngine  # here: papermill loads this module while it is itself loaded
-
-        return getattr(NBClientEngine, name)(*args, **options)
-
-    return classmethod(call)
-
-
 class Engine:
     "papermill's engine, with a check before the run and one line at its end"
 
-    nb_kernel_name, nb_language = _plain("nb_kernel_name"), _plain("nb_language")
+    @staticmethod
+    def nb_kernel_name(nb, name=None):
+        "The kernel that the user chose, or the notebook's"
+        return name or nb.metadata.kernelspec.name
 
-    @classmethod
-    def execute_notebook(cls, nb, kernel_name, output_path=None, input_path=None, **options):
-        "Check, run, and say how it ended; exit code 2: a wrong parameter, 1: an error, 138: a dead kernel"
+    @staticmethod
+    def nb_language(nb, language=None):
+        "What parameters are written in"
+        return "python"
+
+    @staticmethod
+    def execute_notebook(nb, kernel_name, output_path=None, input_path=None, **options):
+        "Check, run, and print how it ended; exit code 2: a wrong parameter, 1: an error, 138: a dead kernel"
         from papermill.engines import NBClientEngine
         from papermill.execute import raise_for_execution_errors
         from papermill.iorw import papermill_io, write_ipynb
-        from papermill.log import logger
 
-        notes, root = nb.metadata.papermill, project_of(input_path)
+        notes = nb.metadata.papermill
+        given, output = dict(notes["parameters"]), Path(notes["output_path"])
+        ours = str(notes["output_path"]) == f"{given.get('run_dir')}/{Path(input_path).name}"
         try:
-            given = dict(notes["parameters"])
-            short = str(notes["output_path"]) == f"{given.get('run_dir')}/{Path(input_path).name}"
-            folder = check_run(input_path, given if short else given | {"run_dir": ""})
-            if short:
-                _make_folder(folder)
-                papermill_io.get_handler("local").cwd(str(root))
+            folder = check_run(input_path, given if ours else given | {"run_dir": ""})
+            if ours:
+                run_folder(str(folder))
         except UserError as e:
-            print(f"c2lip: {e}", file=sys.stderr)
+            _print(e)
             raise SystemExit(2) from None
-        output = Path(os.path.relpath(folder)) / Path(input_path).name if short else Path(notes["output_path"])
-        if short:
-            print(f"c2lip: the executed notebook and the results go to {output.parent}", file=sys.stderr, flush=True)
+        if ours:
+            papermill_io.get_handler("local").cwd(str(project_of(input_path)))
+            output = Path(os.path.relpath(folder)) / output.name
+            _print(f"the executed notebook and the results go to {output.parent}")
         for number in _SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, _stop)
-        verbose = logger.isEnabledFor(logging.DEBUG)
         start, quiet = time.monotonic(), ["--IPKernelApp.log_level=50"]
         try:
-            options |= {"output_path": output_path, "extra_arguments": quiet}
-            nb = NBClientEngine.execute_notebook(nb, kernel_name, **options)
+            nb = NBClientEngine.execute_notebook(
+                nb, kernel_name, output_path=output_path, extra_arguments=quiet, **options
+            )
             raise_for_execution_errors(nb, notes["output_path"])
         except BaseException as e:
-            if not hasattr(e, "ename"):  # no cell says so
-                nb.metadata.papermill["exception"] = True
+            if not hasattr(e, "ename"):  # no cell shows it
+                notes["exception"] = True
                 with suppress(OSError):
                     write_ipynb(nb, notes["output_path"])
-            if verbose and isinstance(e, Exception):
+            if logging.getLogger("papermill").isEnabledFor(logging.DEBUG) and isinstance(e, Exception):
                 raise
-            print(f"\n{failure(e, output)}" if isinstance(e, SystemExit) else failure(e, output), file=sys.stderr)
-            code = e.code if isinstance(e, SystemExit) else 138 if type(e).__name__ == "DeadKernelError" else 1
-            raise SystemExit(code) from None
+            _print(failure(e, output))
+            raise SystemExit(getattr(e, "code", 138 if type(e).__name__ == "DeadKernelError" else 1)) from None
         minutes, seconds = divmod(round(time.monotonic() - start), 60)
-        print(f"c2lip: done in {minutes} min {seconds} s; everything is in {output.parent}", file=sys.stderr)
+        _print(f"done in {minutes} min {seconds} s; everything is in {output.parent}")
         return nb
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a41
-def _show(kind, error, trace):
-    print(f"c2lip: {kind.__name__}: {one_line(error)}", file=sys.stderr)
-
-
 def enter():
     "Called as papermill's command starts: complete its line, or stop it with one line and exit code 2"
     try:
         line = complete_line(sys.argv)
     except (UserError, OSError) as e:
-        print(f"c2lip: {e}", file=sys.stderr)
+        _print(e)
         raise SystemExit(2) from None
     if line is not sys.argv and "DEBUG" not in line:
-        sys.excepthook = _show
+        sys.excepthook = lambda kind, error, trace: _print(f"{kind.__name__}: {one_line(error)}")
         logging.getLogger("papermill").addFilter(RunOutput())
     sys.argv[:] = line
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # their defaults warn in every run

@@ -9,16 +9,16 @@ __all__ = ['SMALL', 'MODEL_COLOURS', 'Page', 'percent_axis', 'plain_axes', 'plot
 import io
 import itertools
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from IPython.display import Image
 from matplotlib.figure import Figure
 
 from ..core import UserError
+from .records import split_changes, summarise
 from .tables import model_label, suite_label, task_label
-from .uncertainty import split_changes, summarise
 
 # %% ../../nbs/5_evaluation/18_plots.ipynb #8e1ea9ca
 SMALL = 8  # points, the smallest type of a figure
@@ -39,27 +39,14 @@ class Page(Figure):
     def keep(
         self,
         file,  # a PNG file, as large as 150 dots an inch make it
-    ) -> "_KeptPage":  # as wide in a notebook as the page itself
+    ) -> Image:  # of IPython, as wide in a notebook as the page itself
         "Write the page into a file and show that: drawing takes most of the time, and is done once"
         self.savefig(file, format="png", dpi=150)
-        return _KeptPage(Path(file).read_bytes(), round(self.get_figwidth() * self.shown_dpi))
+        return Image(Path(file).read_bytes(), format="png", width=round(self.get_figwidth() * self.shown_dpi))
 
 
-@dataclass
-class _KeptPage:
-    "The picture in a file of `Page.keep`, which a notebook shows"
-
-    data: bytes = field(repr=False)  # of the PNG file
-    width: int  # pixels that it takes on the notebook's page
-
-    def _repr_png_(self):
-        return self.data, {"width": self.width}
-
-
-def _model_colours(
-    models,  # names, in the order of a table
-) -> dict[str, str]:  # name → colour
-    "The colour of each model: the same in all figures that show the same models"
+def _model_colours(models):
+    "Name → colour: the same in all figures that show the same models"
     return dict(zip(models, itertools.cycle(MODEL_COLOURS)))
 
 
@@ -69,12 +56,10 @@ def percent_axis(
     up: bool = False,  # the vertical axis is
 ):
     "End an axis of percents at 0 and at 100"
-    if across:
-        low, high = ax.get_xlim()
-        ax.set_xlim(max(low, 0), min(high, 100))
-    if up:
-        low, high = ax.get_ylim()
-        ax.set_ylim(max(low, 0), min(high, 100))
+    for wanted, limits, set_limits in ((across, ax.get_xlim, ax.set_xlim), (up, ax.get_ylim, ax.set_ylim)):
+        if wanted:
+            low, high = limits()
+            set_limits(max(low, 0), min(high, 100))
 
 
 def plain_axes(
@@ -86,26 +71,37 @@ def plain_axes(
     ax.grid(axis=lines, color="0.93")
     ax.set_axisbelow(True)
 
+
+def _row_axes(ax, title, names):
+    "Axes with a line of text for each row, from the top"
+    ax.set_yticks(range(len(names)), names, fontsize=SMALL)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set_title(title, fontsize=SMALL, loc="left", fontweight="bold")
+    plain_axes(ax, "x")
+    ax.spines["left"].set_visible(False)
+    ax.tick_params(axis="y", length=0)
+    ax.tick_params(axis="x", labelsize=SMALL, labelbottom=True)
+
+
+def _sign_colour(change, half):
+    "Green above 0, violet below, grey where the interval holds 0 or is not known"
+    if not abs(change) > half:
+        return "0.6"
+    return "seagreen" if change > 0 else "#8e44ad"
+
 # %% ../../nbs/5_evaluation/18_plots.ipynb #0cc08cc7
 def _draw_changes(ax, suite, rows):
     "The lines of one suite"
+    _row_axes(ax, suite_label(suite), [task_label(task) for task in rows.index.get_level_values("name")])
     for y, row in enumerate(rows.itertuples()):
         half = 1.96 * row.se
-        sure = abs(row.change) > half  # nothing is above NaN
-        colour = ("seagreen" if row.change > 0 else "#8e44ad") if sure else "0.5"
+        colour = _sign_colour(row.change, half)
         if not math.isnan(half):
             band = [min(row.before + row.change + x, 100) for x in (-half, half)]
             ax.plot(band, [y, y], color="0.85", lw=7, solid_capstyle="butt", zorder=1)
         ax.plot([row.before, row.after], [y, y], color=colour, lw=1.6, zorder=2)
         ax.plot(row.before, y, "o", mfc="white", mec=colour, ms=5, zorder=3, clip_on=False)
         ax.plot(row.after, y, "o", color=colour, ms=5, zorder=3, clip_on=False)
-    ax.set_yticks(range(len(rows)), [task_label(task) for task in rows.index.get_level_values("name")], fontsize=SMALL)
-    ax.set_ylim(len(rows) - 0.4, -0.6)
-    ax.set_title(suite_label(suite), fontsize=9, loc="left", fontweight="bold")
-    plain_axes(ax, "x")
-    ax.spines["left"].set_visible(False)
-    ax.tick_params(axis="y", length=0)
-    ax.tick_params(axis="x", labelsize=SMALL)
 
 
 def plot_changes(
@@ -136,12 +132,9 @@ def plot_changes(
     return fig
 
 # %% ../../nbs/5_evaluation/18_plots.ipynb #9f79765a
-def _pareto(
-    points: np.ndarray,  # (k,2), the more the better
-) -> list[int]:  # from left to right
-    "The points that no other is at least as good as in both coordinates, and better in one"
-    best = -math.inf
-    front = []
+def _pareto(points):
+    "Of k points (k,2) those that no other is at least as good as in both coordinates, from left to right"
+    best, front = -math.inf, []
     for i in sorted(range(len(points)), key=lambda i: (-points[i][0], -points[i][1])):
         if points[i][1] > best:
             front.append(i)
@@ -183,43 +176,38 @@ def plot_pareto(
     return fig
 
 # %% ../../nbs/5_evaluation/18_plots.ipynb #ac2447a4
-def _draw_model(ax, at, trials, summary, colour):
-    "The seeds, the mean and the interval of one model, at the place `at`"
-    if trials.empty:
-        return
-    one = summary.iloc[0]
-    ax.plot([at, at], [one["mean"] - one.half, one["mean"] + one.half], color=colour, lw=1.2, alpha=0.6)
-    ax.plot([at - 0.28, at + 0.28], [one["mean"]] * 2, color=colour, lw=2.2)
-    ax.plot([at] * len(trials), trials.value, "o", ms=3, color=colour, alpha=0.65, clip_on=False)
-
-
 def plot_trials(
-    trials: pd.DataFrame,  # a frame of results of several seeds
+    frame: pd.DataFrame,  # of results, values or changes, of one seed or several
     rows: list[tuple],  # (suite, name) of each panel; those not measured are left out
+    unit: str = "percent",
+    changes: bool = False,  # the values are changes: coloured by their sign, else by their model
     across: int = 4,  # panels beside each other
 ) -> Page:
-    "Every seed, the mean and its 95 % interval; a model has the colour that it has in the other figures"
-    measured = set(zip(trials.suite, trials.name))
-    rows = [row for row in rows if row in measured]
-    colours = _model_colours(dict.fromkeys(trials.model))
-    labels = [model_label(model) for model in colours]
-    summary = summarise(trials)
+    "Every seed of every model, the mean and its 95 % interval, in a panel for every row"
+    panels = dict(list(summarise(frame).groupby(["suite", "name"], sort=False)))
+    seeds = frame.groupby(["suite", "name", "model"])["value"]
+    rows = [key for key in rows if key in panels]
+    colours = _model_colours(dict.fromkeys(frame.model))
+    models = list(colours)
     columns = min(across, len(rows))
     lines = math.ceil(len(rows) / columns)
-    width = columns * max(1.7, 0.75 + 0.24 * len(colours))
-    fig = Page(figsize=(max(3.6, width), 0.9 + 2.1 * lines), layout="constrained")
-    axes = fig.subplots(lines, columns, squeeze=False, sharex=True).ravel()
-    for ax, (suite, name) in zip(axes, rows):
-        these = trials[(trials.suite == suite) & (trials.name == name)]
-        means = summary[(summary.suite == suite) & (summary.name == name)]
-        for at, (model, colour) in enumerate(colours.items()):
-            _draw_model(ax, at, these[these.model == model], means[means.model == model], colour)
-        ax.set_title(f"{suite_label(suite)}\n{task_label(name)}", fontsize=SMALL)
-        ax.set_xticks(range(len(colours)), labels, rotation=65, ha="right", rotation_mode="anchor", fontsize=SMALL)
-        ax.tick_params(axis="y", labelsize=SMALL)
-        ax.margins(y=0.15)
-        plain_axes(ax, "y")
-        percent_axis(ax, up=True)
+    size = 1.3 + 1.75 * columns, 0.3 + (0.75 + 0.19 * len(models)) * lines
+    fig = Page(figsize=size, layout="constrained")
+    axes = fig.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    for ax, key in zip(axes, rows):
+        title = f"{suite_label(key[0])}\n{task_label(key[1])}".strip()
+        _row_axes(ax, title, [model_label(model) for model in models])
+        for row in panels[key].itertuples():
+            y, half = models.index(row.model), 0 if math.isnan(row.half) else row.half
+            colour = _sign_colour(row.mean, row.half) if changes else colours[row.model]
+            ax.plot([row.mean - half, row.mean, row.mean + half], [y] * 3, "o-", color=colour, ms=4, markevery=[1])
+            own = seeds.get_group((*key, row.model))
+            ax.plot(own, [y] * len(own), "|", ms=5, color=colour, alpha=0.65)
+        if changes:
+            ax.axvline(0, color="0.3", lw=0.8)
+        else:
+            percent_axis(ax, across=True)
+        ax.set_xlabel(unit, fontsize=SMALL)
     for ax in axes[len(rows) :]:
         ax.set_visible(False)
     return fig

@@ -7,7 +7,6 @@ __all__ = ['RIGHT', 'squeeze_whole', 'clic']
 
 # %% ../../nbs/3_relatives/02_clic.ipynb #ba2d6751
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,9 +14,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
-from ..captions import split_sentences
+from ..concepts import split_sentences
 from ..core import Batch, Sample, Texts, UserError, full_precision
 from . import Method, Objective, caption_view, contrast, further_texts, step_generator
 from .edits import swap_across
@@ -54,11 +52,6 @@ def _half_of(sample, mean, std):
         return _squeeze_crop(sample.image, _is_wide(sample))
     pixels = torch.from_numpy(sample.whole).permute(2, 0, 1).to(sample.image.dtype) / 255
     return (pixels - mean) / std
-
-
-def _join_halves(first, second, wide):
-    "Two halves as one image (3,H,W): wide ones one above the other, high ones side by side"
-    return torch.cat([first, second], 1 if wide else 2)
 
 # %% ../../nbs/3_relatives/02_clic.ipynb #bf13bea6
 def _partners(samples, chance):
@@ -114,7 +107,9 @@ def _joined_batch(towers, samples, chance, right, wrong):
     images, captions, owner, negatives = [], [], [], []
     for i, j in enumerate(_partners(samples, chance)):
         first, second = (i, j) if chance.random() < 0.5 else (j, i)
-        images.append(_join_halves(halves[first], halves[second], _is_wide(samples[i])))
+        images.append(
+            torch.cat([halves[first], halves[second]], 1 if _is_wide(samples[i]) else 2)
+        )  # one above the other
         of_pair, negative = _compose_captions(stated[i], stated[j], chance, wrong)
         captions.append(of_pair)
         if negative is not None:
@@ -139,17 +134,11 @@ def _clic_view(towers, plain_every=2, right=4, wrong=True):
     return view
 
 # %% ../../nbs/3_relatives/02_clic.ipynb #954dc8d0
-def _clic_losses(
-    image: Tensor,  # (N,D) joined images x, own first
-    positive: list[Tensor],  # P of (N,D): right captions e¹…eᴾ, own first
-    negative: Tensor | None,  # (K,D) wrong captions n of own images; None where their term is not wanted
-    owner: Tensor | None,  # (K,) image of each wrong caption
-    rows: int,  # own images
-    scale: Tensor,  # τ
-    contrastive: Callable,  # (image, text) → a rank's share of the towers' own loss
-    terms=("joined", "negative", "uniform"),
-) -> dict[str, Tensor]:  # a rank's share of each
-    "CLIC's L_cont, L_neg and L_uni; an image without a wrong caption counts 0 in L_neg"
+def _clic_losses(image, positive, negative, owner, rows, scale, contrastive, terms=("joined", "negative", "uniform")):
+    """CLIC's L_cont, L_neg and L_uni, a rank's share; an image without a wrong caption counts 0 in L_neg.
+
+    Joined images (N,D) and P right captions of each (N,D), own first; wrong captions (K,D) of own images and the image
+    of each, None where their term is not wanted; τ; and (image, text) → a rank's share of the towers' own loss."""
     losses, total = {}, len(positive[0])
     if "joined" in terms:
         losses["joined"] = sum(contrastive(image, e) for e in positive) / len(positive)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WORD_KINDS', 'ALL_KINDS', 'WAYS', 'Word', 'tag_words', 'swap_spans', 'word_bag', 'swap_across', 'swap_within',
-           'foreign', 'check_way', 'edit_captions']
+           'foreign', 'edit_captions']
 
 # %% ../../nbs/3_relatives/01_edits.ipynb #e2055225
 import random
@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from ..concepts import load_pipeline
-from ..core import Phrase, UserError, did_you_mean
+from ..core import Phrase, check_choice
 
 # %% ../../nbs/3_relatives/01_edits.ipynb #de8a3e7c
 class Word(NamedTuple):
@@ -34,9 +34,7 @@ class Word(NamedTuple):
 _known: dict[str, list[Word]] = {}
 
 
-def tag_words(
-    captions: list[str],
-) -> list[list[Word]]:  # of each caption; punctuation left out
+def tag_words(captions: list[str]) -> list[list[Word]]:  # of each caption; punctuation left out
     "The words of each caption with their parts of speech; those not seen before are tagged together"
     if len(_known) > 1_000_000:
         _known.clear()
@@ -91,9 +89,7 @@ def swap_spans(
     return "".join([*out, text[at:]])
 
 # %% ../../nbs/3_relatives/01_edits.ipynb #61819b7b
-def word_bag(
-    text: str,
-) -> Counter:  # lower-case word → count; articles left out
+def word_bag(text: str) -> Counter:  # lower-case word → count; articles left out
     "The words of a text without their order"
     return Counter(w for w in re.findall(r"\w+", text.lower()) if w not in ("a", "an", "the"))
 
@@ -111,9 +107,7 @@ def _places(words):
 
 
 def swap_across(
-    first: str,
-    second: str,
-    chance: random.Random,
+    first: str, second: str, chance: random.Random
 ) -> tuple[str, str] | None:  # both texts edited; None where no word can be exchanged
     "Exchange a word of one text with a word of the same part of speech of the other (CLIC's hard negative)"
     words, other_words = tag_words([first, second])
@@ -158,16 +152,15 @@ def swap_within(
     kinds: tuple = ALL_KINDS,  # which kinds may be exchanged
 ) -> tuple[str, str] | None:  # (kind, caption edited); None where nothing can be exchanged
     "Exchange two different words, or noun phrases, of one kind within a caption (NegCLIP's hard negative)"
-    options = []
+    options: dict[str, list] = {}
     for kind, spans in _spans_by_kind(caption, phrases, kinds).items():
         for a, b in combinations(spans, 2):
-            different = caption[slice(*a)].lower() != caption[slice(*b)].lower()
-            if a[1] <= b[0] and different:
-                options.append((kind, a, b))
+            if a[1] <= b[0] and caption[slice(*a)].lower() != caption[slice(*b)].lower():
+                options.setdefault(kind, []).append((a, b))
     if not options:
         return None
-    kind = chance.choice(sorted({kind for kind, _, _ in options}))
-    _, a, b = chance.choice([option for option in options if option[0] == kind])
+    kind = chance.choice(sorted(options))
+    a, b = chance.choice(options[kind])
     new = swap_spans(caption, {a: caption[slice(*b)], b: caption[slice(*a)]})
     return (kind, new) if new.lower() != caption.lower() else None
 
@@ -238,14 +231,6 @@ def _add_within(caption, phrases, offer, chance, kinds):
     return kind, swap_spans(caption, {(phrase.end - len(noun), phrase.end): f"{new} {noun}"})
 
 
-def check_way(
-    way: str,
-):
-    "Raise `UserError` for a way to a hard negative that there is not"
-    if way not in WAYS:
-        raise UserError(f"negatives are one of {', '.join(WAYS)}, not {way!r}{did_you_mean(way, WAYS)}")
-
-
 def edit_captions(
     way: str,  # swap, replace or add
     captions: list[str],
@@ -254,7 +239,7 @@ def edit_captions(
     kinds: tuple = ALL_KINDS,  # which kinds of words may be exchanged, replaced or added
 ) -> list[tuple[str, str] | None]:  # (kind, caption edited) of each; None where there is none
     "A hard negative for each caption of a step, all made in one way; `UserError` for an unknown one"
-    check_way(way)
+    check_choice("negatives", way, WAYS)
     if way == "swap":
         return [swap_within(c, of, chance, kinds) for c, of in zip(captions, phrases)]
     offer, edit = _offers(captions, phrases), _replace_within if way == "replace" else _add_within

@@ -8,6 +8,7 @@ __all__ = ['macco']
 # %% ../../nbs/3_relatives/07_macco.ipynb #589dd0ee
 import math
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -15,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import Batch, Features, Range, UserError, full_precision
-from ..distributed import sum_over_ranks
-from ..encoding import encode_images, encode_texts, entry_of, scale_and_bias
+from ..encoding import encode_images, encode_texts, entry_of, scale_and_bias, sum_over_ranks
 from ..losses import scaled_cosines, sigmoid_loss, softmax_loss
 from . import ALL_BUT_BIAS, Method, Objective
 from .macco_masks import macco_view
@@ -40,44 +40,25 @@ def _patch_grid(towers):
 
 
 @contextmanager
-def _whole_and_hidden(convolution, mask, token):
-    "Inside, a convolution (B,C,h,w) gives 2B rows: whole images, then the same with `token` at places of `mask` (B,M)"
-
-    def put(_module, _inputs, out):
-        hidden = mask.reshape(len(out), 1, *out.shape[2:])
-        return torch.cat([out, torch.where(hidden, token[:, None, None].to(out.dtype), out)])
-
-    handle = convolution.register_forward_hook(put)
+def _changed_output(module, change):
+    "Inside, a module gives `change(output)`"
+    handle = module.register_forward_hook(lambda _module, _inputs, out: change(out))
     try:
         yield
     finally:
         handle.remove()
 
 
-def _hide_ids(ids, mask):
-    "Token ids with −1 − id at hidden places"
-    return torch.where(mask, -1 - ids, ids)
+def _hide_patches(out, mask, token):
+    "Embedded patches (B,C,h,w) as 2B rows: whole images, then the same with `token` at places of `mask` (B,M)"
+    hidden = mask.reshape(len(out), 1, *out.shape[2:])
+    return torch.cat([out, torch.where(hidden, token[:, None, None].to(out.dtype), out)])
 
 
-@contextmanager
-def _hidden_tokens(module, token):
-    "Inside, a token embedding gives `token` for every id below 0 (`_hide_ids`)"
-    below = torch.zeros(0, dtype=torch.bool)
-
-    def read(_module, inputs):
-        nonlocal below
-        below = inputs[0] < 0
-        return (_hide_ids(inputs[0], below),)
-
-    def put(_module, _inputs, out):
-        return torch.where(below[..., None], token.to(out.dtype), out)
-
-    handles = module.register_forward_pre_hook(read), module.register_forward_hook(put)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _hide_words(out, mask, token):
+    "Embedded words (2B,n,W) whose second half has `token` at places of `mask` (B,L), n of whose columns are read"
+    hidden = torch.cat([torch.zeros_like(mask), mask])[:, : out.shape[1], None]
+    return torch.where(hidden, token.to(out.dtype), out)
 
 # %% ../../nbs/3_relatives/07_macco.ipynb #11b77bf9
 class _Hidden(NamedTuple):
@@ -139,21 +120,18 @@ def _patch_targets(images, grid, places):
     return x / (x.square().sum(-1, keepdim=True) / (x.shape[1] - 1) + 1e-6).sqrt()
 
 # %% ../../nbs/3_relatives/07_macco.ipynb #126b959d
-def _masked_direction(queries, keys, scale, bias, rows):
-    "Whole and masked queries of this rank against whole and masked keys of all; the whole key is right"
-    N, target = len(keys[0]), torch.arange(rows, device=keys[0].device).repeat(2)
-    logits = scaled_cosines(torch.cat([x[:rows] for x in queries]), torch.cat(keys), scale)
-    if bias is None:
-        return F.cross_entropy(logits, target, reduction="sum") / (2 * N)
-    return sigmoid_loss(logits + bias, 2 * F.one_hot(target, 2 * N) - 1)
-
-
 def _masked_contrast(image, masked_image, caption, masked_caption, scale, bias, rows):
-    "MCA: whole and masked images against whole and masked captions; both seek the whole one"
+    "MCA: whole and masked images of this rank against whole and masked captions of all, and back; the whole is right"
+    N, total = len(image), 0
+    target = torch.arange(rows, device=image.device).repeat(2)
     images, captions = (image, masked_image), (caption, masked_caption)
-    there = _masked_direction(images, captions, scale, bias, rows)
-    back = _masked_direction(captions, images, scale, bias, rows)
-    return (there + back) / 2
+    for queries, keys in ((images, captions), (captions, images)):
+        logits = scaled_cosines(torch.cat([x[:rows] for x in queries]), torch.cat(keys), scale)
+        if bias is None:
+            total += F.cross_entropy(logits, target, reduction="sum") / (2 * N)
+        else:
+            total += sigmoid_loss(logits + bias, 2 * F.one_hot(target, 2 * N) - 1)
+    return total / 2
 
 
 def _mean_of_hidden(losses, places):
@@ -195,14 +173,12 @@ class _Macco(Objective):
         predict = "mlm" in self.terms or "mim" in self.terms
         whole, masked = (batch.texts[name] for name in _CAPTIONS)
         assert whole.ids is not None and masked.ids is not None and masked.mask is not None  # as the view makes them
-        ids = torch.cat([whole.ids, _hide_ids(masked.ids, masked.mask)])
-        token_embedding = getattr(model, "text", model).token_embedding
-        with (
-            _whole_and_hidden(_patch_convolution(model), batch.masks["masked_image"], self.image_mask),
-            _hidden_tokens(token_embedding, self.text_mask),
-        ):
+        hide_patches = partial(_hide_patches, mask=batch.masks["masked_image"], token=self.image_mask)
+        hide_words = partial(_hide_words, mask=masked.mask, token=self.text_mask)
+        with _changed_output(_patch_convolution(model), hide_patches):
             image, patches = encode_images(model, batch.images["image"], tokens=predict, unit=False)
-            caption, words = encode_texts(model, ids, tokens=predict, unit=False)
+        with _changed_output(getattr(model, "text", model).token_embedding, hide_words):
+            caption, words = encode_texts(model, torch.cat([whole.ids, masked.ids]), tokens=predict, unit=False)
         f = scale_and_bias(model)
         for names, pooled, tokens in ((_IMAGES, image, patches), (_CAPTIONS, caption, words)):
             n = len(pooled) // 2
@@ -259,7 +235,6 @@ def macco(
     lambda_mir: float = 0.1,  # weight of masked against whole, of one kind
     lambda_mlm: float = 20.0,  # weight of hidden words
     lambda_mim: float = 250.0,  # weight of hidden patches
-    words: str = "tree",  # what is hidden of a caption: tree or phrase
     boxes: str = "",  # a JSON file of boxes for a user's own images
     rectangles: Annotated[float, Range(0, 1)] = 0.1,  # how often a random rectangle is hidden in place of boxes
     softmax: bool = False,  # MCA as a softmax, as published, on towers with a bias too
@@ -269,7 +244,7 @@ def macco(
     "MACCO: masked concepts in text and image, restored across; towers keep their form"
     weights = {"mca": lambda_mca, "mir": lambda_mir, "mlm": lambda_mlm, "mim": lambda_mim}
     return Method(
-        macco_view(towers, _patch_grid(towers), boxes, words, rectangles),
+        macco_view(towers, _patch_grid(towers), boxes, rectangles),
         _Macco(towers, weights, softmax),
         trainable=".*" if has_bias(towers) and not softmax else ALL_BUT_BIAS,
         head_lr=predictor_lr,

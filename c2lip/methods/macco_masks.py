@@ -15,13 +15,11 @@ from typing import NamedTuple
 import torch
 
 from ..concepts import load_pipeline, phrases_of
-from ..core import Phrase, UserError, did_you_mean, one_line
-from ..core.files import read_json, user_path
-from ..distributed import rank_and_world_size
+from ..core import Phrase
 from ..encoding import text_ends
-from . import caption_view, step_generator
-from .concreteness import world_scene
-from ..spans import token_spans_many
+from . import caption_view, print_once, step_generator
+from .concrete_jungle import read_by_key, world_scene
+from ..spans import token_spans
 from ..towers import Towers
 
 # %% ../../nbs/3_relatives/06_macco_masks.ipynb #31bcac1c
@@ -100,36 +98,34 @@ def _concepts_in(doc):
     return found
 
 # %% ../../nbs/3_relatives/06_macco_masks.ipynb #c54bea64
-_WORDS = ("tree", "phrase")
-
-
 class _Readings:
     "What may be hidden of captions, each read once"
 
-    def __init__(self, tokenizer, words="tree"):
-        self.tokenizer, self.words = tokenizer, words
-        self.known: dict[str, tuple[list[_Concept], list]] = {}
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.known: dict[str, list[tuple[_Concept, list]]] = {}
 
     def __call__(self, captions):
-        "The concepts of captions"
+        "The concepts of captions, each with the spans of its words among the text tokens"
         if len(self.known) > 1_000_000:
             self.known.clear()
         missing = list(dict.fromkeys(caption for caption in captions if caption not in self.known))
         concepts = [_concepts_in(doc) for doc in load_pipeline().pipe(missing)]
         words = [[word for concept in found for word in concept.words] for found in concepts]
-        spans = token_spans_many(self.tokenizer, missing, words) if missing else []
-        for caption, found, own, places in zip(missing, concepts, words, spans):
-            self.known[caption] = found, [(word, place) for word, place in zip(own, places) if place]
-        return [self.known[caption][0] for caption in captions]
+        spans = token_spans(self.tokenizer, missing, words) if missing else []
+        for caption, found, places in zip(missing, concepts, map(iter, spans)):
+            self.known[caption] = [(c, [place for _, place in zip(c.words, places) if place]) for c in found]
+        return [self.known[caption] for caption in captions]
 
-    def mask(self, captions, drawn):
-        "The tokens (B,L) to hide of captions that were read, for the concept of each that is hidden in its image"
-        mask = torch.zeros(len(captions), self.tokenizer.context_length, dtype=torch.bool)
-        for row, caption, concept in zip(mask, captions, drawn):
-            for word, (first, end) in self.known[caption][1]:
-                if self.words != "phrase" or (concept is not None and word in concept.words):
-                    row[first:end] = True
-        return mask
+
+def _mask_words(readings, length):
+    "The tokens (B,length) to hide: those of all concepts of a caption"
+    mask = torch.zeros(len(readings), length, dtype=torch.bool)
+    for row, found in zip(mask, readings):
+        for _, spans in found:
+            for first, end in spans:
+                row[first:end] = True
+    return mask
 
 # %% ../../nbs/3_relatives/06_macco_masks.ipynb #4fc59887
 @lru_cache(maxsize=200_000)
@@ -141,24 +137,15 @@ def _world_boxes(key):
 
 
 def _read_box_file(path):
-    "Boxes of one's own images, phrases in lower case; raise `UserError` that names what is wrong in the file"
-    boxes = read_json(user_path(path)) if path else {}
-    if not isinstance(boxes, dict):
-        found = type(boxes).__name__
-        raise UserError(f"the boxes {path} hold a {found}; expected an object: key → phrase → [[x0, y0, x1, y1], …]")
-    for key, rows in boxes.items():
-        try:
-            boxes[key] = {phrase.lower(): found for phrase, found in rows.items()}
-            numbers = [box for found in rows.values() for box in found]
-            right = all(0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1 for x0, y0, x1, y1 in numbers)
-        except (TypeError, ValueError, AttributeError):
-            right = False
-        if not right:
-            raise UserError(
-                f"the boxes of {key!r} in {path} are not phrases with [x0, y0, x1, y1], 0 ≤ x0 < x1 ≤ 1 and "
-                "0 ≤ y0 < y1 ≤ 1, shares of width and height"
-            )
-    return boxes
+    "Boxes of one's own images, phrases in lower case"
+
+    def of_key(rows):
+        if not all(0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1 for found in rows.values() for x0, y0, x1, y1 in found):
+            raise ValueError
+        return {phrase.lower(): found for phrase, found in rows.items()}
+
+    form = "phrase → [[x0, y0, x1, y1], …], 0 ≤ x0 < x1 ≤ 1 and 0 ≤ y0 < y1 ≤ 1, shares of width and height"
+    return read_by_key(path, of_key, form)
 
 
 def _concept_boxes(concept, key, known):
@@ -203,43 +190,32 @@ def macco_view(
     towers: Towers,
     grid: tuple[int, int],  # rows and columns of patches
     boxes: str = "",  # a file of boxes for a user's own images
-    words: str = "tree",  # what is hidden of a caption: tree or phrase
     rectangles: float = 0.1,  # how often a random rectangle is hidden in place of boxes
 ):  # (samples, step) → Batch
     """Images and captions, twice: whole, and with a mask; a whole caption's mask is its padding.
 
     The first step with an image without boxes prints a line."""
-    if words not in _WORDS:
-        raise UserError(f"words is one of {', '.join(_WORDS)}, not {words!r}{did_you_mean(words, _WORDS)}")
     plain, known = caption_view(towers), _read_box_file(boxes)
-    readings, reported = _Readings(towers.tokenizer, words), False
+    readings = _Readings(towers.tokenizer)
 
     def draw(sample, concepts, chance):
         "One concept, of those with boxes if there are any, and its boxes"
-        found = [(concept, _concept_boxes(concept, sample.key, known)) for concept in concepts]
+        found = [(concept, _concept_boxes(concept, sample.key, known)) for concept, _ in concepts]
         return chance.choice([pair for pair in found if pair[1]] or found or [(None, [])])
 
     def view(samples, step):
-        nonlocal reported
         batch, chance = plain(samples, step), step_generator(step, samples)
-        captions = [s.caption for s in samples]
-        drawn = [draw(s, concepts, chance) for s, concepts in zip(samples, readings(captions))]
-        lacking = [s.key for s, (_, found) in zip(samples, drawn) if not found]
-        if lacking and not reported and rank_and_world_size()[0] == 0:
-            print(
-                f"macco: {len(lacking)} of {len(samples)} images of this step have no box of a phrase (such as "
-                f"{one_line(lacking[0], 60)}): random rectangles alone are hidden; boxes names a file of boxes",
-                flush=True,
-            )
-        reported = reported or bool(lacking)
+        read = readings([s.caption for s in samples])
+        drawn = [draw(s, concepts, chance) for s, concepts in zip(samples, read)]
+        if not all(found for _, found in drawn):
+            print_once("macco: some images have no box of a phrase: random rectangles alone; `boxes` names a file")
         batch.images["masked_image"] = batch.images["image"]
         batch.masks["masked_image"] = torch.stack([_mask_patches(b, grid, chance, rectangles) for _, b in drawn])
         caption = batch.texts["caption"]
         ends, places = text_ends(towers.model, caption.ids), torch.arange(caption.ids.shape[1])
         padding = torch.zeros_like(caption.ids, dtype=torch.bool) if ends is None else places >= ends[:, None]
         batch.texts["caption"] = replace(caption, mask=padding)
-        hidden = readings.mask(captions, [concept for concept, _ in drawn])
-        batch.texts["masked_caption"] = replace(caption, mask=hidden)
+        batch.texts["masked_caption"] = replace(caption, mask=_mask_words(read, caption.ids.shape[1]))
         return batch
 
     return view

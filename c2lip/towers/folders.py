@@ -102,8 +102,8 @@ def _read_config(folder):
     return cfg
 
 
-def release_folder(path: Path) -> Path:  # a release folder, a run, or a weights file in a release folder
-    "The release folder that `path` means: itself, a run's model/, or the one that holds a weights file"
+def release_folder(path: Path) -> Path:  # a release folder or a run; anything else is a `UserError`
+    "The release folder that `path` means: itself, or a run's model/"
     if path.is_dir():
         in_run = not (path / _CONFIG).exists() and (path / "model" / _CONFIG).exists()
         return path / "model" if in_run else path
@@ -114,18 +114,11 @@ def release_folder(path: Path) -> Path:  # a release folder, a run, or a weights
             f"{path.name} is a pickle, which can run code as it is opened, so it is not opened; where you trust it,"
             " convert it once: load it with open_clip and save it with safetensors.torch.save_file"
         )
-    if not (path.parent / _CONFIG).exists():
-        raise UserError(
-            f"{path} is bare weights: no mean, crop, activation or tokenizer is beside it; if it is of a known"
-            f" model, towers.describe('ViT-B-16-SigLIP:webli', '{path.parent}') writes them (put that model's name),"
-            " then name the file open_clip_model.safetensors and give the folder"
-        )
-    taken = _weights_file(path.parent)
-    if taken != path:
-        raise UserError(
-            f"{path.parent} is a release folder, but its weights are {taken.name}, not {path.name}; move the other away"
-        )
-    return path.parent
+    raise UserError(
+        f"{path} is a bare weights file; give its folder, which must hold open_clip_config.json with the mean, crop,"
+        f" activation and tokenizer; towers.describe('ViT-B-16-SigLIP:webli', '{path.parent}') writes it for weights of"
+        " a known model (put that model's name), which are then named open_clip_model.safetensors"
+    )
 
 # %% ../../nbs/1_method/09_model_folders.ipynb #59744352
 def _count_layers(cfg):

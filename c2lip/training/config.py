@@ -46,7 +46,6 @@ class Config:
     data: Annotated[str, "world for the embedded scenes, or a folder or table of images with captions"] = "world"
     draw_captions: Annotated[bool, "show one caption of several in each step, else the first"] = True
     phrase_rules: Annotated[dict, "rules of noun phrases, such as {max_phrases: 0}"] = field(default_factory=dict)
-    method_options: Annotated[dict, "further options of the method, as {name: value}"] = field(default_factory=dict)
     images: Annotated[int, Range(8, 10**7), "training images of the embedded world"] = 8600
     batches: Annotated[Literal["random", "neighbours"], "images by chance, or that look alike"] = "random"
     epochs: Annotated[float, Range(0, 10**5, above=True), "passes over the data"] = 6.0
@@ -99,7 +98,7 @@ MAY_CHANGE = frozenset(
 )
 "What a resumed run may change: it changes no number of the training, or only its rounding"
 
-_OF_A_TRIAL = MAY_CHANGE | {"method", "method_options", "options", "seed"}
+_OF_A_TRIAL = MAY_CHANGE | {"method", "options", "seed"}
 SHARED = tuple(f.name for f in fields(Config) if f.name not in _OF_A_TRIAL)
 "What all trials of a study have alike, unless it is what they vary"
 

@@ -23,9 +23,8 @@ from ..core import UserError, derive_seed, seeded
 from ..core.files import check_free, sole_writer
 from ..data.batches import batches, neighbours_digest, neighbours_of
 from ..data.loading import Samples, loader
-from ..distributed import rank_and_world_size, sum_over_ranks
-from ..evaluation.folders import choose_benchmark
-from ..evaluation.suites import evaluate
+from ..encoding import rank_and_world_size, sum_over_ranks
+from ..evaluation.suites import choose_benchmark, evaluate
 from ..methods import Method, Step
 from ..towers import Towers, has_bias
 from .checkpoint import CHECKPOINTS, binding, disk_errors, load_checkpoint, save_checkpoint

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from tqdm.std import tqdm
 
-from ..distributed import rank_and_world_size
+from ..encoding import rank_and_world_size
 
 if TYPE_CHECKING:
     from c2lip.evaluation.plots import Page

@@ -27,7 +27,7 @@ from ..core.files import check_free, project_root, read_json, run_folder, user_p
 from ..data.loading import Samples
 from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
-from ..distributed import rank_and_world_size
+from ..encoding import rank_and_world_size
 from ..methods import Method, build
 from ..release import save
 from ..towers import Towers, load
@@ -136,7 +136,7 @@ def _set_up(settings, given, folder):
     several = ranks > 1 and torch.cuda.is_available() and given.device != "cpu"
     device = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if several else given.device)
     towers = load(given.model, device)
-    method = build(given.method, towers, given.options, given.method_options)
+    method = build(given.method, towers, given.options)
     records, held, skips = read_records(given, folder)
     steps, _ = count_steps(records, given, max(given.gpus, ranks))
     cfg = choose_by_model(given, towers, steps)

@@ -18,7 +18,7 @@ import torch
 from ..base import BASES
 from ..core import Batch, UserError
 from ..core.files import read_yaml, shipped
-from ..distributed import rank_and_world_size, sum_over_ranks
+from ..encoding import rank_and_world_size, sum_over_ranks
 from ..methods import Method
 from ..towers import Towers
 from .config import AUTO, Config

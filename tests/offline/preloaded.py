@@ -14,7 +14,7 @@ import tensorboard.summary.writer.record_writer  # noqa: F401
 import c2lip.attention.explorer  # noqa: F401
 import c2lip.data.prepare  # noqa: F401
 import c2lip.training.run  # noqa: F401
-from c2lip.captions import load_pipeline
+from c2lip.concepts import load_pipeline
 
 load_pipeline()
 # The collector would touch every object in every child, and so copy each page of what is shared
