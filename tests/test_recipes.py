@@ -17,7 +17,7 @@ from tars import write_tar
 from c2lip.concepts import noun_phrases
 from c2lip.core import UserError
 from c2lip.core.files import read_json, write_json
-from c2lip.data.batches import batches
+from c2lip.data.loading import batches
 from c2lip.data.prepare import prepare
 from c2lip.data.sources import open_data
 from c2lip.dev.command import main

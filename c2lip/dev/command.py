@@ -39,15 +39,13 @@ def _add_prepare(p):
     add("--images", dest="image_folder", metavar="FOLDER", help="where a table's images are (default: in its folder)")
     add("--caption-column", metavar="NAME", help="column or JSON key of the captions, or several with commas between")
     add("--captions", metavar="TABLE", help="take the captions of the shards' images from this table")
-    add("--match", choices=("url", "key"), help="how --captions finds an image (default: url where it has that column)")
     add("-j", "--workers", type=int, default=1, metavar="N", help="processes (default: 1); one a core is best")
     add("--pipeline", dest="nlp", metavar="NAME", help="a spaCy pipeline or its folder (default: the embedded one)")
     add("--recipe", metavar="FILE", help="take the phrase_rules of a recipe, such as data/recipes/c2lip_code.yaml")
     add("--rule", action="append", default=[], metavar="NAME=VALUE", help="a rule, before a recipe's; may be repeated")
     add("--sentences", action="store_true", help="make the sentences of long captions the captions of an image (CLIC)")
-    add("--write", choices=("parquet", "jsonl"), default="parquet", help="kind of the table")
     add("--max-skipped", type=float, default=0.1, metavar="SHARE", help="share that may be lost (default: 0.1)")
-    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="use Ray Data: here, or on the cluster at ADDRESS")
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="use Ray: here, or on the cluster at ADDRESS")
     add("-q", "--quiet", dest="progress", action="store_false", help="no progress bar and no summary")
 
 # %% ../../nbs/dev/02_command.ipynb #199e3641

@@ -72,7 +72,7 @@ def start_trials(
             f"of {len(records)} images fewer than two were held back, so there is nothing to measure a model on; "
             "give more images"
         )
-    print(f"{len(samples)} images, {samples.phrase_count} phrases, benchmark {benchmark}")
+    print(f"{len(samples)} images, {samples.records.phrase_count} phrases, benchmark {benchmark}")
     benchmarks = [benchmark]
     if drawn:
         write_groups(run, settings["items"], settings["split"])

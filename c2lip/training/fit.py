@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..core import UserError, derive_seed, seeded
 from ..core.files import check_free, sole_writer
-from ..data.batches import batches, neighbours_digest, neighbours_of
-from ..data.loading import Samples, loader
+from ..data.loading import Samples, batches, loader, neighbours_digest, neighbours_of
 from ..encoding import rank_and_world_size, sum_over_ranks
 from ..evaluation.suites import choose_benchmark, evaluate
 from ..methods import Method, Step
@@ -173,8 +172,7 @@ class _Run:
         cfg, share = self.cfg, self.cfg.batch_size // self.ranks
         while self.done < self.total:
             epoch, first = divmod(self.done, self.per_epoch)
-            order = cfg.batch_size, cfg.seed, epoch, cfg.batches
-            whole = batches(self.samples, *order, neighbours=self.neighbours)
+            whole = batches(self.samples, cfg.batch_size, cfg.seed, epoch, self.neighbours)
             left = whole[first : first + self.total - self.done]
             own = [batch[self.rank * share : (self.rank + 1) * share] for batch in left]
             parts = iter(loader(self.samples, own, cfg.workers, derive_seed(cfg.seed, epoch, self.rank), first))

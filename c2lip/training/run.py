@@ -180,7 +180,7 @@ def _train_here(setup):
         draw=cfg.draw_captions,
     )
     if first:
-        counts = f"{len(samples)} images, {samples.phrase_count} phrases"
+        counts = f"{len(samples)} images, {samples.records.phrase_count} phrases"
         print(f"{counts}; {setup.steps} steps of {cfg.batch_size} images; skipped: {samples.skips}", flush=True)
     validator = make_validator(cfg, setup.held, folder) if first and cfg.evaluate_every else None
     fit(towers, setup.method, samples, cfg, folder, setup.device, validator)
