@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from c2lip.core.files import read_json
-from c2lip.training.config import smoke
+from c2lip.core.files import read_json, read_yaml
+from c2lip.training.config import launcher_settings
 from c2lip.training.log import read_log
-from c2lip.training.settings import launcher_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN = ROOT / "nbs" / "train.ipynb"
@@ -16,7 +15,8 @@ TRAIN = ROOT / "nbs" / "train.ipynb"
 
 def tiny(path):
     "-p words that make a launcher small: those of data/smoke.yaml, which nbdev_test takes too"
-    return [word for name, value in smoke(path.stem).items() for word in ("-p", name, str(value))]
+    small = read_yaml(ROOT / "data" / "smoke.yaml")[path.stem]
+    return [word for name, value in small.items() for word in ("-p", name, str(value))]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_the_record_repeats_the_run(trained, run, tmp_path):
 @pytest.mark.parametrize(
     "words, status, message",
     [
-        ("-p lambda_xac -1", 1, "lambda_xac must be a number from 0 to 1000, not -1"),
+        ("-p lambda_xac -1", 2, "lambda_xac must be a number from 0 to 1000, not -1"),
         ("-p model ViT-B-61-SigLIP", 1, "ViT-B-16-SigLIP"),
     ],
 )

@@ -25,10 +25,9 @@ from c2lip.methods import build
 from c2lip.study.claims import change_between
 from c2lip.towers import load
 from c2lip.training import run as run_room
-from c2lip.training.config import Config, recipe_rules
+from c2lip.training.config import Config, check, launcher_settings, read_settings
 from c2lip.training.log import read_log
 from c2lip.training.run import train_from_terminal
-from c2lip.training.settings import check, launcher_settings
 from c2lip.training.step import make_optimizer, train_step
 from c2lip.world_captions import train_records
 
@@ -143,7 +142,7 @@ def test_the_seeds_by_the_letter(name):
     "Every setting that the paper's text or the public code fixes, and the rules that decide what a phrase is"
     given = read_recipe(name)
     assert given.items() >= (BOTH_SEEDS | SEEDS[name]).items()
-    rules = recipe_rules(f"data/recipes/{name}.yaml")
+    rules = read_settings(f"data/recipes/{name}.yaml")["phrase_rules"]
     assert rules["max_phrases"] == rules["max_words"] == 0, "neither has a limit"
     assert rules["none"] == {"c2lip_paper": "skip", "c2lip_code": "caption"}[name]
     source = (ROOT / "data" / "recipes" / f"{name}.yaml").read_text().splitlines()
@@ -189,7 +188,7 @@ def test_prepare_follows_a_recipe_and_training_warns(tmp_path, capsys):
         recipe = str(ROOT / "data" / "recipes" / f"{name}.yaml")
         assert main(["prepare", str(tmp_path / "captions.jsonl"), str(tmp_path / name), "--recipe", recipe, "-q"]) == 0
         made = read_json(tmp_path / name / "manifest.json")
-        assert made["rules"].items() >= recipe_rules(recipe).items()
+        assert made["rules"].items() >= read_settings(recipe)["phrase_rules"].items()
     assert read_json(tmp_path / "c2lip_paper" / "manifest.json")["phrases"] == 80  # "A picture" too
     assert read_json(tmp_path / "cc3m_c2lip" / "manifest.json")["phrases"] == 40
     rules = read_recipe("c2lip_paper")["phrase_rules"]

@@ -19,7 +19,7 @@ from c2lip.evaluation.tables import frame_table, pick_rows, render, row_list, wr
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
 from c2lip.study.claims import DEFAULT_RUNG
 from c2lip.towers import load
-from c2lip.training.config import BY_MODEL
+from c2lip.training.step import BY_MODEL
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
 PAPER = Path(os.environ.get("C2LIP_PAPER", Path(__file__).parents[2] / "shared" / "papers" / "c2lip_paper.txt"))
