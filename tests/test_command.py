@@ -46,7 +46,7 @@ try:
     c2lip.dev.command.main(['prepare', '--help'])
 except SystemExit as e:
     assert e.code == 0
-import c2lip.training.runs, c2lip.training.settings
+import c2lip.training.runs, c2lip.training.config
 assert not {'torch', 'spacy', 'ray', 'open_clip'} & set(sys.modules), sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=project_root())

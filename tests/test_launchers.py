@@ -4,13 +4,12 @@ import json
 
 import pytest
 
-from c2lip.core.files import read_json
-from c2lip.training.config import smoke
+from c2lip.core.files import read_json, read_yaml, shipped
+from c2lip.training.config import launcher_settings
 from c2lip.training.log import read_log
-from c2lip.training.settings import launcher_settings
 
 # those of data/smoke.yaml, which nbdev_test takes too
-TINY = [word for name, value in smoke("train").items() for word in ("-p", name, str(value))]
+TINY = [word for name, value in read_yaml(shipped("smoke.yaml"))["train"].items() for word in ("-p", name, str(value))]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tars import write_tar
 from c2lip.concepts import noun_phrases
 from c2lip.core import UserError
 from c2lip.core.files import read_json, write_json
-from c2lip.data.batches import batches
+from c2lip.data.loading import batches
 from c2lip.data.prepare import prepare
 from c2lip.data.sources import open_data
 from c2lip.dev.command import main
@@ -25,10 +25,9 @@ from c2lip.methods import build
 from c2lip.study.claims import change_between
 from c2lip.towers import load
 from c2lip.training import run as run_room
-from c2lip.training.config import Config, recipe_rules
+from c2lip.training.config import Config, check, launcher_settings, read_settings
 from c2lip.training.log import read_log
 from c2lip.training.run import train_from_terminal
-from c2lip.training.settings import check, launcher_settings
 from c2lip.training.step import make_optimizer, train_step
 from c2lip.world_captions import train_records
 
@@ -186,7 +185,7 @@ def test_the_seeds_by_the_letter(name):
     given = yaml.safe_load((ROOT / "data" / "recipes" / f"{name}.yaml").read_text())
     published = BOTH_SEEDS | SEEDS[name]
     assert {k: given[k] for k in published} == published
-    rules = recipe_rules(f"data/recipes/{name}.yaml")
+    rules = read_settings(f"data/recipes/{name}.yaml")["phrase_rules"]
     assert rules["max_phrases"] == rules["max_words"] == 0, "neither has a limit"
     assert rules["none"] == {"c2lip_paper": "skip", "c2lip_code": "caption"}[name]
     source = (ROOT / "data" / "recipes" / f"{name}.yaml").read_text().splitlines()
@@ -237,7 +236,7 @@ def test_prepare_follows_a_recipe_and_training_warns(tmp_path, capsys):
         recipe = str(ROOT / "data" / "recipes" / f"{name}.yaml")
         assert main(["prepare", str(tmp_path / "captions.jsonl"), str(tmp_path / name), "--recipe", recipe, "-q"]) == 0
         made = read_json(tmp_path / name / "manifest.json")
-        assert made["rules"].items() >= recipe_rules(recipe).items()
+        assert made["rules"].items() >= read_settings(recipe)["phrase_rules"].items()
     assert read_json(tmp_path / "c2lip_paper" / "manifest.json")["phrases"] == 80  # "A picture" too
     assert read_json(tmp_path / "cc3m_c2lip" / "manifest.json")["phrases"] == 40
     rules = yaml.safe_load((ROOT / "data" / "recipes" / "c2lip_paper.yaml").read_text())["phrase_rules"]

@@ -11,17 +11,16 @@ import pandas as pd
 import pytest
 import torch
 
-from c2lip.evaluation.folders import benchmark_folder
 from c2lip.evaluation.plots import plot_changes, plot_pareto
-from c2lip.evaluation.published import layout_table, layouts, paper_rows, published, read_published, with_means
+from c2lip.evaluation.published import layout_table, layouts, published, read_published, with_means
 from c2lip.evaluation.records import read_record, results_frame
 from c2lip.evaluation.scores import Hits, change_of_items, mean_of, score
-from c2lip.evaluation.suites import evaluate, tabulate
+from c2lip.evaluation.suites import benchmark_folder, evaluate, tabulate
 from c2lip.evaluation.tables import frame_table, pick_rows, render, row_list, write_forms
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
 from c2lip.study.claims import DEFAULT_RUNG
 from c2lip.towers import load
-from c2lip.training.config import BY_MODEL
+from c2lip.training.step import BY_MODEL
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
 PAPER = Path(os.environ.get("C2LIP_PAPER", Path(__file__).parents[2] / "shared" / "papers" / "c2lip_paper.txt"))
@@ -147,9 +146,9 @@ def test_two_machines_agree():
 @pytest.mark.parametrize("layout", [n for n in layouts() if n.startswith("C2LIP")])
 def test_every_cell_of_the_paper_has_a_place(layout):
     "The layout's columns and the published figures of that table are the same set, for every row"
-    rows = paper_rows(layout)
+    rows = published(layout)
     want = {key for _, _, key in layouts()[layout]}
-    assert rows and all(set(cells) == want for cells in rows.values())
+    assert len(rows) and all(set(zip(r["suite"], r["name"])) == want for _, r in rows.groupby("model"))
 
 
 @pytest.mark.skipif(not PAPER.is_file(), reason="the paper's text is not here; set C2LIP_PAPER to the file")
@@ -361,9 +360,11 @@ def test_published_contradictions_are_marked(figures):
 def test_published_figures_of_the_brief(figures):
     "Spot checks against figures typed by hand"
 
-    def row(model, suite, **k):
-        p = published(model, **k)
-        return dict(zip(p.name[p.suite == suite], p.value[p.suite == suite]))
+    paper = published("C2LIP Table A3", "C2LIP Table A4", "C2LIP Table A5", "C2LIP Table 5")
+
+    def row(model, suite):
+        p = paper[(paper.model == model) & (paper.suite == suite)]
+        return dict(zip(p.name, p.value))
 
     want = dict(zip(SUGARCREPE + ("average",), (95.3, 86.7, 70.3, 60.0, 71.5, 89.1, 83.8, 79.5)))
     got = row("SigLIP", "sugarcrepe")
@@ -375,7 +376,7 @@ def test_published_figures_of_the_brief(figures):
         for m in ("ITT", "TOT")
         for x in k
     ] == [93.9, 79.8, 65.4, 91.1, 80.2, 54.7, 44.1, 66.2, 28.6, 59.8] and got["average"] == 66.4
-    got = row("CLIP", "sugarcrepe", backbone="ViT-B/32")
+    got = row("CLIP ViT-B/32", "sugarcrepe")
     assert (got["replace_obj"], got["average"]) == (90.9, 73.1)
     assert row("C2LIP", "mscoco")["t2i R@5"] == 77.9 and row("C2LIP", "flickr8k")["R@5 mean"] == 96.4
     ablation = figures[figures.table == "Table A2"]
