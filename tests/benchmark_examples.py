@@ -142,16 +142,14 @@ def write_valse(home, pairs):
 
 def checklist_files():
     "The paths of VL-Checklist's data files, in the repository's layout"
-    aspects = {kind: list(files) for kind, files in suite_data("suites")["vl_checklist"]["aspects"].items()}
     files = ["Relation/hake_action", "Relation/swig_action", "Relation/vg/action", "Relation/vg/spatial"]
-    files += [f"Attribute/{source}/{aspect}" for source in ("vaw", "vg") for aspect in aspects["Attribute"]]
+    kinds = "action color material size state".split()
+    files += [f"Attribute/{source}/{kind}" for source in ("vaw", "vg") for kind in kinds]
     swig = [("swig", f"swig_{k}/swig_{k}") for k in ("agent", "destination", "item", "tool")]
     objects = [("hake", "hake_obj"), *swig, ("vg", "vg_obj"), ("vg", "vg_subj")]
-    for half, part, names in (
-        ("Location", "location", aspects["Object"][:3]),
-        ("Size", "size", aspects["Object"][3:]),
-    ):
-        files += [f"Object/{half}/{source}_{part}/{file}_{a}" for source, file in objects for a in names]
+    for half, names in (("location", "center mid margin"), ("size", "large medium small")):
+        home = f"Object/{half.capitalize()}"
+        files += [f"{home}/{source}_{half}/{file}_{a}" for source, file in objects for a in names.split()]
     return files
 
 

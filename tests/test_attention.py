@@ -149,7 +149,7 @@ def oracle_rows(aim):
 
 
 def binding_probes():
-    return scene_probes(binding_scenes(6, "validation") + binding_scenes(6, "validation", True), draw_scene)
+    return scene_probes(binding_scenes(6, "validation") + binding_scenes(6, "validation", True))
 
 
 def values_of(rows):

@@ -77,9 +77,8 @@ from pathlib import Path
 from c2lip.training.runs import release_folders
 from c2lip.concepts import noun_phrases
 from c2lip.core.files import cache_folder, project_root, shipped
-from c2lip.evaluation.folders import benchmark_folder
-from c2lip.evaluation.published import brief, published, read_published
-from c2lip.evaluation.suites import evaluate
+from c2lip.evaluation.published import brief, read_published
+from c2lip.evaluation.suites import benchmark_folder, evaluate
 from c2lip.evaluation.tables import frame_table
 from c2lip.losses import c2lip_losses, owner_signs, pair_signs
 from c2lip.methods import method_names

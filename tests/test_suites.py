@@ -18,12 +18,11 @@ from benchmark_examples import EXAMPLE_COLOURS, put_image, put_json, put_tar, wr
 from PIL import Image
 
 from c2lip.core import UserError
-from c2lip.evaluation.base import ChoiceItem, Request, Scorer, suite_data, where_to_get
-from c2lip.evaluation.choices import checklist_rows, choice_hits, position_hits, read_vl_checklist
+from c2lip.evaluation.base import Item, Request, Scorer, suite_data, where_to_get
+from c2lip.evaluation.choices import choice_hits, position_hits, read_choices, winoground_hits, word_orders
 from c2lip.evaluation.classes import linear_probe, probe_suite, protocol_templates, read_classes, read_probe
-from c2lip.evaluation.scores import Hits, score
-from c2lip.evaluation.suites import ON_REQUEST, READERS, evaluate, read_folder
-from c2lip.evaluation.word_order import WinogroundItem, winoground_hits, word_orders
+from c2lip.evaluation.scores import Hits
+from c2lip.evaluation.suites import READERS, evaluate, read_folder
 from c2lip.towers import load
 
 
@@ -66,9 +65,9 @@ def to_tensor(image):
     return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
 
 
-def run(folder, names=None, model=None, tokenizer=tokenize):
+def run(folder, names=None, model=None, tokenizer=tokenize, hits=None):
     towers = SimpleNamespace(model=model or Eyes(), tokenizer=tokenizer, preprocess=lambda p: to_tensor(p) - 0.5)
-    return evaluate(towers, folder, names, progress=False, cache=None)
+    return evaluate(towers, folder, names, progress=False, cache=None, hits=hits)
 
 
 def same(a, b):
@@ -91,7 +90,7 @@ def test_choices_equal_the_definition():
     items = []
     for n in range(300):
         wrong = tuple(draw.randrange(40) for _ in range(draw.randint(1, 4)))
-        items.append(ChoiceItem(str(n), draw.randrange(40), (draw.randrange(40),), wrong))
+        items.append(Item(str(n), draw.randrange(40), (draw.randrange(40),), wrong))
     h = choice_hits(items, Scorer(lambda k: v[k], lambda k: t[k]))
     for n, i in enumerate(items):
         right, wrong = (v[i.image] @ t[i.right[0]]).item(), [(v[i.image] @ t[w]).item() for w in i.wrong]
@@ -103,8 +102,8 @@ def test_choices_equal_the_definition():
 def test_winoground_equals_the_published_formulas():
     g = torch.Generator().manual_seed(2)
     v, t = (torch.randint(-1, 2, (80, 3), generator=g).float() for _ in range(2))
-    items = [WinogroundItem(n, (2 * n, 2 * n + 1), (2 * n, 2 * n + 1)) for n in range(40)]
-    h = winoground_hits(items, Scorer(lambda k: v[k], lambda k: t[k]))
+    first, second = ([Item(str(n), 2 * n + k, (2 * n + k,)) for n in range(40)] for k in (0, 1))
+    h = winoground_hits(first, second, Scorer(lambda k: v[k], lambda k: t[k]))
     for n in range(40):
         s = (v[2 * n : 2 * n + 2] @ t[2 * n : 2 * n + 2].T).tolist()  # image, caption
         text, image = s[0][0] > s[0][1] and s[1][1] > s[1][0], s[0][0] > s[1][0] and s[1][1] > s[0][1]
@@ -116,7 +115,7 @@ def test_scenes_equal_the_public_count():
     draw, items, table = random.Random(0), [], defaultdict(dict)
     names = [(scene, position) for scene in range(30) for position in ("left", "right", "in-front", "behind")]
     for scene, position in draw.sample(names, len(names)):
-        items.append(ChoiceItem("", f"s{scene}_{position}_t.jpg", ("",), ("",)))
+        items.append(Item("", f"s{scene}_{position}_t.jpg", ("",), ("",)))
         table[scene][position] = draw.random() < 0.7
     found = position_hits(items, hits_of([table[int(s[1:])][p] for s, p, _ in (i.image.split("_") for i in items)]))
     scenes = table.values()
@@ -127,21 +126,18 @@ def test_scenes_equal_the_public_count():
 
 def test_checklist_means_of_means(examples):
     "MACCO's rule: relation of actions and places, attribute of five kinds, object of location and size"
-    tasks, draw = read_vl_checklist(Request(examples, "vl_checklist")).items, random.Random(0)
-    hits = {task: hits_of([draw.random() < 0.5 for _ in range(draw.randint(3, 9))]) for task in tasks}
-    kinds = suite_data("suites")["vl_checklist"]["aspects"]
-    rows = {name: score(name, h).value for name, h in checklist_rows(hits, kinds)}
-    value = {task: 100 * h.correct.float().mean().item() for task, h in hits.items()}
+    suite, hits = read_choices(Request(examples, "vl_checklist")), {}
+    run(examples, "vl_checklist", hits=hits)
+    rows = {name: 100 * sum(w * p.correct.double().mean() for p, w in zip(*h)) for (_, name), h in hits.items()}
 
-    def pick(start):
-        return float(np.mean([v for k, v in value.items() if k.startswith(start)]))
+    def mean(*names):
+        return pytest.approx(np.mean([rows[name] for name in names]))
 
-    of = {kind: [pick(f"{kind}/{aspect}/") for aspect in aspects] for kind, aspects in kinds.items()}
-    assert rows["relation"] == pytest.approx(np.mean(of["Relation"]))
-    assert rows["attribute"] == pytest.approx(np.mean(of["Attribute"]))
-    assert rows["object"] == pytest.approx(np.mean([np.mean(of["Object"][:3]), np.mean(of["Object"][3:])]))
-    assert rows["average"] == pytest.approx(np.mean([rows[k] for k in ("relation", "attribute", "object")]))
-    assert len(tasks) == 56
+    assert rows["relation"] == mean("relation action", "relation spatial")
+    assert rows["attribute"] == mean(*(f"attribute {kind}" for kind in "action color material size state".split()))
+    assert rows["object"] == mean(*(f"object {place}" for place in "center mid margin large medium small".split()))
+    assert rows["average"] == mean("relation", "attribute", "object")
+    assert len(suite.items) == 56 and len(hits["vl_checklist", "object mid"].parts) == 7
 
 
 def test_orders_are_drawn_the_same_anywhere():
@@ -230,12 +226,12 @@ def replaced(old, new, count=1):
 
 BROKEN = [
     ("winoground/examples.jsonl", lambda b: b[:-9], "line 6: not valid JSON"),
-    ("winoground/examples.jsonl", replaced(b'"caption_1"', b'"caption_2"', -1), "line 1: the key 'caption_1' is miss"),
+    ("winoground/examples.jsonl", replaced(b'"caption_1"', b'"caption_2"', -1), "item 1: the key 'caption_1' is miss"),
     ("winoground/images/ex_3_img_1.png", None, "ex_3_img_1.png is missing; it is asked for by winoground, item 3"),
     ("aro/visual_genome_relation.json", lambda b: b"[]", "visual_genome_relation.json holds no items"),
     ("aro/visual_genome_relation.json", replaced(b'"bbox_w": 16', b'"bbox_w": 0'), "not empty, got [16, 0, 0, 16]"),
     ("aro/visual_genome_attribution.json", replaced(b'"attributes"', b'"attribute"'), "item 0: the key 'attributes'"),
-    ("aro/coco_karpathy_test.json", replaced(b'"Squares."', b'""'), "(val2014/red_green.jpg): 'caption' must be texts"),
+    ("aro/coco_karpathy_test.json", replaced(b'"Squares."', b'""'), "item 0: 'caption' must be a text"),
     ("whatsup/coco_qa_one_obj.json", replaced(b'[0, "a', b'["a'), "coco_qa_one_obj.json, item 0: the key '2' is mi"),
     ("valse/data/plurals.json", replaced(b'"foil":', b'"fool":'), "plurals_test_0: the key 'foil | neg_caption' is"),
     ("vl_checklist/data/Relation/vg/spatial.json", replaced(b'"POS": ["', b'"POS": [3, "'), "POS' must be a text"),
@@ -275,7 +271,7 @@ def test_winoground_as_parquet(examples, copy):
     shutil.rmtree(at / "images")
     same(run(at.parent, "winoground"), whole)
     pd.DataFrame(rows).assign(image_0="gone").to_parquet(at / "data" / "test-00000-of-00001.parquet")
-    with pytest.raises(UserError, match="item 0: 'image_0' must hold the bytes"):
+    with pytest.raises(UserError, match="gone.png is missing; it is asked for by winoground, item 0"):
         run(at.parent, "winoground")
 
 
@@ -305,12 +301,12 @@ def test_incomplete_means_say_so(copy):
     at = copy("vl_checklist")
     (at / "data" / "Relation" / "hake_action.json").unlink()
     shutil.rmtree(at / "data" / "Object")
-    names = {"relation action (2 of 3 files)", "relation (3 of 4 files)", "attribute", "average of 2"}
+    names = {"relation action of 2", "relation of 3", "attribute", "average of 13"}
     assert names <= set(run(at.parent, "vl_checklist").name)
     at = copy("valse")
     (at / "data" / "relations.json").unlink()
     names = set(run(at.parent, "valse").name)
-    assert "average of 10" in names and "relation" not in names
+    assert {"average of 10", "relation of 2"} <= names
     at = copy("aro")
     (at / "flickr30k_test.json").unlink()
     assert "order of 1" in set(run(at.parent, "aro").name)
@@ -383,10 +379,11 @@ def test_cuts_and_images_in_shards_are_kept(examples, tmp_path, monkeypatch):
 def test_rows_and_readers_agree():
     own = {"sugarcrepe", "sugarcrepe_pp", "binding", "retrieval", "zeroshot"}
     rows = suite_data("suites")
-    assert {*own, *(f"heldout/{name}" for name in own)} <= set(READERS) - set(where_to_get().suite)
-    classes = [name for name in READERS if rows[name]["form"] == "classes"]
-    assert len(classes) == 11 and {f"probe/{name}" for name in classes} < set(ON_REQUEST) and len(ON_REQUEST) == 24
-    assert all("{}" in text for name in (*classes, *ON_REQUEST) for text in protocol_templates(name.split("/")[-1]))
+    extra = {name for name in rows if rows[name].get("on_request")}
+    assert {*own, *(f"heldout/{name}" for name in own)} <= set(READERS) - set(where_to_get().suite) - extra
+    classes = [name for name in set(READERS) - extra if rows[name]["form"] == "classes"]
+    assert len(classes) == 11 and {f"probe/{name}" for name in classes} < extra and len(extra) == 24
+    assert all("{}" in text for name in (*classes, *extra) for text in protocol_templates(name.split("/")[-1]))
     plain = suite_data("winoground_without_flaws")
     assert len(set(plain)) == len(plain) == 171 and max(plain) < 400
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..attention.controls import add_control_flags, flag_changes
 from ..core import UserError, did_you_mean
-from ..core.files import parse_yaml, project_of, read_yaml, shipped
+from ..core.files import parse_yaml, read_yaml, shipped
 
 # %% ../../nbs/dev/02_command.ipynb #798412c5
 _ABOUT_PREPARE = """Find the noun phrases of every caption and write TARGET/captions.parquet, a table of keys,
@@ -32,44 +32,28 @@ The rules and their defaults: notebook nbs/1_method/07_concepts.ipynb.
 Exit code 0: done, 2: something to mend, 130: stopped by Ctrl-C."""
 
 
-def _share(text):
-    number = float(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share from 0 to 1")
-    return number
-
-
 def _add_prepare(p):
     add = p.add_argument
-    many = "tables, tar shards (with {braces} or wildcards, https:// and s3:// too), or a folder"
-    add("source", nargs="+", metavar="SOURCE", help=many)
+    add("source", nargs="+", metavar="SOURCE", help="tables, tar shards ({braces}, wildcards, s3://…), or a folder")
     add("folder", metavar="TARGET", help="folder for the result; it is made where it is missing")
-    start = "where a table's image paths start (default: its folder)"
-    add("--images", dest="image_folder", metavar="FOLDER", help=start)
-    usual = "column or JSON key of the captions, or several with commas between (default: a usual one)"
-    add("--caption-column", metavar="NAME", help=usual)
+    add("--images", dest="image_folder", metavar="FOLDER", help="where a table's images are (default: in its folder)")
+    add("--caption-column", metavar="NAME", help="column or JSON key of the captions, or several with commas between")
     add("--captions", metavar="TABLE", help="take the captions of the shards' images from this table")
-    by = "how --captions is matched to the images (default: by url where the table has such a column)"
-    add("--match", choices=("url", "key"), help=by)
     add("-j", "--workers", type=int, default=1, metavar="N", help="processes (default: 1); one a core is best")
-    name = "an installed spaCy pipeline such as en_core_web_trf, or a folder (default: the embedded one)"
-    add("--pipeline", dest="nlp", metavar="NAME", help=name)
+    add("--pipeline", dest="nlp", metavar="NAME", help="a spaCy pipeline or its folder (default: the embedded one)")
     add("--recipe", metavar="FILE", help="take the phrase_rules of a recipe, such as data/recipes/c2lip_code.yaml")
     add("--rule", action="append", default=[], metavar="NAME=VALUE", help="a rule, before a recipe's; may be repeated")
     add("--sentences", action="store_true", help="make the sentences of long captions the captions of an image (CLIC)")
-    add("--write", choices=("parquet", "jsonl"), default="parquet", help="kind of the table")
-    lost = "largest share of a part that may be lost before the run stops (default: 0.1)"
-    add("--max-skipped", type=_share, default=0.1, metavar="SHARE", help=lost)
-    where = "run the workers under Ray Data: on this machine, or on the cluster at ADDRESS"
-    add("--ray", nargs="?", const="local", metavar="ADDRESS", help=where)
+    add("--max-skipped", type=float, default=0.1, metavar="SHARE", help="share that may be lost (default: 0.1)")
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="use Ray: here, or on the cluster at ADDRESS")
     add("-q", "--quiet", dest="progress", action="store_false", help="no progress bar and no summary")
 
 # %% ../../nbs/dev/02_command.ipynb #199e3641
 def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress, **options):
     from c2lip.data.prepare import prepare  # heavy (torch, spaCy); --help and wrong options answer at once
-    from c2lip.training.config import recipe_rules
+    from c2lip.training.config import read_settings
 
-    rules = (recipe_rules(_absolute(recipe)) if recipe else {}) | dict(map(_rule, rule))
+    rules = (read_settings(_absolute(recipe))["phrase_rules"] if recipe else {}) | dict(map(_rule, rule))
     source = [_absolute(place) for place in source] if len(source) > 1 else _absolute(source[0])
     options |= dict(image_folder=_absolute(image_folder), captions=_absolute(captions), nlp=_folder_or_name(nlp))
     manifest = prepare(source, _absolute(folder), rules=rules, progress=progress, **options)
@@ -115,8 +99,7 @@ def _print_summary(manifest, target):
     counts += [f"{n:,} left out: {cause}" for cause, n in manifest["skipped"].items()]
     pipeline = manifest["made_by"]
     print(*counts, f"pipeline {pipeline['pipeline']} {pipeline['version']}, digest {pipeline['digest'][:12]}", sep="\n")
-    there = "" if project_of(".") else ", in a clone of the workbook"
-    print(f"train on it{there}:  papermill nbs/train.ipynb -p data {_absolute(target)}")
+    print(f"train on it, in a clone of the workbook:  papermill nbs/train.ipynb -p data {_absolute(target)}")
 
 # %% ../../nbs/dev/02_command.ipynb #606bad42
 def _first_line(text):
@@ -125,7 +108,7 @@ def _first_line(text):
 
 def _methods(word):
     from c2lip.methods import find_methods
-    from c2lip.training.settings import options_of
+    from c2lip.training.config import options_of
 
     found, wrong = find_methods()
     for name, function in sorted(found.items()):
@@ -155,9 +138,9 @@ def _suites(word):
 
 
 def _settings(word):
-    from c2lip.training.settings import Config, Launcher, settings_of
+    from c2lip.training.config import settings_of
 
-    for name, s in settings_of(Config, Launcher).items():
+    for name, s in settings_of().items():
         limits = f"one of: {', '.join(s.words)}" if s.words else str(s.range or "")
         yield name, s.kind, str(s.default), "; ".join(filter(None, [s.help, limits]))
 
@@ -194,8 +177,7 @@ def _list(what, word):
     if not chosen:
         raise UserError(f"there is no {heads[0]} with {word!r} in its name{did_you_mean(word, [r[0] for r in found])}")
     _print_table(heads, chosen)
-    recipes = os.path.relpath(shipped("recipes")) if project_of(".") else shipped("recipes")
-    print(f"\n{hint.replace('{recipes}', str(recipes))}")
+    print("\n" + hint.replace("{recipes}", os.path.relpath(shipped("recipes"))))
 
 
 def _runs(folder):
@@ -212,10 +194,8 @@ def _runs(folder):
 # %% ../../nbs/dev/02_command.ipynb #9b1de005
 def _add_explore(p):
     add_control_flags(p)
-    visit = "the text, or the link, under “take along” in the explorer; what is given besides it wins"
-    p.add_argument("--state", metavar="TEXT", help=visit)
-    into = "folder of maps.png, maps.svg, maps.pdf and maps.json (default: a new dated one under runs/)"
-    p.add_argument("--output", default="", metavar="FOLDER", help=into)
+    p.add_argument("--state", metavar="TEXT", help="the text, or the link, under “take along” in the explorer")
+    p.add_argument("--output", default="", metavar="FOLDER", help="where files go (default: a dated folder in runs/)")
 
 
 def _explore(output, state, **controls):
@@ -235,13 +215,11 @@ def _explore(output, state, **controls):
 # %% ../../nbs/dev/02_command.ipynb #199e3640
 def _add_list(p):
     p.add_argument("what", choices=_LISTS, help="what is listed")
-    part = "only names that hold this word; of models, open_clip's with this word in their name"
-    p.add_argument("word", nargs="?", default="", metavar="WORD", help=part)
+    p.add_argument("word", nargs="?", default="", metavar="WORD", help="names that hold it; of models, open_clip's")
 
 
 def _add_runs(p):
-    where = "folder whose subfolders are runs (default: runs/ of the project)"
-    p.add_argument("folder", nargs="?", default="", metavar="FOLDER", help=where)
+    p.add_argument("folder", nargs="?", default="", metavar="FOLDER", help="where the runs lie (default: runs/)")
 
 
 _ABOUT_EXPLORE = "Write the explorer's figure: image, maps of one to four models and, of two, their difference."

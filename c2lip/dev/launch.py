@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ..core import UserError, did_you_mean, one_line
 from ..core.files import output_place, project_of, run_folder
-from ..training.settings import Setting, check, check_run_dir, launcher_settings
+from ..training.config import Setting, check, check_run_dir, launcher_settings
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a35
 def _new_folder(stem):
@@ -210,10 +210,6 @@ class Engine:
         return nb
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a41
-def _show(kind, error, trace):
-    _print(f"{kind.__name__}: {one_line(error)}")
-
-
 def enter():
     "Called as papermill's command starts: complete its line, or stop it with one line and exit code 2"
     try:
@@ -222,7 +218,7 @@ def enter():
         _print(e)
         raise SystemExit(2) from None
     if line is not sys.argv and "DEBUG" not in line:
-        sys.excepthook = _show
+        sys.excepthook = lambda kind, error, trace: _print(f"{kind.__name__}: {one_line(error)}")
         logging.getLogger("papermill").addFilter(RunOutput())
     sys.argv[:] = line
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # their defaults warn in every run

@@ -20,91 +20,67 @@ from torch import Tensor
 from ..core import UserError
 from ..core.files import read_json, read_yaml, shipped
 from ..data.images import IMAGES
-from c2lip.evaluation.base import (
-    NotDownloaded,
-    NotHere,
-    Request,
-    Scorer,
-    Suite,
-    require_files,
-    shard_items,
-    text_at,
-    value_at,
-)
-from .choices import macro
-from .embeddings import ImageRef
+from . import base
+from .base import Entry, Item, Request, Suite, images_of, macro, require_files
 from .scores import Hits, class_embeddings, recall_hits, zero_shot_hits
 
 # %% ../../nbs/5_evaluation/10_classes.ipynb #0b44f346
-class _LabelledImage(NamedTuple):
-    "An image with its class"
-
-    key: str  # place in the file
-    image: ImageRef
-    label: int  # index of the class
-    heldout: bool = False  # shows a pair that no training saw
-
-
 class ClassSet(NamedTuple):
     "A zero-shot task"
 
+    items: list[Item]  # each with its `label`
     classnames: list[str]  # C names
     templates: list[str]  # P texts with {} where the name goes
-    items: list[_LabelledImage]
 
 
-def _zeroshot_task(data, scorer, asked=None):
+def _labels(items):
+    return torch.tensor([item.label for item in items])
+
+
+def _zeroshot_task(data, items, scorer):
     "Is the right class strictly the nearest?"
-    items = data.items if asked is None else [data.items[n] for n in asked]
     classes = class_embeddings(scorer.text, data.classnames, data.templates)
-    return zero_shot_hits(scorer.image([i.image for i in items]), classes, torch.tensor([i.label for i in items]))
+    return zero_shot_hits(scorer.image([item.image for item in items]), classes, _labels(items))
 
 
 def _class_texts(data):
     return [template.replace("{}", name) for name in data.classnames for template in data.templates]
 
+
+def _with_mean_of_classes(name, items, hits):
+    yield name, hits
+    yield f"{name} mean of classes", macro([str(item.label) for item in items], hits)
+
 # %% ../../nbs/5_evaluation/10_classes.ipynb #773d46e3
 def _read_zeroshot(path, images):
     "Read a zero-shot classification file"
-    data, found = read_json(path), {}
-    for key in ("classnames", "templates", "items"):
-        found[key] = value_at(data, key, path, "at the top")
-        if not isinstance(found[key], list) or len(found[key]) < 1 + (key == "classnames"):
-            raise UserError(f"{path}: {key!r} must be a list, of at least two classnames, one template and one item")
-    names, templates, entries = found.values()
-    if not all(isinstance(name, str) for name in names) or not all("{}" in str(t) for t in templates):
-        raise UserError(f"{path}: classnames must be texts, and templates texts with {{}} where the name goes")
-    items = []
-    for n, entry in enumerate(entries):
-        name, label = text_at(entry, "filename", path, n), entry.get("label")
+    top = Entry(read_json(path), path, "at the top")
+    names, templates, items = list(top.texts("classnames")), list(top.texts("templates")), []
+    if len(names) < 2 or not all("{}" in template for template in templates):
+        raise UserError(f"{path}: expected at least two classnames, and templates texts with {{}} where the name goes")
+    for entry in base.read_entries(path, "items"):
+        image, label = Path(images) / entry.text("filename"), entry.value("label")
         if type(label) is not int or not 0 <= label < len(names):
-            raise UserError(f"{path}, item {n} ({name}): the label must be 0 to {len(names) - 1}, got {label!r}")
-        items.append(_LabelledImage(str(n), Path(images) / name, label, bool(entry.get("heldout", False))))
-    return ClassSet(names, [str(template) for template in templates], items)
+            raise entry.error(f"the label must be 0 to {len(names) - 1}, got {label!r}")
+        items.append(Item(entry.number, image, label=label, heldout=bool(entry.get("heldout", False))))
+    return ClassSet(items, names, templates)
 
 
-def read_own_classes(
-    request: Request,  # of zeroshot or heldout/zeroshot
-) -> Suite:
-    "zeroshot/*.json: what is marked as held out, or what is not; and all of heldout/zeroshot/*.json"
-    held = request.name == "heldout/zeroshot"
-    homes = [Path(request.folder) / name for name in ("zeroshot", *["heldout/zeroshot"] * held)]
-    images: dict = {}
-    parts, texts = [], []
-    for home in homes:
-        for file in sorted(home.glob("*.json"), key=lambda p: (len(p.stem), p.stem)):
-            data = _read_zeroshot(file, request.images)
-            asked = [n for n, item in enumerate(data.items) if home != homes[0] or item.heldout == held]
-            if asked:
-                parts.append((file.stem, data, asked))
-                images = {item.image: f"{request.name} {file.stem}, item {item.key}" for item in data.items} | images
-                texts += _class_texts(data)
-    if not parts:
-        raise NotHere(f"{request.at} holds no task with images that {'are' if held else 'are not'} held out")
+def read_own_classes(request: Request) -> Suite:
+    "zeroshot/*.json: in heldout/zeroshot what is marked as held out, in zeroshot the rest"
+    held, tasks = request.name == "heldout/zeroshot", {}
+    for file in sorted(Path(request.folder).glob("zeroshot/*.json"), key=lambda p: (len(p.stem), p.stem)):
+        data = _read_zeroshot(file, request.images)
+        if items := [item for item in data.items if item.heldout == held]:
+            tasks[file.stem] = data, items
+    if not tasks:
+        raise base.NotHere(f"{request.folder} holds no zeroshot/*.json with images of {request.name}")
+    texts = [text for data, _ in tasks.values() for text in _class_texts(data)]
 
     def measure(scorer):
-        return [(row, _zeroshot_task(data, scorer, asked)) for row, data, asked in parts]
+        return [(task, _zeroshot_task(data, items, scorer)) for task, (data, items) in tasks.items()]
 
+    images = images_of({f"{request.name} {task}": data.items for task, (data, _) in tasks.items()})
     return Suite(images, texts, measure, any_score=False)
 
 # %% ../../nbs/5_evaluation/10_classes.ipynb #42019475
@@ -150,13 +126,13 @@ def _templates(at):
 def _read_class_shards(at, split):
     "clip-benchmark's layout: classnames.txt; test/0.tar, …: an image and a .cls each"
     names, items = _lines(at / "classnames.txt"), []
-    for key, image, sample in shard_items(at, split):
+    for key, image, sample in base.shard_items(at, split):
         label = sample.get("cls", b"").decode("utf8", "replace").strip()
         if not label.isdecimal() or int(label) >= len(names):
             wanted = f"the number of a line of {at}/classnames.txt"
             raise UserError(f"{key}: the .cls member must be {wanted}, got {label!r}")
-        items.append(_LabelledImage(key, image, int(label)))
-    return ClassSet(names, _templates(at), items)
+        items.append(Item(key, image, label=int(label)))
+    return ClassSet(items, names, _templates(at))
 
 
 def _folder_names(at, folders):
@@ -173,46 +149,38 @@ def _read_class_folders(at, splits):
     root = next((at / split for split in splits if (at / split).is_dir()), at)
     folders = sorted(p for p in root.iterdir() if p.is_dir() and p.name not in ("train", "val", "test"))
     names, items = _folder_names(at, folders), []
-    if len(folders) < 2:
-        raise UserError(f"{root} should hold a folder for each of at least two classes, it holds {len(folders)}")
-    if len(names) != len(folders):
-        raise UserError(f"{at}/classnames.txt has {len(names)} names, but {root} has {len(folders)} folders")
+    if len(folders) < 2 or len(names) != len(folders):
+        raise UserError(
+            f"{root} should hold a folder for each of at least two classes: it holds {len(folders)}, "
+            f"for {len(names)} names. Pickles, as in CIFAR's own files, are never opened"
+        )
     for label, folder in enumerate(folders):
         files = [file for file in sorted(folder.rglob("*")) if file.suffix[1:].lower() in IMAGES]
         if not files:
             raise UserError(f"{folder} holds no image")
-        items += [_LabelledImage(file.relative_to(at).as_posix(), file, label) for file in files]
-    return ClassSet([name.replace("_", " ") for name in names], _templates(at), items)
+        items += [Item(file.relative_to(at).as_posix(), file, label=label) for file in files]
+    return ClassSet(items, [name.replace("_", " ") for name in names], _templates(at))
 
 
 def read_classes(
     at: Path,  # folder of a classification set
     split: str = "test",
 ) -> ClassSet:
-    "A classification set as shards or as class folders; pickles are never opened"
-    for folder in ("cifar-10-batches-py", "cifar-100-python"):
-        if (at / folder).is_dir():
-            why = "which may run code and are never opened here; take the set as tar shards or as class folders"
-            raise UserError(f"{at / folder} holds pickles, {why}")
+    "A classification set as shards or as class folders"
     if next((at / split).glob("*.tar"), None):
         return _read_class_shards(at, split)
     return _read_class_folders(at, ("test", "val") if split == "test" else (split,))
 
 
-def read_class_set(
-    request: Request,  # of a set of classes
-) -> Suite:
+def read_class_set(request: Request) -> Suite:
     "A published zero-shot classification set: accuracy, and its mean over the classes"
     require_files(request.at, "*/*")
     data = read_classes(request.at)
 
     def measure(scorer):
-        hits = _zeroshot_task(data, scorer)
-        yield "top-1", hits
-        yield "top-1 mean of classes", macro([str(item.label) for item in data.items], hits)
+        return _with_mean_of_classes("top-1", data.items, _zeroshot_task(data, data.items, scorer))
 
-    images = {item.image: f"{request.name}, item {item.key}" for item in data.items}
-    return Suite(images, _class_texts(data), measure, any_score=False)
+    return Suite(images_of({request.name: data.items}), _class_texts(data), measure, any_score=False)
 
 # %% ../../nbs/5_evaluation/10_classes.ipynb #04c569be
 def linear_probe(
@@ -248,35 +216,31 @@ def probe_suite(
     "A linear probe as a suite; raise `UserError` where a test image is trained on"
     if train.classnames != test.classnames:
         raise UserError(f"{name}: the classes of the training and the test images differ")
+    own, held = train.items, val.items if val else []
     if val is None:
-        order = random.Random(0).sample(range(len(train.items)), len(train.items))
-        held = set(order[: min(10_000, len(order) // 5)])
-        if not held:
-            raise UserError(f"{name}: {len(order)} training images are too few to set some aside")
-        val = train._replace(items=[item for k, item in enumerate(train.items) if k in held])
-        train = train._replace(items=[item for k, item in enumerate(train.items) if k not in held])
-    if shared := {i.image for i in test.items} & {i.image for i in (*train.items, *val.items)}:
+        chosen = set(random.Random(0).sample(range(len(own)), len(own))[: min(10_000, len(own) // 5)])
+        if not chosen:
+            raise UserError(f"{name}: {len(own)} training images are too few to set some aside")
+        held = [item for k, item in enumerate(own) if k in chosen]
+        own = [item for k, item in enumerate(own) if k not in chosen]
+    if shared := {i.image for i in test.items} & {i.image for i in (*own, *held)}:
         raise UserError(f"{name}: {len(shared):,} test images are trained on as well, {min(map(str, shared))} first")
-    sets = {"train": train, "val": val, "test": test}
+    sets = {"train": own, "val": held, "test": test.items}
 
     def measure(scorer):
-        images = (scorer.image([i.image for i in data.items]) for data in sets.values())
-        labels = (torch.tensor([i.label for i in data.items]) for data in sets.values())
-        hits, _ = linear_probe(*zip(images, labels), len(train.classnames))
-        yield "linear probe", hits
-        yield "linear probe mean of classes", macro([str(item.label) for item in test.items], hits)
+        parts = [(scorer.image([item.image for item in items]), _labels(items)) for items in sets.values()]
+        hits, _ = linear_probe(*parts, len(train.classnames))
+        return _with_mean_of_classes("linear probe", test.items, hits)
 
-    images = {i.image: f"{name}, {part} item {i.key}" for part, data in sets.items() for i in data.items}
+    images = images_of({f"{name}, {part}": items for part, items in sets.items()})
     return Suite(images, [], measure, any_score=False)
 
 
-def read_probe(
-    request: Request,  # of probe/NAME, whose files lie in FOLDER/NAME
-) -> Suite:
-    "A linear probe of a classification set with training images"
+def read_probe(request: Request) -> Suite:
+    "probe/NAME: a linear probe of the classification set NAME, with its training images"
     at = request.folder / request.at.name
     require_files(at, "*/*")
     if not (at / "train").is_dir():
-        raise NotDownloaded(f"{request.name}: {at}/train is missing; a probe needs training images")
+        raise base.NotDownloaded(f"{request.name}: {at}/train is missing; a probe needs training images")
     val = read_classes(at, "val") if (at / "val").is_dir() and (at / "test").is_dir() else None
     return probe_suite(request.name, read_classes(at, "train"), read_classes(at), val)

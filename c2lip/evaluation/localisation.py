@@ -42,38 +42,6 @@ def own_patches(
     return (cover > 0.5) | most
 
 
-def _highest_inside(values, inside, outside):
-    "1 where the highest of the values is inside, else 0; a tie is 0"
-    return float(values[inside].max() > values[outside].max())
-
-
-def _against_rest(values, weights, inside):
-    "The measures of one map against everything outside of the object, and what their chance levels need"
-    own = own_patches(inside)
-    if not own.any() or own.all():
-        return dict.fromkeys(("auroc", "mass", "pointing", "area", "patches"), math.nan)
-    return dict(
-        auroc=auroc(values, inside, 1 - inside),
-        mass=float(weights @ inside),
-        pointing=_highest_inside(values, own, ~own),
-        area=float(inside.mean()),
-        patches=float(own.float().mean()),
-    )
-
-
-def _against_rival(values, weights, inside, cover):
-    "The measures of one map against one rival"
-    own, theirs = own_patches(inside), own_patches(cover)
-    if not own.any() or own.all() or not theirs.any():
-        return dict.fromkeys(("auroc", "mass", "pointing"), math.nan)
-    own_density, their_density = [float(weights @ c / c.sum()) for c in (inside, cover)]
-    return dict(
-        auroc=auroc(values, inside, cover),
-        mass=own_density / (own_density + their_density),
-        pointing=_highest_inside(values, own, theirs),
-    )
-
-
 def measure_map(
     values: Tensor,  # (M,) cosines of one map
     inside: Tensor,  # (M,) coverage of the phrase's object
@@ -81,12 +49,22 @@ def measure_map(
     scale: float = 10.0,  # β of the mass
 ) -> dict:  # name → 0…1; NaN where the model does not see the object, or the rival
     "AUROC, mass and pointing of one map; `auroc colour` and so on against each rival"
-    weights = (scale * values).softmax(0)
-    found = _against_rest(values, weights, inside)
-    for name, cover in rivals.items():
-        measures = _against_rival(values, weights, inside, cover)
-        found |= {f"{measure} {name}": value for measure, value in measures.items()}
-    return found
+    weights, own = (scale * values).softmax(0), own_patches(inside)
+    seen = bool(own.any() and not own.all())
+    found = {}
+    for name, outside in {"": 1 - inside, **rivals}.items():
+        theirs = own_patches(outside) if name else ~own
+        measures = dict.fromkeys(("auroc", "mass", "pointing"), math.nan)
+        if seen and theirs.any():
+            mass = float(weights @ inside)
+            if name:  # attention per pixel, as a share of both
+                densities = [float(weights @ cover / cover.sum()) for cover in (inside, outside)]
+                mass = densities[0] / sum(densities)
+            highest = float(values[own].max() > values[theirs].max())  # a tie is wrong
+            measures = dict(auroc=auroc(values, inside, outside), mass=mass, pointing=highest)
+        found |= {f"{measure} {name}".strip(): value for measure, value in measures.items()}
+    area, patches = float(inside.mean()), float(own.float().mean())
+    return found | (dict(area=area, patches=patches) if seen else dict(area=math.nan, patches=math.nan))
 
 # %% ../../nbs/5_evaluation/13_localisation.ipynb #1a4458e6
 def localisation(
@@ -150,20 +128,15 @@ def read_localisation(
 def telling_scene(
     before: Towers,
     after: Towers,
-    scenes: list,  # `Scene`s, of validation; those to choose from
-    draw: Callable,  # scene → image
+    scenes: list,  # `Scene`s of validation, to choose from
 ) -> tuple:  # the scene, its two phrases of largest gain
-    "The scene whose phrases gained most in AUROC, by their median; `UserError` where no scene has two phrases"
-    probes, whose = [], []
-    for number, scene in enumerate(scenes):
-        own = scene_probes([scene], draw)
-        if len(own) > 1:
-            probes += own
-            whose += [number] * len(own)
-    if not probes:
-        raise UserError("no scene has two objects that a phrase singles out")
-    gain = localisation(after, probes).auroc - localisation(before, probes).auroc
-    rows = pd.DataFrame(dict(scene=whose, phrase=[probe.phrase for probe in probes], gain=gain))
-    chosen = rows.groupby("scene").gain.median().idxmax()
+    "The scene of several phrases that gained most in AUROC, by their median"
+    own = [scene_probes([scene]) for scene in scenes]
+    probes = [probe for of_scene in own for probe in of_scene]
+    rows = localisation(after, probes)
+    rows["gain"] = rows.auroc - localisation(before, probes).auroc
+    rows["scene"] = [number for number, of_scene in enumerate(own) for _ in of_scene]
+    gains = rows.groupby("scene").gain
+    chosen = gains.median()[gains.size() > 1].idxmax()
     best = rows[rows.scene == chosen].sort_values("gain", ascending=False, kind="stable")
     return scenes[chosen], best.phrase.head(2).tolist()

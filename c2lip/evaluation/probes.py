@@ -7,13 +7,15 @@ __all__ = ['WHOLE_IMAGE', 'field_of', 'grid_of', 'sample_map', 'Probe', 'coverag
 
 # %% ../../nbs/5_evaluation/12_probes.ipynb #7ec08003
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pycocotools import mask as coco
+from pycocotools.coco import COCO
 from torch import Tensor
 
 from ..core import UserError
@@ -22,7 +24,7 @@ from ..data.images import BadImage, open_image
 from ..encoding import encode_images
 from .embeddings import embed_texts, evaluating
 from ..towers import Towers
-from ..world import HELD_OUT, Scene, object_mask
+from ..world import HELD_OUT, Scene, draw_scene, object_mask
 from ..world_captions import name_thing
 
 # %% ../../nbs/5_evaluation/12_probes.ipynb #482c1c4a
@@ -47,23 +49,15 @@ def grid_of(
     images: Tensor,  # (B,3,H,W) preprocessed
     M: int,  # its number of visual tokens
 ) -> tuple[int, int]:  # rows, columns
-    "How the visual tokens stand in the image; `UserError` where they are not one for each patch"
+    "How the visual tokens lie in the image; `UserError` where they are not one for each patch"
     visual = model.visual
     patch = visual.trunk.patch_embed.patch_size if hasattr(visual, "trunk") else visual.patch_size
     rows, columns = images.shape[-2] // patch[0], images.shape[-1] // patch[1]
     if rows * columns != M:
-        raise UserError(
-            f"the model's {M} visual tokens do not fill its {rows}×{columns} patches; its maps cannot be drawn"
-        )
+        raise UserError(f"the model's {M} visual tokens do not fill its {rows}×{columns} patches: it has no maps")
     return rows, columns
 
 # %% ../../nbs/5_evaluation/12_probes.ipynb #7ec06c02
-def _sampling_points(n, low, high, start, end):
-    "Centres of `n` steps from `low` to `high`, in `grid_sample`'s −1…1 where a map reaches from `start` to `end`"
-    shares = low + (high - low) * (torch.arange(n) + 0.5) / n
-    return (shares - start) / (end - start) * 2 - 1
-
-
 def sample_map(
     maps: Tensor,  # (P,gh,gw)
     field: tuple,  # of the model that made them
@@ -73,9 +67,11 @@ def sample_map(
     outside: str = "border",  # what lies beyond the field: "border" repeats the last patch, "zeros" is 0
 ) -> Tensor:  # (P,height,width)
     "Read maps at the points of a raster"
-    x = _sampling_points(size[0], region[0], region[2], field[0], field[2])
-    y = _sampling_points(size[1], region[1], region[3], field[1], field[3])
-    rows, columns = torch.meshgrid(y, x, indexing="ij")
+    axes = []
+    for k, n in enumerate(size):  # centres of n steps, in `grid_sample`'s −1…1 over the field
+        shares = region[k] + (region[k + 2] - region[k]) * (torch.arange(n) + 0.5) / n
+        axes.append((shares - field[k]) / (field[k + 2] - field[k]) * 2 - 1)
+    rows, columns = torch.meshgrid(axes[1], axes[0], indexing="ij")
     points = torch.stack([columns, rows], -1).float()[None]
     mode = "bicubic" if smooth else "nearest"
     read = F.grid_sample(maps[None].float(), points, mode, outside, align_corners=False)[0]
@@ -105,44 +101,32 @@ def coverage(
     return F.avg_pool2d(points, fine)[0]
 
 
-def _rivals(thing, things, masks):
-    "Masks of the other things of its colour, and of its noun, each set as one mask"
-    rivals = {}
-    for what in ("colour", "noun"):
-        wanted = getattr(thing, what)
-        shared = [m for t, m in zip(things, masks) if t is not thing and getattr(t, what) == wanted]
-        if shared:
-            rivals[what] = np.any(shared, 0)
-    return rivals
-
-
 def scene_probes(
     scenes: list[Scene],
-    draw,  # scene → image; a size other than the model's is preprocessed like any image
-    size: int = 96,  # of the masks, pixels
 ) -> list[Probe]:
     "A probe for every thing that its colour and noun single out, with rivals `colour` and `noun`"
     probes = []
     for scene in scenes:
-        image = draw(scene)
-        masks = [object_mask(t, size) for t in scene.things]
-        pairs = [t.pair for t in scene.things]
+        image = draw_scene(scene)
+        masks = [object_mask(thing) for thing in scene.things]
+        pairs = [thing.pair for thing in scene.things]
         for thing, mask in zip(scene.things, masks):
             if pairs.count(thing.pair) > 1:
                 continue
-            rivals = _rivals(thing, scene.things, masks)
+            rivals = {}
+            for what in ("colour", "noun"):
+                own = getattr(thing, what)
+                shared = [m for t, m in zip(scene.things, masks) if t is not thing and getattr(t, what) == own]
+                if shared:
+                    rivals[what] = np.any(shared, 0)
             group = "heldout" if thing.pair in HELD_OUT else ""
             probes.append(Probe(image, name_thing(thing, pattern=True), mask, rivals, group))
     return probes
 
 # %% ../../nbs/5_evaluation/12_probes.ipynb #fe0224bc
-def _image_numbers(probes):
-    "For each probe the number of its image, counted as they come; the same object or path is one image"
-    numbers, found = {}, []
-    for probe in probes:
-        key = probe.image if isinstance(probe.image, (str, bytes)) else id(probe.image)
-        found.append(numbers.setdefault(key, len(numbers)))
-    return found
+def _image_key(probe):
+    "The same path or the same object is one image"
+    return probe.image if isinstance(probe.image, str | bytes) else id(probe.image)
 
 
 def _open(image):
@@ -162,41 +146,31 @@ def probe_maps(
     "The similarity map of every probe, each image encoded once; `UserError` where there is no probe, or a bad image"
     if not probes:
         raise UserError("there are no probes to measure")
-    numbers = _image_numbers(probes)
-    sources = list({n: probe.image for n, probe in zip(numbers, probes)}.values())
     device = next(towers.model.parameters()).device
     phrases = [probe.phrase for probe in probes]
     concepts = text(phrases) if text else embed_texts(towers, phrases, progress=False)
+    groups = [[*own] for _, own in groupby(probes, _image_key)]
     fields: list[tuple] = []
-    maps: dict[int, Tensor] = {}  # number of a probe → (M,)
-    for start in range(0, len(sources), batch_size):
-        opened = [_open(source) for source in sources[start : start + batch_size]]
+    maps: list[Tensor] = []  # (M,) of each probe
+    for start in range(0, len(groups), batch_size):
+        chunk = groups[start : start + batch_size]
+        opened = [_open(own[0].image) for own in chunk]
         images = torch.stack([towers.preprocess(image) for image in opened]).to(device)
         with evaluating(towers.model):
-            _, encoded = encode_images(towers.model, images, tokens=True)
-            assert encoded is not None  # asked for
-            tokens = encoded.float().cpu()
-        fields += [field_of(towers.preprocess_cfg, image.size) for image in opened]
-        for i, n in enumerate(numbers):
-            if start <= n < start + len(opened):
-                maps[i] = tokens[n - start] @ concepts[i]
-    grid = grid_of(towers.model, images, tokens.shape[1])
-    stacked = torch.stack([maps[i] for i in range(len(probes))])
-    return stacked.unflatten(-1, grid), numbers, [fields[n] for n in numbers]
+            _, tokens = encode_images(towers.model, images, tokens=True)
+        for own, image, of_image in zip(chunk, opened, tokens.float().cpu()):
+            maps += [of_image @ concept for concept in concepts[len(maps) : len(maps) + len(own)]]
+            fields += [field_of(towers.preprocess_cfg, image.size)] * len(own)
+    numbers = [number for number, own in enumerate(groups) for _ in own]
+    return torch.stack(maps).unflatten(-1, grid_of(towers.model, images, tokens.shape[1])), numbers, fields
 
 # %% ../../nbs/5_evaluation/12_probes.ipynb #7ec08009
-def _annotation_mask(annotation, image, points):
+def _annotation_mask(index, annotation, points):
     "(h,w) bool of a COCO annotation, its longer side thinned out to at most `points`"
-    height, width = image["height"], image["width"]
-    outline = annotation.get("segmentation")
-    if not outline:
+    if not annotation.get("segmentation"):
         x, y, w, h = annotation["bbox"]
-        outline = [[x, y, x + w, y, x + w, y + h, x, y + h]]
-    if isinstance(outline, list):
-        outline = coco.merge(coco.frPyObjects(outline, height, width))
-    elif isinstance(outline["counts"], list):
-        outline = coco.frPyObjects(outline, height, width)
-    mask = coco.decode(outline).astype(bool)
+        annotation = annotation | {"segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]]}
+    mask = index.annToMask(annotation).astype(bool)
     step = -(-max(mask.shape) // points)
     return mask[step // 2 :: step, step // 2 :: step]
 
@@ -227,16 +201,16 @@ def coco_probes(
     points: int = 160,  # the masks' longer side at most; a patch needs no finer one
 ) -> list[Probe]:  # those of one image side by side
     "The probes of a file of annotations; one that cannot be read is a `UserError` that names the file"
-    data = read_json(file)
+    index = COCO()
+    index.dataset = read_json(file)
     try:
-        names = {category["id"]: category["name"] for category in data["categories"]}
-        of_image: dict = {image["id"]: {} for image in data["images"]}
-        for annotation in data["annotations"]:
-            of_image[annotation["image_id"]][annotation["id"]] = annotation
+        with redirect_stdout(None):
+            index.createIndex()
+        names = {category["id"]: category["name"] for category in index.dataset["categories"]}
         probes = []
-        for image in data["images"]:
-            own = of_image[image["id"]]
-            masks = {key: _annotation_mask(annotation, image, points) for key, annotation in own.items()}
+        for image in index.dataset["images"]:
+            own = {annotation["id"]: annotation for annotation in index.imgToAnns[image["id"]]}
+            masks = {k: _annotation_mask(index, annotation, points) for k, annotation in own.items()}
             probes += _image_probes(str(Path(images) / image["file_name"]), own, masks, names, group)
     except (LookupError, TypeError, ValueError) as e:
         raise UserError(f"{file} is not in COCO's format: {type(e).__name__} {e}") from None

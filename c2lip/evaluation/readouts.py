@@ -18,9 +18,8 @@ from ..concepts import noun_phrases_many
 from ..core import UserError
 from .base import Lookup, PairScore, Scorer
 from .embeddings import embed_texts, embed_tokens
-from .folders import benchmark_folder
 from .records import item_changes
-from .suites import embed_suites, measure, read_folder, tabulate
+from .suites import benchmark_folder, embed_suites, measure, read_folder, tabulate
 from .world_scenes import write_groups
 from ..pooling import concept_similarity
 
@@ -59,11 +58,11 @@ class Reading:
         progress: bool = False,  # show lines that count
     ):
         names = list(images)
-        how: dict = {"precision": precision, "progress": progress}
+        how: dict = {"batch_size": batch_size, "precision": precision, "progress": progress}
         self.cosine = Scorer(image, text).pairs
         self.row = {name: i for i, name in enumerate(names)}
-        self.tokens = embed_tokens(towers, names, batch_size, images if isinstance(images, dict) else None, **how)
-        self.embed = partial(embed_texts, towers, batch_size=4 * batch_size, cache=cache, **how)
+        self.tokens = embed_tokens(towers, names, images if isinstance(images, dict) else None, **how)
+        self.embed = partial(embed_texts, towers, cache=cache, **how)
         self.number: dict[str, int] = {}  # phrase → row of `concepts`
         self.concepts = self.tokens.new_empty(0, self.tokens.shape[-1])  # (U,D) unit
         self.phrases: dict[str, list[int]] = {}  # text → rows of `concepts`

@@ -8,15 +8,16 @@ __all__ = ['HIDDEN_SETTINGS', 'digest', 'origin', 'save', 'add_results', 'push']
 # %% ../../nbs/8_release/03_folder.ipynb #e93962a1
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from string import Template
 
 import safetensors.torch
 
 from ..core import UserError
-from ..core.files import project_root, read_json, user_path, write_json
+from ..core.files import project_root, read_json, shipped, user_path, write_json
 from ..evaluation.tables import markdown_table
-from .transformers import save_tokenizer
-from .translation import expressible
+from .transformers import expressible, save_tokenizer
 from ..towers import Towers, resolve
 from ..towers.folders import EMBEDDED, base_folder
 
@@ -44,13 +45,9 @@ def origin(
     folder = next((at for at in (path, path / "model", path.parent) if (at / _WEIGHTS).is_file()), None)
     if folder is None:
         return {"name": name}
-    if name in EMBEDDED:
-        shown = name
-    elif project_root() in folder.parents:
-        shown = str(folder.relative_to(project_root()))
-    else:
-        shown = str(Path(*folder.parts[-2:]))
-    return {"name": shown, "sha256": digest(folder)}
+    inside = project_root() in folder.parents
+    shown = folder.relative_to(project_root()) if inside else Path(*folder.parts[-2:])
+    return {"name": name if name in EMBEDDED else str(shown), "sha256": digest(folder)}
 
 # %% ../../nbs/8_release/03_folder.ipynb #2c4d0009
 HIDDEN_SETTINGS = frozenset(
@@ -61,9 +58,7 @@ HIDDEN_SETTINGS = frozenset(
 
 def _short_path(value):
     "An absolute path as its last two names, since a card is for others; anything else as it is"
-    if isinstance(value, str) and Path(value).is_absolute():
-        return "…/" + "/".join(Path(value).parts[-2:])
-    return value
+    return "…/" + "/".join(Path(value).parts[-2:]) if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _how_it_was_made(record) -> Iterator[tuple]:
@@ -85,51 +80,6 @@ def _how_it_was_made(record) -> Iterator[tuple]:
         yield f"interpolation, {name}", shown
     yield from (record.get("versions") or {}).items()
 
-# %% ../../nbs/8_release/03_folder.ipynb #2c4d000f
-_LOAD_WITH_OPEN_CLIP = """```python
-import open_clip
-model, _, preprocess = open_clip.create_model_and_transforms("local-dir:FOLDER")
-tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")
-```"""
-
-_LOAD_WITH_TRANSFORMERS = """For transformers it is written once, and compared with the original:
-
-```python
-from c2lip.release.transformers import to_hugging_face
-from c2lip.towers import load
-to_hugging_face(load("FOLDER"), "HF_FOLDER")
-```
-
-Then, without this library:
-
-```python
-from transformers import AutoProcessor, KIND
-model = KIND.from_pretrained("HF_FOLDER")
-processor = AutoProcessor.from_pretrained("HF_FOLDER", backend="pil")
-# processor(text=[…], images=[…], padding="max_length", truncation=True, return_tensors="pt")
-```"""
-
-_LICENCE = """Not stated. It follows from the licences of the first weights and of the data named above; \
-whoever publishes this model has to settle it and to replace `license: unknown`."""
-
-
-def _with_transformers(kind):
-    "How transformers loads the model, or why it cannot"
-    if kind in ("SiglipModel", "CLIPModel"):
-        return _LOAD_WITH_TRANSFORMERS.replace("KIND", kind)
-    return f"For transformers there is no equal model; {kind or 'it was not recorded why'}."
-
-
-def _preprocessing(config):
-    "The preprocessing and the length of texts"
-    cfg, text_cfg = config["preprocess_cfg"], config["model_cfg"]["text_cfg"]
-    resize = f"resize `{cfg.get('resize_mode', 'shortest')}` ({cfg.get('interpolation', 'bicubic')})"
-    normalise = f"mean {list(cfg['mean'])}, standard deviation {list(cfg['std'])}"
-    return (
-        f"The preprocessing belongs to the weights: {cfg['size']} pixels, {resize}, {normalise}; "
-        f"texts of {text_cfg.get('context_length', 77)} tokens, padded to that length."
-    )
-
 
 def _result_tables(record):
     "The recorded tables of results, percent with one decimal"
@@ -138,51 +88,46 @@ def _result_tables(record):
         yield f"On {part['on']}, in percent:\n\n" + markdown_table(part["columns"], rows)
 
 
-def _front_matter(record, sigmoid):
+def _front_matter(record, family):
     "The lines that a hub reads, as YAML"
     from huggingface_hub import ModelCardData
 
-    try:
+    base_model, method = None, (record.get("settings") or {}).get("method")
+    with suppress(UserError):  # the first weights came from a folder
         base_model = resolve((record.get("made_from") or {}).get("name", "")).weights or None
-    except UserError:  # the first weights came from a folder
-        base_model = None
-    method = (record.get("settings") or {}).get("method")
-    tags = ["siglip" if sigmoid else "clip"]
-    if method and method not in ("siglip", "clip"):
-        tags.append(method)
     return ModelCardData(
         library_name="open_clip",
         pipeline_tag="zero-shot-image-classification",
         license="unknown",
         base_model=base_model,
-        tags=[*tags, "vision-language"],
+        tags=list(dict.fromkeys([family, *filter(None, [method]), "vision-language"])),
     ).to_yaml()
+
+
+def _with_transformers(kind):
+    "How transformers loads the model, or why it cannot"
+    if kind in ("SiglipModel", "CLIPModel"):
+        return Template(shipped("card_transformers.md").read_text(encoding="utf8")).substitute(kind=kind).strip()
+    return f"For transformers there is no equal model; {kind or 'it was not recorded why'}."
 
 
 def _write_card(folder):
     "Write README.md of a release folder from its record and configuration; its text"
     record, config = read_json(folder / "record.json"), read_json(folder / "open_clip_config.json")
     sigmoid = config["model_cfg"].get("init_logit_bias") is not None
-    title = folder.name if folder.name != "model" else folder.absolute().parent.name
-    millions, head = record.get("parameters", 0) / 1e6, "sigmoid" if sigmoid else "softmax"
-    sections = [
-        f"---\n{_front_matter(record, sigmoid)}\n---",
-        f"# {title}",
-        f"A contrastive image and text model of {millions:,.2f} million parameters with a {head} head, "
-        "in open_clip's folder format.",
-        "## How it was made",
-        markdown_table(["", ""], _how_it_was_made(record)),
-        "## What it scores",
-        *(list(_result_tables(record)) or ["Nothing was measured on these very weights."]),
-        "## How to load it",
-        _LOAD_WITH_OPEN_CLIP,
-        _preprocessing(config),
-        _with_transformers(record.get("transformers", "")),
-        f"SHA-256 of `open_clip_model.safetensors`: `{record.get('sha256', 'not recorded')}`",
-        "## Licence",
-        _LICENCE,
-    ]
-    text = "\n\n".join(sections) + "\n"
+    values = {"resize_mode": "shortest", "interpolation": "bicubic"} | config["preprocess_cfg"]
+    text = Template(shipped("card.md").read_text(encoding="utf8")).substitute(
+        values,
+        front=_front_matter(record, "siglip" if sigmoid else "clip"),
+        title=folder.name if folder.name != "model" else folder.absolute().parent.name,
+        millions=f"{record.get('parameters', 0) / 1e6:,.2f}",
+        head="sigmoid" if sigmoid else "softmax",
+        made=markdown_table(["", ""], _how_it_was_made(record)),
+        results="\n\n".join(_result_tables(record)) or "Nothing was measured on these very weights.",
+        length=config["model_cfg"]["text_cfg"].get("context_length", 77),
+        transformers=_with_transformers(record.get("transformers", "")),
+        sha256=record.get("sha256", "not recorded"),
+    )
     (folder / "README.md").write_text(text, encoding="utf8")
     return text
 
@@ -252,7 +197,7 @@ def push(
     import huggingface_hub
 
     folder = Path(folder)
-    record, _ = read_json(folder / "record.json"), read_json(folder / "open_clip_config.json")
+    record = read_json(folder / "record.json")
     if not (folder / _WEIGHTS).is_file():
         raise UserError(f"{folder} holds no weights: {_WEIGHTS} is missing")
     if record.get("sha256") != digest(folder):
@@ -261,12 +206,13 @@ def push(
         raise UserError(f"a repository is owner/name, not {repo!r}")
     token = token or huggingface_hub.get_token() or ""
     if not token:
-        how = "run `hf auth login`, or set HF_TOKEN to a token that may write"
-        raise UserError(f"nobody is logged in to the hub: {how}")
-    message = f"release {record['sha256'][:12]}"
+        raise UserError(
+            "nobody is logged in to the hub: run `hf auth login`, or set HF_TOKEN to a token that may write"
+        )
     try:
         api = huggingface_hub.HfApi(token=token)
         api.create_repo(repo, private=private, exist_ok=True)
+        message = f"release {record['sha256'][:12]}"
         return str(api.upload_folder(folder_path=folder, repo_id=repo, commit_message=message))
     except Exception as e:  # whatever the network or the hub raises
         lines = str(e).strip().splitlines() or [type(e).__name__]

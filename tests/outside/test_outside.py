@@ -69,8 +69,7 @@ def our_zero_shot(towers, sets, names):
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     "(rows of ours by (suite, name), what outside.py found)"
-    from c2lip.evaluation.folders import benchmark_folder
-    from c2lip.evaluation.suites import evaluate
+    from c2lip.evaluation.suites import benchmark_folder, evaluate
     from c2lip.towers import load
     from c2lip.towers.folders import base_folder
 
