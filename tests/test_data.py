@@ -1,6 +1,5 @@
 """Readers, counts, orders and the loader: hostile files, twins of fast paths, and what only a maintainer needs."""
 
-import copy
 import gzip
 import http.server
 import io
@@ -12,6 +11,7 @@ import sys
 import tarfile
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -22,30 +22,20 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 from PIL import Image
 from tars import write_tar
 from torchvision import transforms
 
 from c2lip.core import Phrase, UserError
-from c2lip.data.batches import batches
+from c2lip.data import sources
 from c2lip.data.images import BadImage, TarPart, open_image
-from c2lip.data.loading import Samples, loader
+from c2lip.data.loading import Samples, batches, loader
 from c2lip.data.records import Record, Skips, holdout_fraction, with_phrases
 from c2lip.data.sources import find_source, open_data
 from c2lip.data.tables import Index, write_table
 
-SMALL = transforms.Compose(
-    [
-        transforms.Resize(16),
-        transforms.CenterCrop(16),
-        transforms.ToTensor(),
-        transforms.Normalize((0.5,) * 3, (0.5,) * 3),
-    ]
-)
-CROPPED = transforms.Compose(
-    [transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-)
+SMALL = transforms.Compose([transforms.Resize(16), transforms.CenterCrop(16), transforms.ToTensor()])
+CROPPED = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
 
 
 def image(i=0, size=(24, 20)):
@@ -129,27 +119,19 @@ def train_on(source, tmp_path, **kw):
 # images
 
 
-def test_formats_modes_and_orientation():
+def test_formats():
     for kind in ("png", "jpeg", "webp", "bmp", "gif"):
         assert open_image(encoded(1, kind)).mode == "RGB"
     with pytest.raises(BadImage):
         open_image(encoded(1, "tiff"))  # not among the formats
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90°
-    assert open_image(encoded(1, "jpeg", exif=exif)).size == (20, 24)
     assert open_image(Image.new("RGBA", (5, 5))).mode == open_image(Image.new("P", (5, 5))).mode == "RGB"
 
 
 # samples
 
 
-def test_cache_in_workers_and_with_chance():
-    order = batches(records(), 4, seed=2)
-    sets = [
-        Samples(records(), CROPPED),
-        Samples(records(), CROPPED, cache=True),
-        Samples(records(), CROPPED, cache=True, workers=2),
-    ]
+def test_the_same_images_for_any_cache_and_workers():
+    order, sets = batches(records(), 4, seed=2), [Samples(records(), CROPPED, cache=cache) for cache in (False, True)]
     runs = [[[s.image for s in b] for b in loader(s, order, workers=w, seed=5)] for s in sets for w in (0, 2)]
     for run in runs[1:]:
         for a, b in zip(runs[0], run, strict=True):
@@ -187,15 +169,6 @@ def test_too_many_bad_images_stop_the_run(workers):
             Samples([Record("a", b"no", "A.", [])], SMALL, skips=Skips(limit))[0]
 
 
-def test_global_chance_is_left_alone():
-    samples = Samples(records(), CROPPED)
-    torch.manual_seed(1), random.seed(1)
-    before = torch.get_rng_state(), random.getstate()
-    for workers in (0, 2):
-        list(loader(samples, batches(samples, 4), workers=workers))
-    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
-
-
 def test_many_batches_from_workers_cost_few_file_handles():
     import resource
 
@@ -207,9 +180,6 @@ def test_many_batches_from_workers_cost_few_file_handles():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(kept) == 12 and len(kept[0]) == 120
-
-
-# captions and phrases
 
 
 # tables
@@ -258,7 +228,6 @@ def test_broken_rows_are_counted(tmp_path):
 @pytest.mark.parametrize(
     "name, content",
     [
-        ("a.parquet", b"PAR1 no"),
         ("b.json", b"{}"),
         ("c.json", b"[1, "),
         ("d.csv", b"\xff\xfe\x00"),
@@ -284,14 +253,8 @@ def test_shards_in_every_spelling(tmp_path):
         shard(tmp_path / f"a-{i}.tar")
     wanted = read(tmp_path / "a-{0..2}.tar")
     assert len(wanted) == 24 and wanted[9].key == "a-1/00001" and wanted[0].phrases == [Phrase("A red mug", 0, 9)]
-    for source in (
-        tmp_path,
-        tmp_path / "a-*.tar",
-        tmp_path / "a-?.tar",
-        [tmp_path / f"a-{i}.tar" for i in range(3)],
-        f"file:{tmp_path}/a-{{0..2}}.tar",
-        f"file://{tmp_path}/a-*.tar",
-    ):
+    files = f"file:{tmp_path}/a-{{0..2}}.tar", f"file://{tmp_path}/a-*.tar"
+    for source in (tmp_path, tmp_path / "a-?.tar", [tmp_path / f"a-{i}.tar" for i in range(3)], *files):
         assert read(source) == wanted
     assert read(tmp_path / "a-0.tar")[0].image() == encoded(0)
     write_table(wanted, tmp_path / "t.parquet")
@@ -306,24 +269,15 @@ def test_hostile_members_are_not_read(tmp_path):
             return os.system, (f"touch {tmp_path}/owned",)
 
     evil = pickle.dumps(Evil())
-    shard(
-        tmp_path / "a.tar",
-        extra=lambda i: dict.fromkeys(("pyd", "pickle", "pkl", "pth", "ten", "npy", "cls", "txt"), evil),
-    )
+    kinds = ("pyd", "pickle", "pkl", "pth", "ten", "npy", "cls", "txt")
+    shard(tmp_path / "a.tar", extra=lambda i: dict.fromkeys(kinds, evil))
     samples = Samples(read(tmp_path / "a.tar"), SMALL)
     assert len(list(loader(samples, [[0, 1, 2]]))) == 1 and len(train_on(tmp_path / "a.tar", tmp_path, batch=4)) == 2
     with served(tmp_path) as (web, _):
         assert len(train_on(f"{web}/a.tar", tmp_path, batch=4)) == 2
     assert not (tmp_path / "owned").exists() and os.environ["WDS_SECURE"] == "1"
-    for address in (
-        f"pipe:touch {tmp_path}/owned",
-        f"Pipe:touch {tmp_path}/owned",
-        [f"pipe:touch {tmp_path}/owned"],
-        "-",
-        "ftp://x/a.tar",
-        "hf://x/a.tar",
-        "s3://a::file:///b.tar",
-    ):
+    pipe = f"pipe:touch {tmp_path}/owned"
+    for address in (pipe, pipe.title(), [pipe], "-", "ftp://x/a.tar", "hf://x/a.tar", "s3://a::file:///b.tar"):
         with pytest.raises(UserError):
             read(address)
     assert not (tmp_path / "owned").exists()
@@ -334,21 +288,16 @@ def test_hostile_members_are_not_read(tmp_path):
 def test_links_sparse_and_oversized_members(tmp_path, monkeypatch):
     monkeypatch.setattr("c2lip.data.shards.MAX_MEMBER", 5000)
 
-    def extra(tar):
-        link = tarfile.TarInfo("9.png")
-        link.type = tarfile.SYMTYPE
-        link.linkname = "/etc/passwd"
-        tar.addfile(link)
-        big = tarfile.TarInfo("8.png")
-        big.size = 6000
-        tar.addfile(big, io.BytesIO(bytes(6000)))
-        huge = tarfile.TarInfo("7.json")
-        huge.type = tarfile.GNUTYPE_SPARSE
-        tar.addfile(huge)
-
     shard(tmp_path / "a.tar")
     with tarfile.open(tmp_path / "a.tar", "a") as tar:
-        extra(tar)
+        for name, kind, size in (
+            ("9.png", tarfile.SYMTYPE, 0),
+            ("7.json", tarfile.GNUTYPE_SPARSE, 0),
+            ("8.png", None, 6000),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.size, member.linkname = kind or tarfile.REGTYPE, size, "/etc/passwd"
+            tar.addfile(member, io.BytesIO(bytes(size)))
     with served(tmp_path) as (web, _):
         for source in (tmp_path / "a.tar", f"{web}/a.tar"):
             skips = Skips(1)
@@ -378,13 +327,8 @@ def test_compressed_bombs(tmp_path, monkeypatch):
 
 def test_duplicates_and_damage(tmp_path):
     whole = shard(tmp_path / "a.tar").read_bytes()
-    once = [
-        ("1.png", encoded()),
-        ("1.json", b'{"caption": "A mug."}'),
-        ("2.png", encoded()),
-        ("2.txt", b"A cup."),
-    ]
-    write_tar(tmp_path / "d.tar", once * 2)
+    once = dict.fromkeys(("1.png", "2.png"), encoded()) | {"1.json": b'{"caption": "A mug."}', "2.txt": b"A cup."}
+    write_tar(tmp_path / "d.tar", sorted(once.items()) * 2)
     skips = Skips(1)
     assert [r.caption for r in read(tmp_path / "d.tar", skips)] == ["A mug.", "A cup."]
     assert skips.counts == {"duplicate key": 2}
@@ -394,12 +338,12 @@ def test_duplicates_and_damage(tmp_path):
     assert len(read(tmp_path / "e.tar", skips)) == 8 and skips.counts == {"damaged shard": 1}
 
 
-def test_a_thousand_mutated_shards(tmp_path):
+def test_mutated_shards(tmp_path):
     "Records, counts, or one clear error; and training gives what was found"
     whole, rng, lost, trained = shard(tmp_path / "a.tar", 4).read_bytes(), random.Random(0), 0, 0
     whole = whole[: -len(whole) + len(whole.rstrip(b"\0")) or None]
     whole += bytes(1024 + -len(whole) % 512)
-    for turn in range(1000):
+    for turn in range(300):
         hurt = bytearray(whole)
         for _ in range(rng.choice((1, 1, 3, 20))):
             hurt[rng.randrange(len(hurt))] = rng.randrange(256)
@@ -415,9 +359,8 @@ def test_a_thousand_mutated_shards(tmp_path):
         except UserError as e:
             found = []
             assert "\n" not in str(e)
-        assert len(found) + len(skips.rows) + sum(skips.unread.values()) >= 4 - 1 or "damaged shard" in skips.counts, (
-            str(skips)
-        )
+        enough = len(found) + len(skips.rows) + sum(skips.unread.values()) >= 4 - 1
+        assert enough or "damaged shard" in skips.counts, str(skips)
         good = {r.key for r in found if not isinstance(opened(r.image), BadImage)}
         lost += bool(skips.rows)
         if turn % 5 == 0 and found:
@@ -428,7 +371,7 @@ def test_a_thousand_mutated_shards(tmp_path):
                 continue
             assert set(keys) <= good and len(keys) == len(found)
             trained += 1
-    assert lost > 200 and trained > 80
+    assert lost > 60 and trained > 20
 
 
 def opened(image):
@@ -448,14 +391,10 @@ def test_remote_shards_are_near_ones(tmp_path, monkeypatch):
         how.fails = 1  # a busy server is asked again
         near, far = open_data(tmp_path / "a-{0..2}.tar", **cache), open_data(f"{web}/a-{{0..2}}.tar", **cache)
         assert [r._replace(image=r.image()) for r in near] == [r._replace(image=r.image()) for r in far]
-        runs = [
-            [
-                (s.key, s.image)
-                for b in loader(Samples(records, CROPPED), batches(records, 5, seed=3), workers=w, seed=1)
-                for s in b
-            ]
-            for records, w in ((near, 0), (far, 0), (far, 2))
-        ]
+        runs = []
+        for found, workers in ((near, 0), (far, 0), (far, 2)):
+            loaded = loader(Samples(found, CROPPED), batches(found, 5, seed=3), workers=workers, seed=1)
+            runs.append([(s.key, s.image) for batch in loaded for s in batch])
         for run in runs[1:]:
             assert all(a == c and b.equal(d) for (a, b), (c, d) in zip(runs[0], run, strict=True))
         write_table(list(far), tmp_path / "t.parquet")
@@ -493,9 +432,8 @@ def test_object_stores_through_fsspec(tmp_path):
 
     fsspec.register_implementation("s3", Store, clobber=True)
     found = open_data("s3://bucket/a.tar", index_folder=tmp_path / "cache")
-    assert [r._replace(image=r.image()) for r in found] == [
-        r._replace(image=r.image()) for r in read(tmp_path / "a.tar")
-    ]
+    near = read(tmp_path / "a.tar")
+    assert [r._replace(image=r.image()) for r in found] == [r._replace(image=r.image()) for r in near]
     assert len(train_on("s3://bucket/a.tar", tmp_path, batch=4)) == 2
     with pytest.raises(UserError, match="missing shard"):
         open_data("s3://bucket/b.tar", index_folder=tmp_path / "cache")
@@ -521,7 +459,7 @@ def test_index_is_what_the_source_gives(tmp_path):
             assert found.holdout_fractions.tolist() == [holdout_fraction(r.key) for r in wanted]
     kept = [[p.read_bytes() for p in sorted((tmp_path / f"cache{n}").glob("*.arrow"))] for n in (0, 2)]
     assert kept[0] == kept[1], "the same bytes for any number of workers"
-    part = copy.copy(found[1:3])
+    part = found[1:3]
     assert list(part) == wanted[1:3] and isinstance(part, Index) and found[-1] == wanted[-1]
 
 
@@ -550,75 +488,41 @@ def test_index_keeps_the_count_of_what_was_left_out(tmp_path):
     source, skips = tmp_path / "a-{00..11}.tar", [Skips(), Skips(), Skips()]
     for n, s in enumerate(skips):
         open_data(source, skips=s, index_folder=tmp_path / "cache", workers=n)
-    assert (
-        skips[0].rows == skips[1].rows == skips[2].rows == {"a-05.tar": ("missing shard", str(tmp_path / "a-05.tar"))}
-        and skips[1].seen == 88
-    )
+    rows = {"a-05.tar": ("missing shard", str(tmp_path / "a-05.tar"))}
+    assert skips[0].rows == skips[1].rows == skips[2].rows == rows and skips[1].seen == 88
     with pytest.raises(UserError, match="left out"):
         open_data(source, skips=Skips(0), index_folder=tmp_path / "cache")
 
 
-def test_one_of_several_processes_makes_the_index(tmp_path, run):
-    "Three processes ask at once; the lock lets one of them make it"
+def test_one_of_several_makes_the_index(tmp_path, monkeypatch):
+    "Three want it at once; the lock lets one of them make it"
+    made, write = [], sources._write_index
+
+    def slowly(*args):
+        made.append(time.sleep(0.3))
+        return write(*args)
+
     shard(tmp_path / "a.tar")
-    code = f"""
-import time
-from c2lip.data import sources
-write = sources._write_index
-def slowly(*args):
-    print("made")
-    time.sleep(1)
-    return write(*args)
-sources._write_index = slowly
-print(len(sources.open_data({str(tmp_path / "a.tar")!r}, index_folder={str(tmp_path / "cache")!r})), "records")
-"""
+    monkeypatch.setattr(sources, "_write_index", slowly)
     with ThreadPoolExecutor(3) as pool:
-        texts = [done.out for done in pool.map(lambda _: run(sys.executable, "-c", code), range(3))]
-    assert all("8 records" in text for text in texts), texts
-    assert sum("made" in text for text in texts) == 1
+        found = pool.map(lambda _: len(open_data(tmp_path / "a.tar", index_folder=tmp_path / "cache")), range(3))
+        assert list(found) == [8, 8, 8] and len(made) == 1
 
 
-def test_workers_share_the_index(tmp_path, run):
-    "A forked process that reads every record takes a fraction of what the records would cost as objects"
-    n, caption = 20_000, "A man in a red shirt is standing beside a wooden table, holding a cup of coffee in his hand."
-    place = dict(shard="a.tar", size=9, phrases=[["A man", 0, 5], ["a red shirt", 9, 20]])
-    rows = (json.dumps(dict(key=str(i), offset=i, caption=f"{caption} {i}") | place) for i in range(n))
-    (tmp_path / "t.jsonl").write_text("\n".join(rows))
-    code = f"""
-import os
-from c2lip.data.sources import open_data
-records = open_data({str(tmp_path / "t.jsonl")!r}, index_folder={str(tmp_path / "cache")!r})
-def private():
-    with open("/proc/self/smaps_rollup") as f:
-        return sum(int(line.split()[1]) for line in f if line.startswith("Private"))
-if os.fork() == 0:
-    before = private()
-    for i in range({n}): records[i]
-    print("kB:", private() - before, flush=True); os._exit(0)
-os.wait()
-"""
-    done = run(sys.executable, "-c", code)  # a process of its own: a large one copies pages of its own heap
-    assert int(done.out.split("kB:")[1]) < 10_000, done.out + "for 20,000 records, which take 20 MB as objects"
-
-
+@pytest.mark.parametrize("damage", ["cut", "empty", "zeros"])
 @pytest.mark.parametrize("name", ["arrow", "json"])
-@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "zeros"])
 def test_a_damaged_index_is_made_anew(tmp_path, name, damage, capsys):
     def opened():
-        return open_data(tmp_path / "a.tar", index_folder=tmp_path / "i")
+        return list(open_data(tmp_path / "a.tar", index_folder=tmp_path / "i"))
 
-    shard(tmp_path / "a.tar")
-    wanted = list(opened())
+    shard(tmp_path / "a.tar", 2)
+    wanted = opened()
     (file,) = (tmp_path / "i").glob(f"*.{name}")
-    size = file.stat().st_size
-    if damage == "gone":
-        file.unlink()
-    else:
-        file.write_bytes({"cut": file.read_bytes()[: size // 2], "empty": b"", "zeros": bytes(size)}[damage])
-    assert list(opened()) == wanted
-    assert list(opened()) == wanted
-    said = capsys.readouterr().out
-    assert said.count("is made anew") == (0 if (name, damage) == ("json", "gone") else 1), said
+    content = file.read_bytes()
+    file.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "zeros": bytes(len(content))}[damage])
+    assert opened() == opened() == wanted and capsys.readouterr().out.count("is made anew") == 1
+    file.unlink()
+    assert opened() == wanted
 
 
 # what training leaves out
@@ -633,10 +537,8 @@ def test_a_bad_start_stops_a_large_run(tmp_path, workers, monkeypatch):
     with pytest.raises(UserError, match="images could not be opened"):
         for _ in loader(samples, batches(rows, 8), workers=workers):
             pass
-    assert (
-        samples.skips.tried < 100
-        and len((tmp_path / "skipped.jsonl").read_text().splitlines()) == len(samples.skips.rows) > 5
-    )
+    assert samples.skips.tried < 100
+    assert len((tmp_path / "skipped.jsonl").read_text().splitlines()) == len(samples.skips.rows) > 5
     again = Skips(0.2, tmp_path / "skipped.jsonl")
     assert again.rows == samples.skips.rows, "a resumed run goes on counting"
     again.add(next(iter(again.rows)), "broken image")
@@ -666,18 +568,3 @@ def test_orders():
         assert len(f) == 31 and len(set(sum(f, []))) == 31 * 32 and all(type(i) is int for i in f[0])
     assert len({json.dumps(f) for f in found}) == 4 and found[0] == batches(range(1003), 32)
     assert batches(range(12), 4, seed=5, epoch=2) == [[2, 3, 0, 9], [8, 1, 7, 4], [10, 5, 11, 6]]
-
-
-@pytest.mark.parametrize("size", [2, 7, 32, 1003])
-def test_batches_of_neighbours(size):
-    "Every image brings a neighbour once in two epochs; a batch holds nothing twice, and pairs stand together"
-    phrases, n = range(1003), 1003
-    near = (np.arange(n)[:, None] + np.array([1, -1, 2])) % n
-    epochs = [batches(phrases, size, 5, e, "neighbours", neighbours=near) for e in range(4)]
-    assert all(len(found) == n // size and all(len(set(b)) == len(b) == size for b in found) for found in epochs)
-    assert epochs[2] == batches(phrases, size, 5, 2, "neighbours", neighbours=near) and epochs[0] != epochs[2]
-    pairs = [(b[i], b[i + 1]) for found in epochs[:2] for b in found for i in range(0, size - 1, 2)]
-    firsts = [a for a, _ in pairs]
-    assert len(firsts) == 2 * (n // size) * (size // 2) and (size % 2 or len(set(firsts)) == len(firsts))
-    if size < 100:
-        assert np.mean([b in near[a] for a, b in pairs]) > 0.9

@@ -12,7 +12,8 @@ import re
 import sys
 import threading
 from collections import Counter, deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,12 @@ import pyarrow.parquet
 import spacy
 
 from ..concepts import is_english, load_pipeline, make_rules, split_sentences
-from ..core import UserError
+from ..core import UserError, one_line
 from ..core.files import folder_digest, output_place, project_root, read_json, sole_writer, write_json
-from .images import Bar, in_workers, remote_scheme
-from .records import Caption, Record, Skips, with_phrases
+from .images import Bar, Outcomes, in_workers, remote_scheme
+from .records import Caption, Skips, with_phrases
 from .shards import LOST, index_captions
-from .sources import Shards, Source, find_source
+from .sources import Shards, find_source
 from .tables import TABLES, write_batches, write_table
 
 # %% ../../nbs/4_data/07_prepare.ipynb #442532a9
@@ -40,10 +41,8 @@ FEWEST_WORDS, MOST_WORDS = 4, 34
 "Of a sentence that stands alone, as the public preparation has it"
 
 
-def _corpus_sentences(
-    caption: str,
-) -> list[str]:  # in order
-    "The sentences of a long caption that can stand alone (CLIC's preparation)"
+def _corpus_sentences(caption: str) -> list[str]:
+    "The sentences of a long caption that can stand alone (CLIC's preparation), in order"
     found = []
     for sentence in split_sentences(caption):
         announced = ANNOUNCED.match(sentence)
@@ -53,10 +52,8 @@ def _corpus_sentences(
     return found
 
 
-def _sentence_records(
-    records: list[Record],
-) -> list[Record]:  # without those of which fewer than two sentences can stand alone
-    "Records whose captions are the sentences of their captions, each once"
+def _sentence_records(records):
+    "Records whose captions are the sentences of their captions, each once; without those of fewer than two sentences"
     found = []
     for r in records:
         texts = list(dict.fromkeys(s for c in r.captions for s in _corpus_sentences(c.text)))
@@ -65,50 +62,36 @@ def _sentence_records(
     return found
 
 # %% ../../nbs/4_data/07_prepare.ipynb #18fb7bd6
-@dataclass
-class _Work:
-    "What every part is prepared with; it travels to other processes and machines"
-
-    source: Source
-    folder: str  # of the parts
-    nlp: str | None  # name of a pipeline
-    rules: dict  # of `concepts.Rules`
-    max_skipped: float  # largest share of a part that may be lost
-    sentences: bool  # the sentences of captions become the captions
-
-    def __call__(self, job):
-        "Write a part (number, note, part) with its phrases, then its note; the number of its captions"
-        number, note, part = job
-        skips, target = Skips(self.max_skipped), _part_file(self.folder, number)
-        records, more = self.source.read(part, skips)
-        if skips.seen and not set(LOST) & set(skips.counts):
-            skips.check(part[0])  # damaged shards are judged together, at the end
-        if self.sentences:
-            read = len(records)
-            records = _sentence_records(records)
-            more = more | {"few_sentences": read - len(records)}
-        searched = [r.caption for r in records if r.phrases is None]
-        records = with_phrases(records, self.nlp, self.rules)
-        counts = dict(
-            captions=len(records),
-            further=sum(len(r.further) for r in records),
-            phrases=sum(len(c.phrases or ()) for r in records for c in r.captions),
-            given=len(records) - len(searched),
-            none=sum(1 for r in records if not r.phrases),
-            not_english=sum(not is_english(caption) for caption in searched),
-            truncated=sum(len(caption) > make_rules(self.rules).max_chars for caption in searched),
-        )
-        if records:
-            write_table(records, target)
-        write_json(target.with_suffix(".json"), note | {"counts": counts | {"skipped": skips.counts} | more})
-        return len(records)
+def _prepare_part(job, source, folder, nlp, rules, max_skipped, sentences):
+    # write a part (number, note, part) with its phrases, then its note; the number of its captions
+    number, note, part = job
+    skips, target = Skips(max_skipped), _part_file(folder, number)
+    records, more = source.read(part, skips)
+    if skips.seen and not set(LOST) & set(skips.counts):
+        skips.check(part[0])  # damaged shards are judged together, at the end
+    if sentences:
+        read, records = len(records), _sentence_records(records)
+        more = more | {"few_sentences": read - len(records)}
+    searched = [r.caption for r in records if r.phrases is None]
+    records = with_phrases(records, nlp, rules)
+    counts = dict(
+        captions=len(records),
+        further=sum(len(r.further) for r in records),
+        phrases=sum(len(c.phrases or ()) for r in records for c in r.captions),
+        given=len(records) - len(searched),
+        none=sum(1 for r in records if not r.phrases),
+        not_english=sum(not is_english(caption) for caption in searched),
+        truncated=sum(len(caption) > make_rules(rules).max_chars for caption in searched),
+        skipped=skips.counts,
+    )
+    if records:
+        write_table(records, target)
+    write_json(target.with_suffix(".json"), note | {"counts": counts | more})
+    return len(records)
 
 
-def _part_file(
-    folder,  # of the result
-    number: int,
-) -> Path:
-    "Where a part lies, its note beside it"
+def _part_file(folder, number):
+    # where a part lies, its note beside it
     return Path(folder) / f"part-{number:05d}.parquet"
 
 
@@ -122,116 +105,52 @@ def _is_done(folder, number, note):
     return found == note and (target.is_file() or not counts["captions"])
 
 # %% ../../nbs/4_data/07_prepare.ipynb #4d5a227c
-def _outcome(work, job):
-    # what a task of Ray gives back; an error as a value, without a worker's traceback in it
-    try:
-        return work(job)
-    except UserError as e:
-        return e
-
-
 def _in_ray(work, jobs, workers, address):
     # the results in the order of the jobs, of which a few are under way at a time
     try:
         import ray  # heavy, and an extra
     except ImportError:
         raise UserError("Ray is not installed here; get it with: pip install c2lip[ray]") from None
-    connected = ray.is_initialized()  # by the caller: it stays so
     where = dict(num_cpus=workers, include_dashboard=False) if address == "local" else dict(address=address)
+    ours = not ray.is_initialized()  # a caller's Ray stays as it is
     try:
-        if not connected:
+        if ours:
             ray.init(log_to_driver=False, logging_level="ERROR", **where)
+        task, work, under_way = ray.remote(num_cpus=1)(Outcomes.__getitem__), ray.put(Outcomes(work)), deque()
     except (ConnectionError, ValueError, RuntimeError) as e:
-        reason, expected = " ".join(str(e).split())[:200], "local, auto, HOST:PORT or ray://HOST:PORT"
-        raise UserError(f"no Ray cluster answers at {address!r} ({reason}); expected {expected}") from None
+        expected = "local, auto, HOST:PORT or ray://HOST:PORT"
+        raise UserError(f"no Ray cluster answers at {address!r} ({one_line(e, 200)}); expected {expected}") from None
     try:
-        task, work, under_way = ray.remote(num_cpus=1)(_outcome), ray.put(work), deque()
         for job in jobs:
             under_way.append(task.remote(work, job))
             if len(under_way) >= 2 * workers:
                 yield ray.get(under_way.popleft())
         yield from map(ray.get, under_way)
     finally:
-        if not connected:
+        if ours:
             ray.shutdown()
 
-
-def _results(work, jobs, workers, ray):
-    forks = sys.platform == "linux" and threading.active_count() == 1
-    if not ray:
-        return in_workers(work, jobs, workers if workers > 1 else 0, "fork" if forks else "spawn")
-    return in_workers(_as_result, _in_ray(work, jobs, workers, ray))
-
-
-def _as_result(result):
-    if isinstance(result, UserError):
-        raise result
-    return result
-
-# %% ../../nbs/4_data/07_prepare.ipynb #495c9fbe
-def _total(folder, parts):
-    # counts of all parts; what was skipped; how many rows of a joined table have an image; an image without a row
-    total, skipped, met, example = Counter(), Counter(), [], None
-    for number in range(parts):
-        counts = read_json(_part_file(folder, number).with_suffix(".json"))["counts"]
-        skipped.update(counts.pop("skipped"))
-        met.append(np.array(counts.pop("met", []), dtype=np.int64))
-        example = counts.pop("example", None) or example
-        total.update(counts)
-    rows = len(np.unique(np.concatenate(met))) if met else 0
-    return dict(total), skipped, rows, example
-
-
-def _join_facts(captions, joined, unmatched, met, example):
-    # what the manifest says of a joined table
-    if not met:
-        raise UserError(
-            f"no image has a row in {captions}, matched by {joined['match']}: the first image is {example!r}; "
-            "see match, and whether the table belongs to these shards"
-        )
-    return dict(
-        table=Path(captions).name,
-        match=joined["match"],
-        images_without_row=unmatched,
-        rows=joined["rows"],
-        rows_without_image=joined["rows"] - met,
-        skipped_rows=joined["skipped"],
-    )
-
-
-def _made_by(nlp):
-    # the pipeline, exactly
-    pipeline = load_pipeline(nlp)
-    return dict(
-        pipeline=f"{pipeline.meta['lang']}_{pipeline.meta['name']}",
-        version=pipeline.meta["version"],
-        digest=folder_digest(pipeline.path),
-        spacy=spacy.__version__,
-    )
-
 # %% ../../nbs/4_data/07_prepare.ipynb #b8f7eeff
-PARTS_FORMAT = 4  # changes with what a part holds: older parts are made again
+PARTS_FORMAT = 5  # changes with what a part holds: older parts are made again
 PATIENCE = 10.0  # seconds to wait for another prepare that is just ending
-OURS = ("captions.parquet", "captions.jsonl", "manifest.json", "join.*", "part-*")  # names of what is written
+OURS = ("captions.parquet", "manifest.json", "join.*", "part-*")  # names of what is written
 MARK = "prepare.json"  # says that files of these names are ours
 
 
-def _check(source, folder, captions, write, workers):
+def _check(source, folder, captions, workers):
     # the folder is made; it holds no other result, and nothing under our names that is not ours
     if workers < 1:
         raise UserError(f"workers={workers}: at least one process is needed")
-    if write not in ("parquet", "jsonl"):
-        raise UserError(f"the result is written as parquet or jsonl, not {write!r}")
     if captions and not isinstance(source, Shards):
         raise UserError(f"captions from a table are joined to tar shards; {source.places[0]} is none")
     for place in source.places:
         if not remote_scheme(str(place)) and not Path(place).exists():
             raise UserError(f"there is no file {place}; a table or a tar shard was expected")
-    for kind in TABLES:
-        table = folder / f"captions.{kind}"
-        if table.is_file() and (kind != write or table.resolve() in [Path(p).resolve() for p in source.places]):
+    sources = [Path(place).resolve() for place in source.places]
+    for table in (folder / f"captions.{kind}" for kind in TABLES):
+        if table.is_file() and (table.suffix != ".parquet" or table.resolve() in sources):
             advice = "which would be read in place of the result, or overwritten: choose another folder"
-            raise UserError(f"{folder} holds captions.{kind} already, {advice}")
+            raise UserError(f"{folder} holds {table.name} already, {advice}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         found = sorted(path.name for name in OURS for path in folder.glob(name))
@@ -242,21 +161,47 @@ def _check(source, folder, captions, write, workers):
         raise UserError(f"the folder {folder} cannot be written: {e.strerror}") from None
 
 
+def _made_by(nlp):
+    # the pipeline, exactly
+    pipeline = load_pipeline(nlp)
+    name, version = f"{pipeline.meta['lang']}_{pipeline.meta['name']}", pipeline.meta["version"]
+    return dict(pipeline=name, version=version, digest=folder_digest(pipeline.path), spacy=spacy.__version__)
+
+
 def _prepare_parts(work, recipe, workers, ray, progress):
     # prepare what is not done; the number of all parts, and what was left out while they were found
-    skips = Skips(work.max_skipped)
-    notes = [dict(part=work.source.mark(part), recipe=recipe) for part in work.source.parts(skips)]
+    source, folder, skips = work.keywords["source"], work.keywords["folder"], Skips(work.keywords["max_skipped"])
+    notes = [dict(part=source.mark(part), recipe=recipe) for part in source.parts(skips)]
     if skips.seen:
-        skips.check(work.source.places[0])
-    todo = {number for number, note in enumerate(notes) if not _is_done(work.folder, number, note)}
-    jobs = ((n, notes[n], part) for n, part in enumerate(work.source.parts(Skips())) if n in todo)
-    captions = 0
+        skips.check(source.places[0])
+    todo = {number for number, note in enumerate(notes) if not _is_done(folder, number, note)}
+    jobs = ((n, notes[n], part) for n, part in enumerate(source.parts(Skips())) if n in todo)
+    workers, captions = min(workers, len(todo)), 0
+    start = "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
     with Bar(total=len(todo), unit="part", disable=not (progress and todo)) as bar:
-        for count in _results(work, jobs, min(workers, len(todo)), ray) if todo else ():
+        if todo and ray:
+            results = _in_ray(work, jobs, workers, ray)
+        else:
+            results = in_workers(work, jobs, workers if workers > 1 else 0, start)
+        for count in results:
+            if isinstance(count, UserError):
+                raise count
             captions += count
             bar.set_postfix_str(f"{captions:,} captions", refresh=False)
             bar.update()
-    return len(notes), skips
+    return len(notes), skips.counts
+
+
+def _total(folder, parts):
+    # counts of all parts; what was skipped; how many rows of a joined table have an image; an image without a row
+    total, skipped, met, example = Counter(), Counter(), [np.array([], dtype=np.int64)], None
+    for number in range(parts):
+        counts = read_json(_part_file(folder, number).with_suffix(".json"))["counts"]
+        skipped.update(counts.pop("skipped"))
+        met.append(np.array(counts.pop("met", []), dtype=np.int64))
+        example = counts.pop("example", None) or example
+        total.update(counts)
+    return dict(total), skipped, len(np.unique(np.concatenate(met))), example
 
 
 def prepare(
@@ -268,9 +213,7 @@ def prepare(
     image_folder=None,  # folder that a table's image paths start from; None takes the table's own
     caption_column: str | None = None,  # column or key of captions, or several with commas between; None: a usual one
     progress: bool = True,  # show a progress bar of parts
-    captions=None,  # a table with the captions of images in shards, such as DreamLIP's csv
-    match: str | None = None,  # how it is joined to the shards: "url", "key"; None: by url where it has such a column
-    write: str = "parquet",  # "parquet" or "jsonl"
+    captions=None,  # a table with the captions of images in shards, such as DreamLIP's csv, by their url or key
     ray: str | None = None,  # None: processes of this machine; "local" or an address: Ray
     max_skipped: float = 0.1,  # largest share of a part that may be lost
     sentences: bool = False,  # the sentences of captions become the captions of an image, as CLIC's corpora are made
@@ -278,35 +221,47 @@ def prepare(
     "Write captions.parquet with the phrases of every caption, and manifest.json; finished parts are not done again"
     folder, nlp, chosen = output_place(folder), nlp or None, asdict(make_rules(rules or {}))
     root = None if image_folder is None else project_root() / image_folder
-    found = find_source(source, columns=(root, None, None if captions else caption_column))
-    _check(found, folder, captions, write, workers)
+    found = find_source(source, image_folder=root, caption_column=None if captions else caption_column)
+    _check(found, folder, captions, workers)
     busy = f"another prepare writes to {folder}: wait for it, or choose another folder"
     with sole_writer(folder, busy, PATIENCE, "prepare.lock"):
         made_by, joined = _made_by(nlp), None
         if captions:
-            joined = index_captions(project_root() / captions, folder / "join.arrow", match, caption_column)
+            joined = index_captions(project_root() / captions, folder / "join.arrow", caption_column)
             found.join = str(folder / "join.arrow"), joined["match"]
-        made_of = [PARTS_FORMAT, made_by, chosen, list(map(str, found.columns)), joined, max_skipped, sentences]
+        made_of = [PARTS_FORMAT, made_by, chosen, str(root), found.caption_column, joined, max_skipped, sentences]
         recipe = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-        work = _Work(found, str(folder), nlp, chosen, max_skipped, sentences)
-        parts, skips = _prepare_parts(work, recipe, workers, ray, progress)
+        how = dict(source=found, folder=str(folder), nlp=nlp, rules=chosen, max_skipped=max_skipped)
+        work = partial(_prepare_part, sentences=sentences, **how)
+        parts, left_out = _prepare_parts(work, recipe, workers, ray, progress)
 
         total, skipped, met, example = _total(folder, parts)
         unmatched = total.pop("unmatched", 0)
-        manifest = dict(total, skipped=dict(skipped + Counter(skips.counts)), parts=parts)
-        manifest |= dict(made_by=made_by, rules=chosen)
+        manifest = dict(total, skipped=dict(skipped + Counter(left_out)), parts=parts, made_by=made_by, rules=chosen)
         if sentences:
             manifest["sentences"] = True
+        if joined and not met:
+            raise UserError(
+                f"no image has a row in {captions}, matched by {joined['match']}: the first image is {example!r}; "
+                "does the table belong to these shards?"
+            )
         if joined:
-            manifest["joined"] = _join_facts(captions, joined, unmatched, met, example)
+            manifest["joined"] = dict(
+                table=Path(captions).name,
+                match=joined["match"],
+                images_without_row=unmatched,
+                rows=joined["rows"],
+                rows_without_image=joined["rows"] - met,
+                skipped_rows=joined["skipped"],
+            )
         lost = sum(skipped[cause] for cause in LOST)
         if lost > max_skipped * parts:
             allowed = f"at most {max_skipped:.3g} of them may be (max_skipped)"
             raise UserError(f"{lost} of {parts} shards are missing or damaged: {dict(skipped)}; {allowed}")
         if not total.get("captions"):
             raise UserError(f"{source}: no sample found")
-        files = [file for file in (_part_file(folder, number) for number in range(parts)) if file.is_file()]
+        files = filter(Path.is_file, (_part_file(folder, number) for number in range(parts)))
         batches = (batch for file in files for batch in pyarrow.parquet.ParquetFile(file).iter_batches(2**13))
-        write_batches(batches, folder / f"captions.{write}")
+        write_batches(batches, folder / "captions.parquet")
         write_json(folder / "manifest.json", manifest)
     return manifest

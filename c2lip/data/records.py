@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['TRIED_AT_LEAST', 'PHRASE_NAMES', 'Skips', 'Caption', 'Record', 'caption_texts', 'find_phrases', 'captions_of',
-           'with_phrases', 'holdout_fraction', 'Records', 'RecordList', 'split_holdout']
+           'with_phrases', 'holdout_fraction', 'Records', 'split_holdout']
 
 # %% ../../nbs/4_data/01_records.ipynb #ee2ecefc
 import hashlib
 import json
 import re
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -59,40 +58,30 @@ class Skips:
                     file.write(line + "\n")
         return True
 
-    def merge(
-        self,
-        other: "Skips",  # of a part of the same source
-    ):
-        "Add what another count holds"
+    def merge(self, other: "Skips"):
+        "Add what the count of a part of the same source holds"
         self.seen += other.seen
         self.unread.update(other.unread)
-        for where, (cause, detail) in other.rows.items():
-            self.add(where, cause, detail)
+        for where, why in other.rows.items():
+            self.add(where, *why)
 
     @property
-    def counts(self) -> dict[str, int]:  # cause → how many
+    def counts(self) -> dict[str, int]:
         "How many were left out for each cause, the most frequent first"
         return dict(Counter(cause for cause, _ in self.rows.values()).most_common())
 
-    def _examples(self, cause):
-        # the first three names, and a mark where there are more
-        names = [where for where, (of, _) in self.rows.items() if of == cause]
-        return ", ".join(names[:3] + ["…"] * (len(names) > 3))
-
     def __str__(self):
-        text = f"{len(self.rows)} of {self.seen} left out"
-        parts = [f"{n} {cause} ({self._examples(cause)})" for cause, n in self.counts.items()]
-        if parts:
-            text += ": " + "; ".join(parts)
+        parts = []
+        for cause, n in self.counts.items():
+            names = [where for where, (of, _) in self.rows.items() if of == cause]
+            parts.append(f"{n} {cause} ({', '.join(names[:3] + ['…'] * (n > 3))})")
+        text = ": ".join([f"{len(self.rows)} of {self.seen} left out", *filter(None, ["; ".join(parts)])])
         if self.unread:
             text += "; members not read: " + ", ".join(f"{n} {kind}" for kind, n in self.unread.most_common(5))
         return one_line(text)
 
-    def check(
-        self,
-        source="the data",  # how to call the source in the message
-    ):
-        "Raise `UserError` where too much is lost, or nothing is left"
+    def check(self, source="the data"):
+        "Raise `UserError`, which names the source, where too much is lost or nothing is left"
         allowed = f"at most {100 * self.limit:.3g}% may be lost (max_skipped)"
         if len(self.rows) > self.limit * self.seen:
             raise UserError(f"{source}: {self}; {allowed}")
@@ -131,10 +120,8 @@ class Record(NamedTuple):
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 
-def caption_texts(
-    *values,  # texts or lists of texts
-) -> list[str]:  # canonical, each once, without those that are empty
-    "The captions in fields that may hold several"
+def caption_texts(*values) -> list[str]:
+    "The captions in fields, texts or lists of texts: canonical, each once, without those that are empty"
     texts = [text for value in values for text in (value if isinstance(value, (list, tuple)) else [value])]
     cleaned = (canonical_caption(text) for text in texts if isinstance(text, str))
     return list(dict.fromkeys(filter(None, cleaned)))
@@ -151,20 +138,15 @@ def find_phrases(
     found = []
     for item in phrases:
         text, start, end = (item, -1, -1) if isinstance(item, str) else item
-        if start >= 0 and text == caption[start:end] and text == text.strip():
-            if text:
-                found.append(Phrase(text, start, end))
-        elif text := canonical_caption(text):
-            found.append(_find_phrase(caption, text, start, end))
+        if start < 0 or text != caption[start:end] or text != text.strip():
+            text = canonical_caption(text)
+        if start < 0 or text != caption[start:end]:  # a bare text, or characters counted in the uncleaned caption
+            pattern = re.escape(text)
+            hit = re.search(rf"(?<!\w){pattern}(?!\w)", caption, re.I) or re.search(pattern, caption, re.I)
+            start, end = hit.span() if hit else (-1, -1)
+        if text:
+            found.append(Phrase(caption[start:end] if start >= 0 else text, start, end))
     return found
-
-
-def _find_phrase(caption, text, start, end):
-    if start < 0 or caption[start:end] != text:  # a bare text, or characters counted before the caption was cleaned
-        pattern = re.escape(text)
-        hit = re.search(rf"(?<!\w){pattern}(?!\w)", caption, re.I) or re.search(pattern, caption, re.I)
-        start, end = hit.span() if hit else (-1, -1)
-    return Phrase(caption[start:end] if start >= 0 else text, start, end)
 
 
 def _listed(value, what):
@@ -182,14 +164,15 @@ def _listed(value, what):
 def _given_phrases(value, caption):
     # phrases as a source holds them; None where it gives none
     items = []
-    for item in _listed(value, "phrases") or ():
+    if (given := _listed(value, "phrases")) is None:
+        return None
+    for item in given:
         parts = [item.get(name) for name in Phrase._fields] if isinstance(item, dict) else item
-        if not isinstance(parts, str):
-            kinds = [type(part) for part in parts] if isinstance(parts, (list, tuple)) else []
-            if kinds != [str, int, int]:
-                raise ValueError("phrases must be a list of texts or of [text, start, end]")
+        kinds = list(map(type, parts)) if isinstance(parts, (list, tuple)) else type(parts)
+        if kinds not in (str, [str, int, int]):
+            raise ValueError("phrases must be a list of texts or of [text, start, end]")
         items.append(parts)
-    return None if _listed(value, "phrases") is None else find_phrases(caption, items)
+    return find_phrases(caption, items)
 
 
 def captions_of(
@@ -239,26 +222,30 @@ def holdout_fraction(
 
 
 class Records(Sequence):
-    "A data set before its images are opened; every record has its phrases"
+    "A data set before its images are opened, here in memory; every record has its phrases"
 
-    drawn = False  # True: images of the embedded world, which has splits of its own for training and tests
+    drawn = False
 
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def record(
+    def __init__(
         self,
-        i: int,  # 0 … len − 1, or negative from the end
-    ) -> Record:
-        "Record `i`, its phrases included; raises `IndexError`"
+        records: Iterable,  # `Record`s, or tuples (key, image, caption[, phrases]); missing phrases are found
+        drawn: bool = False,  # images of the embedded world, which has splits of its own for training and tests
+    ):
+        self.records, self.drawn = with_phrases([Record(*r) for r in records]), drawn
 
-    @abstractmethod
+    def __len__(self):
+        return len(self.records)
+
+    def record(self, i: int) -> Record:
+        "Record `i`, negative from the end, its phrases included; raises `IndexError`"
+        return self.records[i]
+
     def subset(
         self,
         rows: np.ndarray,  # (n,) numbers of records, or (len,) a mask
     ) -> "Records":
         "The data set that these records make"
+        return Records([self.records[i] for i in np.arange(len(self))[rows]], self.drawn)
 
     def __getitem__(self, i):
         return self.subset(np.arange(len(self))[i]) if isinstance(i, slice) else self.record(i)
@@ -281,30 +268,6 @@ class Records(Sequence):
     def holdout_fractions(self) -> np.ndarray:  # (len,) 0 … 1
         "`holdout_fraction` of every record"
         return np.array([holdout_fraction(r.key) for r in self])
-
-
-class RecordList(Records):
-    "Records in memory"
-
-    def __init__(
-        self,
-        records: Iterable,  # `Record`s, or tuples (key, image, caption[, phrases])
-        drawn: bool = False,  # images of the embedded world
-        nlp=None,  # a spaCy pipeline for phrases that are missing; None takes the embedded one
-        rules: dict | None = None,  # fields of `concepts.Rules` for them; None: the defaults
-    ):
-        self.records = with_phrases([Record(*r) for r in records], nlp, rules)
-        self.drawn = drawn
-
-    def __len__(self):
-        return len(self.records)
-
-    def record(self, i):
-        return self.records[i]
-
-    def subset(self, rows):
-        kept = np.arange(len(self))[rows]
-        return RecordList([self.records[i] for i in kept], self.drawn)
 
 
 def split_holdout(

@@ -10,21 +10,20 @@ import hashlib
 import itertools
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pyarrow
 from filelock import FileLock
 
 from ..core import UserError, did_you_mean, files
-from ..core.files import is_utf8, project_root, read_json, regular, user_path, write_json
+from ..core.files import is_utf8, project_root, read_json, regular, write_json
 from .images import IMAGES, Bar, in_workers, remote_scheme, version_of
-from .records import Caption, Record, RecordList, Records, Skips, caption_texts, with_phrases
-from .shards import check_shards, joined_records, shard_names, shard_records, shard_urls
+from .records import Record, Records, Skips, caption_texts, with_phrases
+from .shards import check_shards, shard_names, shard_records, shard_urls
 from .tables import INDEX_SCHEMA, TABLES, Index, index_table, table_records
 from ..world_captions import train_records
 
@@ -33,88 +32,57 @@ PIECE = 5000  # records of a table or a folder that make a part
 
 
 class Source:
-    "Data that `open_data` can open: what comes in some order from one place or several"
+    "Data that `open_data` can open. `skips` counts what is left out; phrases are those that the source gives"
 
     indexed = True  # False: so little that it stays in memory
-    drawn = False  # True: images of the embedded world
-    join: tuple | None = None  # of shards: a table of their captions, and what they are matched by
+    join: tuple | None = None  # of shards: the file of `index_captions`, and "url" or "key"
 
     def __init__(
         self,
         places: list,  # paths or addresses
-        columns: tuple = (None, None, None),  # image_folder, image_column, caption_column: as in `open_data`
+        image_folder=None,  # as in `open_data`
+        caption_column: str | None = None,  # as in `open_data`
     ):
-        self.places, self.columns = places, columns
+        self.places, self.image_folder, self.caption_column = places, image_folder, caption_column
 
-    def rows(
-        self,
-        skips: Skips,  # counts what is left out
-    ) -> Iterable[Record]:
-        "The records in order, phrases as the source gives them"
+    def rows(self, skips: Skips) -> Iterable[Record]:
+        "The records in order"
         raise NotImplementedError
 
-    def parts(
-        self,
-        skips: Skips,  # counts what is left out while the parts are found
-    ) -> Iterable:
+    def parts(self, skips: Skips) -> Iterable:
         "What one process reads at a time, in order"
         rows = iter(self.rows(skips))
         return iter(lambda: list(itertools.islice(rows, PIECE)), [])
 
-    def read(
-        self,
-        part,  # one of `parts`
-        skips: Skips,  # counts what is left out of it
-    ) -> tuple[list[Record], dict]:
-        "The records of a part, phrases as the source gives them; and what else is counted"
+    def read(self, part, skips: Skips) -> tuple[list[Record], dict]:
+        "The records of a part; and what else is counted"
         return part, {}
 
-    def mark(
-        self,
-        part,  # one of `parts`
-    ):  # as JSON holds it
-        "What tells a part from another that was in its place before"
+    def mark(self, part):
+        "What tells a part from another that was in its place before, as JSON holds it"
         rows = repr([(r.key, str(r.image), r.caption, r.phrases, r.further) for r in part])
         return hashlib.sha256(rows.encode("utf8", "surrogatepass")).hexdigest()
 
-    def records(
-        self,
-        skips: Skips,  # counts what is left out
-    ) -> list[Record]:
-        "All records, phrases as the source gives them"
+    def records(self, skips: Skips) -> list[Record]:
+        "All records"
         return [record for part in self.parts(skips) for record in self.read(part, skips)[0]]
-
-
-class _World(Source):
-    "Images of the embedded world; its place is their number"
-
-    indexed, drawn = False, True
-
-    def rows(self, skips):
-        rows = [Record(*row) for row in train_records(*self.places)]
-        skips.seen += len(rows)
-        return rows
 
 
 class Tables(Source):
     "Tables of one data set"
 
     def rows(self, skips):
-        return table_records(self.places, skips, *self.columns)
+        return table_records(self.places, skips, self.image_folder, self.caption_column)
 
 
 class Shards(Source):
     "Tar shards; with `join` their captions come from a table"
 
-    join: tuple | None = None  # the file of `index_captions`, and "url" or "key"
-
     def parts(self, skips):
         return list(shard_names(self.places).items())
 
     def read(self, part, skips):
-        if self.join:
-            return joined_records(part[0], skips, *self.join, part[1])
-        return shard_records(part[0], skips, self.columns[2], part[1]), {}
+        return shard_records(part[0], skips, self.caption_column, part[1], self.join)
 
     def mark(self, part):
         return _version(part[0])
@@ -148,108 +116,83 @@ class Folder(Source):
         folder = Path(self.places[0]).resolve()
         for path in sorted(p for p in _walk_files(folder) if p.suffix[1:].lower() in IMAGES):
             key, text, captions = path.relative_to(folder).as_posix(), path.with_suffix(".txt"), []
+            cause, detail = "empty caption" if is_utf8(path) else "name is not UTF-8", ""
             skips.seen += 1
             try:
-                captions = caption_texts(regular(text).read_text(encoding="utf8")) if is_utf8(str(path)) else []
-                cause, detail = "empty caption" if is_utf8(str(path)) else "name is not UTF-8", ""
+                captions = caption_texts(regular(text).read_text(encoding="utf8")) if is_utf8(path) else []
             except FileNotFoundError:
                 cause, detail = "no text file", str(text)
             except (ValueError, OSError) as e:
                 cause, detail = "bad text file", str(e)
             if captions:
-                yield Record(key, path, captions[0], None, self._further(path, captions))
+                yield Record(key, path, captions[0])
             else:
                 skips.add(key, cause, detail)
 
-    def _further(self, path, found):
-        # further captions of an image: cat.1.txt, cat.2.txt … beside cat.txt
-        for n in itertools.count(1):
-            text = path.with_suffix(f".{n}.txt")
-            if not text.is_file():
-                return tuple(map(Caption, found[1:]))
-            with suppress(ValueError, OSError):
-                found = caption_texts(found, text.read_text(encoding="utf8"))
-
 # %% ../../nbs/4_data/05_sources.ipynb #ddcd7dc6
 def find_source(
-    source,  # what `open_data` takes
-    images: int = 10000,  # number of images of the embedded world
-    columns: tuple = (None, None, None),  # image_folder, image_column, caption_column: as in `open_data`
+    source,  # what `open_data` takes, but "world"
+    image_folder=None,  # as in `open_data`
+    caption_column: str | None = None,  # as in `open_data`
 ) -> Source:
     "The data set that a name stands for; raise `UserError` where there is none"
-    if source == "world":
-        return _World([images])
-    if _names_many(source):
-        found = shard_urls(source)
-        tables = [p for p in found if Path(p).suffix[1:].lower() in TABLES]
-        if tables and (len(tables) < len(found) or any(map(remote_scheme, tables))):
-            raise UserError(f"{source} names tables beside shards, or tables on another machine: {tables[0]}")
-        return (Tables if tables else Shards)(found, columns)
+    how = image_folder, caption_column
     if not str(source).strip():
         raise UserError("data is empty: name world, a folder, a table or tar shards")
-    path = project_root() / user_path(source)
-    if path.suffix == ".tar":
-        return Shards([str(path)], columns)
-    if not os.path.exists(path):  # where Path.exists raises for a name too long
-        names = [p.name for p in path.parent.iterdir()] if os.path.isdir(path.parent) else []
-        raise UserError(f"there is no data at {path}{did_you_mean(path.name, names)}")
-    if path.is_dir():
-        return _find_in_folder(path, columns)
-    if path.suffix[1:].lower() not in TABLES:
-        raise UserError(f"{path} is neither a table ({', '.join(TABLES)}) nor a tar shard")
-    return Tables([str(path)], columns)
+    places = shard_urls(source)
+    if isinstance(source, (str, Path)) and len(places) == 1 and not remote_scheme(places[0]):
+        path = Path(places[0])
+        if not os.path.exists(path):  # where Path.exists raises for a name too long
+            names = [p.name for p in path.parent.iterdir()] if os.path.isdir(path.parent) else []
+            raise UserError(f"there is no data at {path}{did_you_mean(path.name, names)}")
+        if path.is_dir():
+            kind, places = _find_in_folder(path)
+            return kind(places, *how)
+        if path.suffix[1:].lower() not in (*TABLES, "tar"):
+            raise UserError(f"{path} is neither a table ({', '.join(TABLES)}) nor a tar shard")
+    tables = [place for place in places if Path(place).suffix[1:].lower() in TABLES]
+    if tables and (len(tables) < len(places) or any(map(remote_scheme, tables))):
+        raise UserError(f"{source} names tables beside shards, or tables on another machine: {tables[0]}")
+    return (Tables if tables else Shards)(places, *how)
 
 
-def _names_many(source):
-    # a list, a pattern or an address; what is there under such a name is what it says
-    if not isinstance(source, (str, Path)):
-        return True
-    pattern = re.search(r"[*?{]", str(source)) or re.match(r"[A-Za-z][\w+.-]+:", str(source))
-    return bool(pattern) and not os.path.exists(project_root() / user_path(source))
-
-
-def _find_in_folder(path, columns):
+def _find_in_folder(path):
+    # (class, places) of what a folder holds
     captions = [str(path / f"captions.{kind}") for kind in TABLES if (path / f"captions.{kind}").is_file()]
     if len(captions) > 1:
         raise UserError(f"{path} holds {', '.join(Path(c).name for c in captions)}: name the one that counts")
     if captions:
-        return Tables(captions, columns)
+        return Tables, captions
     if any(file.suffix == ".txt" for file in _walk_files(path)):
-        return Folder([str(path)], columns)
+        return Folder, [str(path)]
     for kind, pattern in ((Shards, "*.tar"), (Tables, "*.parquet")):
         if found := sorted(map(str, path.glob(pattern))):
-            return kind(found, columns)
+            return kind, found
     tables = "captions.{" + ",".join(TABLES) + "}"
     raise UserError(f"{path} holds no {tables}, no images with .txt files, no .tar shards and no .parquet tables")
 
-# %% ../../nbs/4_data/05_sources.ipynb #53a51d09
-class _Part:
-    "The index rows of a part, and what was left out of it"
-
-    def __init__(self, source, nlp, rules):
-        self.source, self.nlp, self.rules = source, nlp, rules
-
-    def __call__(self, part):
-        skips = Skips()
-        records = with_phrases(self.source.read(part, skips)[0], self.nlp, self.rules)
-        return index_table(records), skips
+# %% ../../nbs/4_data/05_sources.ipynb #d82f37ab
+INDEX_FORMAT = 11  # changes with what an index holds: an older one is not found
 
 
-def _write_index(path, source, limit, workers, nlp, rules):
+def _index_part(source, rules, part):
+    # the index rows of a part, and what was left out of it
+    skips = Skips()
+    return index_table(with_phrases(source.read(part, skips)[0], None, rules)), skips
+
+
+def _write_index(path, source, limit, workers, rules):
     # the file, in the order of the source whatever the number of processes; beside it what was left out
     skips, count, temp = Skips(limit), 0, path.with_suffix(".part")
-    parts = in_workers(_Part(source, nlp, rules), source.parts(skips), workers)
+    parts = in_workers(partial(_index_part, source, rules), source.parts(skips), workers)
     with pyarrow.ipc.new_file(str(temp), INDEX_SCHEMA) as file:
         for part, left_out in Bar(parts, "index", delay=3, unit="part", leave=False):
             skips.merge(left_out)
             count += len(part)
             file.write_table(part.combine_chunks())
     temp.replace(path.with_suffix(".arrow"))
-    rows = [[where, *why] for where, why in skips.rows.items()]
-    write_json(path.with_suffix(".json"), dict(rows=count, seen=skips.seen, left_out=rows, unread=skips.unread))
-
-# %% ../../nbs/4_data/05_sources.ipynb #d82f37ab
-INDEX_FORMAT = 10  # changes with what an index holds: an older one is not found
+    notes = dict(rows=count, seen=skips.seen, left_out=skips.rows, unread=skips.unread)
+    write_json(path.with_suffix(".json"), notes)
 
 
 def _load_index(path):
@@ -257,29 +200,26 @@ def _load_index(path):
     beside = path.with_suffix(".json")
     if not beside.exists():
         return None
-    reason = "is damaged"
     try:
         notes, left_out, found = read_json(beside), Skips(), Index(path.with_suffix(".arrow"))
         left_out.seen, left_out.unread = notes["seen"], Counter(notes["unread"])
-        left_out.rows = {where: tuple(why) for where, *why in notes["left_out"]}
-        there = sum(cause == "missing file" and os.path.isfile(detail) for cause, detail in left_out.rows.values())
+        left_out.rows = {where: tuple(why) for where, why in notes["left_out"].items()}
+        there = any(cause == "missing file" and os.path.isfile(detail) for cause, detail in left_out.rows.values())
         if len(found) == notes["rows"] and not there:
             return found, left_out
-        reason = f"lacks {there} images that are there now" if there else reason
-    except (UserError, LookupError, TypeError, ValueError, OSError):
+    except (UserError, LookupError, TypeError, AttributeError, ValueError, OSError):
         pass
-    print(f"{path} {reason}; it is made anew", flush=True)
+    print(f"{path} is damaged, or lacks images that are there now; it is made anew", flush=True)
     beside.unlink(missing_ok=True)
     return None
 
 
-def _open_index(source, name, skips, workers, folder, nlp, rules):
+def _open_index(source, name, skips, workers, folder, rules):
     # the index of a source, made where it is not there, by one process of several that want it
     with ThreadPoolExecutor(16) as pool:
         versions = list(pool.map(_version, source.places))
-    made_of = [INDEX_FORMAT, versions, [str(c) for c in source.columns], str(nlp and nlp.meta), rules]
-    digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
-    path = Path(folder or files.cache_folder(), f"index-{digest}")
+    made_of = json.dumps([INDEX_FORMAT, versions, str(source.image_folder), source.caption_column, rules])
+    path = Path(folder or files.cache_folder(), f"index-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}")
     found = _load_index(path)
     if not found:
         try:
@@ -289,11 +229,11 @@ def _open_index(source, name, skips, workers, folder, nlp, rules):
             path = files.cache_instead(path.parent, e) / path.name
         try:
             with FileLock(path.with_suffix(".lock")):
-                if not _load_index(path):
-                    _write_index(path, source, skips.limit, workers, nlp, rules)
+                if not (found := _load_index(path)):
+                    _write_index(path, source, skips.limit, workers, rules)
+                    found = _load_index(path)
         except OSError as e:
             raise UserError(f"the index of {name} cannot be written to {path.parent}: {e.strerror}") from None
-        found = _load_index(path)
     if not found:
         raise UserError(f"the index of {name} cannot be read after it was written: is the disk full?")
     skips.merge(found[1])
@@ -306,20 +246,18 @@ def open_data(
     skips: Skips | None = None,  # counts what is left out; its `limit` stops the reading
     workers: int = 0,  # processes that read shards and find phrases; 0 does so here
     image_folder=None,  # folder that a table's image paths start from; None takes the table's own
-    image_column: str | None = None,  # name of the image column; None looks for a usual one
     caption_column: str | None = None,  # column or key of captions, or several with commas between; None: a usual one
-    nlp=None,  # a spaCy pipeline for phrases that are missing; None takes the embedded one
     index_folder=None,  # where indexes are kept; None: the cache
     rules: dict | None = None,  # fields of `concepts.Rules` for phrases that are missing; None: the defaults
 ) -> Records:  # at least one record, each with its phrases
     "The records of a data set; raise `UserError` where there is none, or too much of it is lost"
     skips = Skips() if skips is None else skips
-    source = find_source(name, images, (image_folder, image_column, caption_column))
-    if source.indexed:
-        records = _open_index(source, name, skips, workers, index_folder, nlp, rules)
-    else:
-        records = source.records(skips)
+    if name == "world":
+        skips.seen += images
+        return Records(with_phrases([Record(*row) for row in train_records(images)], None, rules), drawn=True)
+    source = find_source(name, image_folder, caption_column)
+    found = _open_index(source, name, skips, workers, index_folder, rules) if source.indexed else source.records(skips)
     if isinstance(source, Shards):
         check_shards(source.places, skips)
     skips.check(name)
-    return records if source.indexed else RecordList(records, source.drawn, nlp, rules)
+    return found if source.indexed else Records(with_phrases(found, None, rules))

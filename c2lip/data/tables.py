@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'IMAGE_NAMES', 'CAPTION_NAMES', 'PHRASES', 'PLACE', 'FURTHER', 'RECORD_SCHEMA', 'NUMBERS', 'INDEX_SCHEMA',
-           'table_rows', 'column', 'caption_columns', 'table_records', 'row_captions', 'write_batches', 'write_table',
+           'table_rows', 'columns', 'table_records', 'row_captions', 'write_batches', 'write_table', 'arrow_tables',
            'index_table', 'Index']
 
 # %% ../../nbs/4_data/03_tables.ipynb #8a36889e
@@ -23,7 +23,7 @@ import pyarrow.parquet
 
 from ..core import Phrase, UserError, did_you_mean
 from ..core.files import is_utf8, regular
-from .images import MAX_MEMBER, SCHEMES, TarPart, remote_scheme
+from .images import MAX_MEMBER, TarPart, remote_scheme
 from .records import Caption, Record, Records, Skips, caption_texts, captions_of, holdout_fraction
 
 # %% ../../nbs/4_data/03_tables.ipynb #563d82d4
@@ -87,105 +87,85 @@ IMAGE_NAMES = ("image", "file", "filename", "file_name", "path", "image_path", "
 CAPTION_NAMES = ("caption", "text", "shortLLA_captions", "captions", "sentence", "txt")
 
 
-def column(
+def columns(
     names: Iterable[str],  # the columns that there are
     usual: Iterable[str],  # names to look for, best first
-    what: str,  # for the message
-    source,  # for the message
-    given: str | None = None,  # the name that the user gave
-) -> str:
-    "The column that holds `what`; raise `UserError` with the nearest name where none does"
-    names = [str(n) for n in names]
-    wanted = [given] if given else list(usual)
-    lower = {n.lower(): n for n in reversed(names)}
-    for name in wanted:
-        if name.lower() in lower:
-            return lower[name.lower()]
-    hint = next(filter(None, (did_you_mean(name, names) for name in wanted)), "")
-    hint += f" (give it as {what}_column)" if hint else ""
-    if given:
-        raise UserError(f"{source} has no column {given!r}{hint}")
-    found = ", ".join(names) or "none"
-    raise UserError(f"{source} has no {what} column: found {found}, expected one of {', '.join(wanted)}{hint}")
-
-
-def caption_columns(
-    names: Iterable[str],  # the columns that there are
+    what: str,  # they hold, for the message
     source,  # for the message
     given: str | None = None,  # the name that the user gave, or several with commas between; None: a usual one
 ) -> list[str]:
-    "The columns that hold captions; raise `UserError` where there is none"
-    names = [str(n) for n in names]
-    parts = given.split(",") if given and given not in names else [given]
-    return [column(names, CAPTION_NAMES, "caption", source, part and part.strip()) for part in parts]
+    "The columns that hold `what`; raise `UserError` with the nearest name where there is none"
+    names = list(map(str, names))
+    lower, found = {name.lower(): name for name in reversed(names)}, []
+    own = [given] if given in names else given.split(",") if given else []
+    for wanted in [[name.strip()] for name in own] or [list(usual)]:
+        hit = next((lower[name.lower()] for name in wanted if name.lower() in lower), None)
+        if hit is None:
+            hint = next(filter(None, (did_you_mean(name, names) for name in wanted)), "")
+            hint += " (give it as caption_column)" if hint and what == "caption" else ""
+            some = ("one of " if len(wanted) > 1 else "") + ", ".join(wanted)
+            raise UserError(f"{source} has no {what} column: found {', '.join(names) or 'none'}, expected {some}{hint}")
+        found.append(hit)
+    return found
 
 # %% ../../nbs/4_data/03_tables.ipynb #9f505ebf
-def _tar_part(root, row):
-    # an image's place in a shard, as `write_table` writes it; None where it is not whole, or on a machine not asked
-    shard, offset, size = row.get("shard"), row.get("offset"), row.get("size")
-    if not isinstance(shard, str) or type(offset) is not int or type(size) is not int:
-        return None
-    if offset < 0 or not 0 < size <= MAX_MEMBER or remote_scheme(shard) not in SCHEMES:
-        return None
-    return TarPart(shard if remote_scheme(shard) else str(root / shard), offset, size)
-
-
 def _row_image(row, name, root):
-    # a path from the table's folder, bytes, or a place in a shard; None where there is none
-    image = None if name == "shard" else row.get(name)
+    # a path from the table's folder, bytes, or a place in a shard, as `write_table` writes it; None where there is none
+    image, place = row.get(name), [row.get(part) for part in TarPart._fields]
     if isinstance(image, dict):
         image = image.get("bytes") or image.get("path")  # as the datasets library writes images
-    image = _tar_part(root, row) if image is None else image
-    return image if image and isinstance(image, (str, bytes, TarPart)) else None
-
-
-class _LeftOut(Exception):
-    "A row without a record: cause, detail"
+    if image is not None and name != "shard":
+        return image if image and isinstance(image, (str, bytes)) else None
+    shard, offset, size = place
+    if list(map(type, place)) != [str, int, int] or offset < 0 or not 0 < size <= MAX_MEMBER:
+        return None
+    try:
+        return TarPart(shard if remote_scheme(shard) else str(root / shard), offset, size)
+    except UserError:
+        return None  # an address that is not allowed
 
 
 class _Keys:
     "The keys of the records of a data set: each once, further captions of an image with a number"
 
     def __init__(self):
-        self.known, self.captions = set(), Counter()  # hashes
+        self.known, self.times = set(), Counter()  # hashes of keys, and of keys with their captions; rows of a key
 
     def unique(self, key, caption, given):
-        "The key of a record. `given`: the table has a column of keys"
+        "The key of a record; None where it came before. `given`: the table has a column of keys"
         again, pair = hash(key) in self.known, hash((key, caption))
         if again and (given or pair in self.known):
-            raise _LeftOut("duplicate key", key)
+            return None
         self.known.update([hash(key)] if given else [hash(key), pair])
-        if not again:
-            return key
-        self.captions[key] += 1
-        return f"{key} #{self.captions[key] + 1}"
+        self.times[key] += again
+        return f"{key} #{self.times[key] + 1}" if again else key
 
 
 def _row_record(row, image_name, caption_names, where, root, keys):
-    # the record of a row; raises `_LeftOut`
+    # the record of a row, or (cause, detail) of what is wrong with it
     image, texts = _row_image(row, image_name, root), caption_texts(*map(row.get, caption_names))
     if not texts:
-        raise _LeftOut("empty caption")
+        return ("empty caption",)
     if image is None:
-        raise _LeftOut("missing file", "no image named")
-    key = str(row.get("key") or (image if isinstance(image, str) else where))
-    place = root / image if isinstance(image, str) else image
-    if not is_utf8(key) or isinstance(image, str) and not is_utf8(str(place)):
-        raise _LeftOut("name is not UTF-8", key)
-    if isinstance(image, str) and not os.path.isfile(place):
-        raise _LeftOut("missing file", str(place))
+        return "missing file", "no image named"
+    key, named = str(row.get("key") or (image if isinstance(image, str) else where)), isinstance(image, str)
+    place = root / image if named else image
+    if not is_utf8(key) or named and not is_utf8(place):
+        return "name is not UTF-8", key
+    if named and not os.path.isfile(place):
+        return "missing file", str(place)
     try:
         captions = captions_of(texts, row)
     except ValueError as e:
-        raise _LeftOut("bad phrases", str(e)) from None
-    return Record(keys.unique(key, texts[0], "key" in row), place, *captions)
+        return "bad phrases", str(e)
+    unique = keys.unique(key, texts[0], "key" in row)
+    return Record(unique, place, *captions) if unique else ("duplicate key", key)
 
 
 def table_records(
     paths: list,  # tables of one data set
     skips: Skips,  # counts what is left out
     image_folder=None,  # folder that image paths start from; None takes the table's own
-    image_column: str | None = None,  # name of the column with the image; None looks for a usual one
     caption_column: str | None = None,  # name of the column with the caption, or of several, with commas between
 ) -> Iterator[Record]:
     "Records of tables, one at a time, phrases as the table gives them; raises `UserError` where a column is missing"
@@ -195,12 +175,13 @@ def table_records(
         for where, row in table_rows(path, skips):
             row = {str(name): value for name, value in row.items()}
             if names is None:
-                image_name = column(row, IMAGE_NAMES, "image", path, image_column)
-                names = image_name, caption_columns(row, path, caption_column)
-            try:
-                yield _row_record(row, *names, where, root, keys)
-            except _LeftOut as e:
-                skips.add(where, *e.args)
+                captions = columns(row, CAPTION_NAMES, "caption", path, caption_column)
+                names = columns(row, IMAGE_NAMES, "image", path)[0], captions
+            found = _row_record(row, *names, where, root, keys)
+            if isinstance(found, Record):
+                yield found
+            else:
+                skips.add(where, *found)
 
 # %% ../../nbs/4_data/03_tables.ipynb #191664bd
 _TEXT = pyarrow.string()
@@ -210,22 +191,17 @@ FURTHER = pyarrow.list_(pyarrow.struct(dict(text=_TEXT, phrases=PHRASES)))
 RECORD_SCHEMA = pyarrow.schema(PLACE | dict(caption=_TEXT, phrases=PHRASES, further=FURTHER))
 
 
-def _record_row(
-    record: Record,
-    home: Path | None = None,  # the folder from which paths at or below it are named; None: paths as they are
-) -> dict:
-    "A record as a row of `RECORD_SCHEMA`; an image that is neither a file nor in a shard has no place"
+def _record_row(record, home=None):
+    # a record as a row of `RECORD_SCHEMA`; paths at or below `home` are named from there
     image, further = record.image, [c._asdict() for c in record.further] or None
     row = dict(key=record.key, caption=record.caption, phrases=record.phrases, further=further)
     if isinstance(image, TarPart):
-        return row | dict(shard=_relative(image.shard, home), offset=image.offset, size=image.size)
+        return row | image._asdict() | dict(shard=_relative(image.shard, home))
     return row | dict(image=_relative(image, home)) if isinstance(image, (str, Path)) else row
 
 
-def row_captions(
-    row: dict,  # caption, phrases and further, as `RECORD_SCHEMA` holds them
-) -> tuple[str, list[Phrase] | None, tuple[Caption, ...]]:  # what `Record` holds under these names
-    "The captions of a row; what was cleaned and placed when it was written is taken as it is"
+def row_captions(row: dict) -> tuple[str, list[Phrase] | None, tuple[Caption, ...]]:
+    "The captions of a row of `RECORD_SCHEMA`, as `Record` holds them: they were cleaned when it was written"
     further = [Caption(c["text"], _phrases(c["phrases"])) for c in row["further"] or ()]
     return row["caption"], _phrases(row["phrases"]), tuple(further)
 
@@ -236,57 +212,51 @@ def _phrases(structs):
 
 def _relative(file, home):
     # a path from the table's folder, where the image lies beside or below it
-    if home is None or remote_scheme(str(file)):
+    if home is None or "://" in str(file):
         return str(file)
     file = Path(file).resolve()
     return (file.relative_to(home) if file.is_relative_to(home) else file).as_posix()
 
 
-def write_batches(
-    batches: Iterable,  # Arrow tables or record batches of `RECORD_SCHEMA`
-    path: Path,  # .parquet or .jsonl
-):
-    "Write one table of many; it is there whole or not at all"
+def write_batches(batches: Iterable, path: Path):
+    "Write Arrow tables or batches of `RECORD_SCHEMA` into one .parquet; it is there whole or not at all"
     temp = path.with_name(path.name + ".tmp")
-    if path.suffix == ".jsonl":
-        with temp.open("w", encoding="utf8") as file:
-            for row in itertools.chain.from_iterable(batch.to_pylist() for batch in batches):
-                kept = {name: value for name, value in row.items() if value is not None}
-                file.write(json.dumps(kept, ensure_ascii=False) + "\n")
-    elif path.suffix == ".parquet":
-        with pyarrow.parquet.ParquetWriter(temp, RECORD_SCHEMA) as writer:
-            for batch in batches:
-                writer.write(batch)
-    else:
-        raise UserError(f"{path}: a table is written as .parquet or .jsonl")
+    with pyarrow.parquet.ParquetWriter(temp, RECORD_SCHEMA) as writer:
+        for batch in batches:
+            writer.write(batch)
     temp.replace(path)
 
 
 def write_table(
     records: Iterable[Record],  # images are files or lie in shards
-    path,  # .parquet or .jsonl
+    path,  # .parquet
 ):
     "Write records so that `open_data(path)` gives them back, phrases included; images stay where they are"
     path = Path(path)
+    if path.suffix != ".parquet":
+        raise UserError(f"{path}: a table is written as .parquet")
 
     def row(record):
         if not isinstance(record.image, (TarPart, str, Path)):
             raise UserError(f"{record.key}: only images in files or shards can be named in a table")
         return _record_row(record, path.parent.resolve())
 
-    rows = map(row, records)
+    write_batches(arrow_tables(map(row, records), RECORD_SCHEMA), path)
+
+
+def arrow_tables(rows: Iterable[dict], schema: pyarrow.Schema) -> Iterator[pyarrow.Table]:
+    "Rows as tables of 8,192, so that millions need no memory"
+    rows = iter(rows)
     parts = iter(lambda: list(itertools.islice(rows, 2**13)), [])
-    write_batches((pyarrow.Table.from_pylist(part, schema=RECORD_SCHEMA) for part in parts), path)
+    return (pyarrow.Table.from_pylist(part, schema=schema) for part in parts)
 
 # %% ../../nbs/4_data/03_tables.ipynb #62d877bc
 NUMBERS = dict(draw=pyarrow.float64(), mark=pyarrow.uint64(), count=pyarrow.int32())
 INDEX_SCHEMA = pyarrow.schema([*RECORD_SCHEMA, ("bytes", pyarrow.binary()), *NUMBERS.items()])
 
 
-def index_table(
-    records: list[Record],  # with phrases
-) -> pyarrow.Table:
-    "Records as rows of an index"
+def index_table(records: list[Record]) -> pyarrow.Table:
+    "Records with their phrases as rows of an index"
     rows = []
     for r in records:
         count, held = sum(len(c.phrases or ()) for c in r.captions), r.image if isinstance(r.image, bytes) else None

@@ -39,23 +39,21 @@ def _add_prepare(p):
     add("--images", dest="image_folder", metavar="FOLDER", help="where a table's images are (default: in its folder)")
     add("--caption-column", metavar="NAME", help="column or JSON key of the captions, or several with commas between")
     add("--captions", metavar="TABLE", help="take the captions of the shards' images from this table")
-    add("--match", choices=("url", "key"), help="how --captions finds an image (default: url where it has that column)")
     add("-j", "--workers", type=int, default=1, metavar="N", help="processes (default: 1); one a core is best")
     add("--pipeline", dest="nlp", metavar="NAME", help="a spaCy pipeline or its folder (default: the embedded one)")
     add("--recipe", metavar="FILE", help="take the phrase_rules of a recipe, such as data/recipes/c2lip_code.yaml")
     add("--rule", action="append", default=[], metavar="NAME=VALUE", help="a rule, before a recipe's; may be repeated")
     add("--sentences", action="store_true", help="make the sentences of long captions the captions of an image (CLIC)")
-    add("--write", choices=("parquet", "jsonl"), default="parquet", help="kind of the table")
     add("--max-skipped", type=float, default=0.1, metavar="SHARE", help="share that may be lost (default: 0.1)")
-    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="use Ray Data: here, or on the cluster at ADDRESS")
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="use Ray: here, or on the cluster at ADDRESS")
     add("-q", "--quiet", dest="progress", action="store_false", help="no progress bar and no summary")
 
 # %% ../../nbs/dev/02_command.ipynb #199e3641
 def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress, **options):
     from c2lip.data.prepare import prepare  # heavy (torch, spaCy); --help and wrong options answer at once
-    from c2lip.training.config import recipe_rules
+    from c2lip.training.config import read_settings
 
-    rules = (recipe_rules(_absolute(recipe)) if recipe else {}) | dict(map(_rule, rule))
+    rules = (read_settings(_absolute(recipe))["phrase_rules"] if recipe else {}) | dict(map(_rule, rule))
     source = [_absolute(place) for place in source] if len(source) > 1 else _absolute(source[0])
     options |= dict(image_folder=_absolute(image_folder), captions=_absolute(captions), nlp=_folder_or_name(nlp))
     manifest = prepare(source, _absolute(folder), rules=rules, progress=progress, **options)
@@ -110,7 +108,7 @@ def _first_line(text):
 
 def _methods(word):
     from c2lip.methods import find_methods
-    from c2lip.training.settings import options_of
+    from c2lip.training.config import options_of
 
     found, wrong = find_methods()
     for name, function in sorted(found.items()):
@@ -140,9 +138,9 @@ def _suites(word):
 
 
 def _settings(word):
-    from c2lip.training.settings import Config, Launcher, settings_of
+    from c2lip.training.config import settings_of
 
-    for name, s in settings_of(Config, Launcher).items():
+    for name, s in settings_of().items():
         limits = f"one of: {', '.join(s.words)}" if s.words else str(s.range or "")
         yield name, s.kind, str(s.default), "; ".join(filter(None, [s.help, limits]))
 

@@ -20,7 +20,7 @@ import yaml
 from ..core import Phrase, UserError, did_you_mean
 from ..core.files import shipped
 from ..data.loading import Samples
-from ..data.records import RecordList
+from ..data.records import Records
 from ..evaluation.readouts import readout_record
 from ..evaluation.records import item_changes, kept_items
 from .trials import PlannedTrial, TrialSetup, run_trials, trained_model
@@ -110,7 +110,7 @@ def _drawn_records(
     placed: float = 0.75,  # share of the other images whose objects come from one place
     objects: int = 0,  # how many the other images hold, up to 4; 0 draws them
     **shares: float,  # thing, colour: how often a caption names it; salient: 1 names the largest things
-) -> RecordList:
+) -> Records:
     "Training images of the embedded world with what a block varies"
     scenes: dict[str, Any] = {"single": single, "placed": placed, "objects": objects}
     named = shares if any(share < 1 for share in shares.values()) else None
@@ -119,13 +119,13 @@ def _drawn_records(
         numbered = [numbered_scene("train", i, **scenes) for i in range(len(rows))]
         texts = [caption_of_length(numbered[i], row[2], length, i) for i, row in enumerate(rows)]
         rows = [(key, draw, text) for (key, draw, _), text in zip(rows, texts)]
-    records = RecordList(rows, drawn=True)
+    records = Records(rows, drawn=True)
     if phrases or heads:
         changed = []
         for record in records:
             kept = record.phrases[:phrases] if phrases else record.phrases
             changed.append(record._replace(phrases=[*kept, *map(_bare_noun, kept)] if heads else kept))
-        records = RecordList(changed, drawn=True)
+        records = Records(changed, drawn=True)
     return records
 
 
