@@ -16,9 +16,9 @@ import pytest
 from c2lip.core import UserError
 from c2lip.core.files import read_json, write_json
 from c2lip.towers import load
+from c2lip.training.config import complete
 from c2lip.training.log import read_log
 from c2lip.training.run import launch_ranks, train, train_from_terminal
-from c2lip.training.settings import complete
 from c2lip.world_captions import train_records
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -25,6 +25,7 @@ from PIL import Image
 from tars import write_tar
 
 from c2lip.attention.controls import read_selection
+from c2lip.concepts import make_rules
 from c2lip.core import UserError
 from c2lip.core.files import read_json
 from c2lip.data.images import BadImage, open_image
@@ -38,11 +39,9 @@ from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
 from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
-from c2lip.training.config import Config, phrase_rules
+from c2lip.training.config import Config, check, check_run_dir, read_parameters, read_settings
 from c2lip.training.log import read_log
-from c2lip.training.run import read_settings
 from c2lip.training.runs import list_runs
-from c2lip.training.settings import check, check_run_dir, read_parameters
 from c2lip.training.step import parameter_groups
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,7 +142,7 @@ def settings_of_a_run(dice, folder):
 
 def rules_of_a_run(dice, folder):
     text = hurt(b"{max_phrases: 3, of_merge: all, drop_places: true}", dice).decode("utf8", "replace")
-    phrase_rules(Config.of({"phrase_rules": text}))
+    make_rules(Config.of({"phrase_rules": text}).phrase_rules)
 
 
 ROWS = [dict(key=f"k{i}", image=f"i{i % 3}.png", caption=f"a red mug {i} on a box", phrases=[]) for i in range(6)]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ..core import UserError, did_you_mean, one_line
 from ..core.files import output_place, project_of, run_folder
-from ..training.settings import Setting, check, check_run_dir, launcher_settings
+from ..training.config import Setting, check, check_run_dir, launcher_settings
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a35
 def _new_folder(stem):
