@@ -18,7 +18,7 @@ from papermill.iorw import load_notebook_node
 from c2lip.dev import upkeep
 from c2lip.dev.command import main
 from c2lip.dev.launch import check_run
-from c2lip.training.settings import KINDS, check, read_parameters
+from c2lip.training.config import KINDS, check, read_parameters
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS = upkeep.notebooks_of(ROOT)

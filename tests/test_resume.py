@@ -83,7 +83,7 @@ def arm(place, step):
             Path, "replace", lambda self, to: strike() if self.name == "checkpoint.tmp" else None
         )  # the old one has been moved away
     if place == "moved":
-        wrap(checkpoint_room, "sync_folder", strike)
+        wrap(checkpoint_room, "_sync_folder", strike)
     if place == "release":
         wrap(run_room, "save", lambda *a, **k: die())
     if place == "writing":

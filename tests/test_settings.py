@@ -1,7 +1,6 @@
-"""A setting is entered once: launchers, recipes, resume and the card agree with c2lip.training.settings."""
+"""A setting is entered once: launchers, recipes, resume and the card agree with c2lip.training.config."""
 
 import inspect
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,43 +10,35 @@ import yaml
 from c2lip.core import UserError
 from c2lip.methods import find_methods
 from c2lip.methods.c2lip import c2lip
+from c2lip.release import HIDDEN_SETTINGS
 from c2lip.towers import load
-from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
-from c2lip.training.config import BY_MODEL, CHOSEN, Share, binding
-from c2lip.training.settings import (
+from c2lip.training.checkpoint import binding, load_checkpoint, save_checkpoint
+from c2lip.training.config import (
     AUTO,
     KINDS,
     MAY_CHANGE,
     Config,
-    Launcher,
     check,
-    check_value,
     complete,
     launcher_settings,
     options_of,
     read_parameters,
     settings_of,
 )
-from c2lip.training.step import parameter_groups
+from c2lip.training.step import BY_MODEL, CHOSEN, parameter_groups
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT / "nbs"
-SETTINGS = settings_of(Config, Launcher)
+SETTINGS = settings_of()
 METHODS, _ = find_methods()
 OPTIONS = options_of(c2lip)
-
-
-def read_yaml(name):
-    return yaml.safe_load((ROOT / "data" / name).read_text(encoding="utf8"))
 
 
 def test_what_depends_on_the_model_is_auto():
     "Each kind of model has a value of each such setting, and launchers leave them to the model"
     for kind, values in BY_MODEL.items():
         assert set(values) == set(CHOSEN), kind
-        for name, value in values.items():
-            value = value.of(100) if isinstance(value, Share) else value
-            assert name == "alpha" or Config.of({name: value}) != Config.of({}), f"{kind}: {name}"
+        check(SETTINGS, values)
     assert {SETTINGS[name].default for name in CHOSEN if name != "alpha"} == {AUTO}
     assert SETTINGS["alpha"].default == 1.0  # the trainer by itself ends with what it trained; train.ipynb chooses
     for launcher in ("train", "compare", "ablation", "interpolate"):
@@ -67,47 +58,41 @@ def test_settings_are_well_formed():
     "A default keeps its own range and type, and each has a meaning"
     assert check(SETTINGS, {}) == {name: s.default for name, s in SETTINGS.items()}
     assert all(s.kind in KINDS and s.help for s in SETTINGS.values()) and set(SETTINGS) >= MAY_CHANGE
+    assert set(SETTINGS) >= HIDDEN_SETTINGS, "the card leaves out known settings only"
     for method, function in METHODS.items():
         options = options_of(function)
         assert not set(options) & set(SETTINGS), f"{method} takes a setting of the run as its own"
         check({name: s for name, s in options.items() if s.default is not ...}, {})
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "data" / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
-def test_recipes_hold_known_names_and_allowed_values(path):
-    given = yaml.safe_load(path.read_text(encoding="utf8"))
-    if path.stem in ("base", "base_clip"):  # of pretrain.ipynb, with a parameter of its own
-        found = check(launcher_settings(NBS / "pretrain.ipynb", given), given)
-    else:
-        found = complete(given)
-        assert set(given) - set(SETTINGS) <= set(inspect.signature(METHODS[found["method"]]).parameters)
+def given_to_launchers():
+    "What recipes and data/smoke.yaml give, by the launcher that takes it"
+    for path in sorted((ROOT / "data" / "recipes").glob("*.yaml")):
+        launcher = "pretrain" if path.stem in ("base", "base_clip") else "train"
+        yield path.stem, launcher, yaml.safe_load(path.read_text(encoding="utf8"))
+    for launcher, given in yaml.safe_load((ROOT / "data" / "smoke.yaml").read_text(encoding="utf8")).items():
+        yield "smoke", launcher, given
+
+
+@pytest.mark.parametrize("name, launcher, given", given_to_launchers())
+def test_recipes_and_small_runs_hold_known_names_and_allowed_values(name, launcher, given):
+    found = check(launcher_settings(NBS / f"{launcher}.ipynb", given), given, name)
     assert {name: found[name] for name in given} == given, "a value is read as something else"
-
-
-def test_smoke_holds_known_names_and_allowed_values():
-    for name, given in read_yaml("smoke.yaml").items():
-        found = check(launcher_settings(NBS / f"{name}.ipynb", given), given, f"data/smoke.yaml: {name}")
-        assert {k: found[k] for k in given} == given, name
-
-
-# ---- resume
+    method = METHODS[given.get("method", "c2lip")]
+    if launcher == "train":
+        assert set(given) - set(SETTINGS) <= set(inspect.signature(method).parameters)
 
 
 def another(name, setting):
     "A value that the setting allows and that is not its default"
     default = setting.default
-    if setting.kind == "bool":
-        return not default
-    if setting.words:
-        candidates = setting.words
-    elif setting.kind == "str":
-        candidates = [f"{default}x"]
-    else:
-        candidates = [1] if default == AUTO else [default + 1, default / 2, 0.5]
+    if setting.kind in ("bool", "dict", "str"):
+        words = [word for word in setting.words or (f"{default}x",) if word != default]
+        return {"bool": not default, "dict": {"x": 1}, "str": words[0]}[setting.kind]
+    candidates = [1] if default == AUTO else [default + 1, default / 2, 0.5]
     for value in candidates:
         try:
-            if value != default and check_value(name, setting, value) == value:
-                return value
+            return check({name: setting}, {name: value})[name]
         except UserError:
             continue
     raise AssertionError(name)
@@ -128,9 +113,6 @@ def test_a_checkpoint_belongs_to_every_setting_that_may_not_change(tmp_path):
                 load_checkpoint(tmp_path, towers, method, optimizer, settings=binding(cfg))
 
 
-# ---- library users and torchrun pass the launcher's check
-
-
 @pytest.mark.parametrize(
     "given, words",
     [
@@ -146,6 +128,7 @@ def test_a_checkpoint_belongs_to_every_setting_that_may_not_change(tmp_path):
         ({"seed": 1.5}, "seed must be a whole number"),
         ({"recompute": 1}, "recompute must be True or False"),
         ({"data": "\udcff"}, "data must be a text, not "),
+        ({"phrase_rules": "[1]"}, "phrase_rules must be a mapping of the form {name: value, …}, not "),
     ],
 )
 def test_config_of_checks(given, words):
@@ -156,14 +139,5 @@ def test_config_of_checks(given, words):
 
 def test_a_run_takes_what_another_method_s_launcher_gives_it():
     "train.ipynb passes its options of c2lip to every method; they have no effect there"
-    cfg = Config.of({"method": "clic", "lambda_npc": 2.0, "plain_every": 0})
-    assert cfg.options["plain_every"] == 0 and replace(cfg, options={}).method == "clic"
-
-
-# ---- the card of a release
-
-
-def test_the_card_leaves_out_known_settings_only():
-    from c2lip.release import HIDDEN_SETTINGS
-
-    assert set(SETTINGS) >= HIDDEN_SETTINGS | {"images"}
+    given = {"method": "clic", "lambda_npc": 2.0, "plain_every": 0}
+    assert Config.of(given).options["plain_every"] == 0 and complete(given)["lambda_npc"] == 2.0

@@ -39,8 +39,8 @@ from ..core.files import project_root, run_folder, shipped, write_json
 from ..evaluation.plots import Page
 from ..towers import Towers, load
 from ..towers.folders import EMBEDDED
-from ..training.config import kind_of_model
 from ..training.runs import list_runs, release_folders
+from ..training.step import kind_of_model
 from ..world_captions import name_thing
 
 # %% ../../nbs/7_attention/07_explorer.ipynb #eff698fb

@@ -51,9 +51,9 @@ def _add_prepare(p):
 # %% ../../nbs/dev/02_command.ipynb #199e3641
 def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress, **options):
     from c2lip.data.prepare import prepare  # heavy (torch, spaCy); --help and wrong options answer at once
-    from c2lip.training.config import recipe_rules
+    from c2lip.training.config import read_settings
 
-    rules = (recipe_rules(_absolute(recipe)) if recipe else {}) | dict(map(_rule, rule))
+    rules = (read_settings(_absolute(recipe))["phrase_rules"] if recipe else {}) | dict(map(_rule, rule))
     source = [_absolute(place) for place in source] if len(source) > 1 else _absolute(source[0])
     options |= dict(image_folder=_absolute(image_folder), captions=_absolute(captions), nlp=_folder_or_name(nlp))
     manifest = prepare(source, _absolute(folder), rules=rules, progress=progress, **options)
@@ -108,7 +108,7 @@ def _first_line(text):
 
 def _methods(word):
     from c2lip.methods import find_methods
-    from c2lip.training.settings import options_of
+    from c2lip.training.config import options_of
 
     found, wrong = find_methods()
     for name, function in sorted(found.items()):
@@ -138,9 +138,9 @@ def _suites(word):
 
 
 def _settings(word):
-    from c2lip.training.settings import Config, Launcher, settings_of
+    from c2lip.training.config import settings_of
 
-    for name, s in settings_of(Config, Launcher).items():
+    for name, s in settings_of().items():
         limits = f"one of: {', '.join(s.words)}" if s.words else str(s.range or "")
         yield name, s.kind, str(s.default), "; ".join(filter(None, [s.help, limits]))
 

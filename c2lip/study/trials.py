@@ -26,10 +26,10 @@ from ..methods import build
 from ..release import save
 from ..release.interpolation import interpolate
 from ..towers import Towers, load
-from ..training.config import Config, choose_by_model, fill_auto, values_by_model
-from ..training.fit import check_parts, count_steps, fit
-from ..training.settings import SHARED
-from ..training.setup import print_advice, read_records, record_choices
+from ..training.config import SHARED, Config, save_parameters
+from ..training.fit import count_steps, fit
+from ..training.run import print_advice, read_records
+from ..training.step import choose_by_model, fill_auto, values_by_model
 
 # %% ../../nbs/9_study/01_trials.ipynb #22f0b9d7
 class TrialSetup(NamedTuple):
@@ -58,10 +58,10 @@ def start_trials(
     base = load(settings["model"], device)
     records, held, skips = read_records(given)
     drawn = records.drawn
-    check_parts(given, 1)
     steps, _ = count_steps(records, given)
     taken = fill_auto(settings, values_by_model(base, steps, given.method))
-    record_choices(settings, taken, run)
+    save_parameters(settings, run, "given.json")
+    save_parameters(taken, run)
     shared = {name: taken[name] for name in SHARED if name in taken and not isinstance(taken[name], list)}
     print_advice(given, choose_by_model(given, base, steps), steps, base, records)
     samples = Samples(records, base.preprocess, base.tokenizer, cache=drawn, skips=skips)

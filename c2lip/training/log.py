@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from tqdm.std import tqdm
 
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 __all__ = ['read_log', 'Log', 'plot_log']
 
 # %% ../../nbs/6_training/04_log.ipynb #e16253f3
-def read_log(
-    folder,  # a run folder
-) -> list[dict]:  # one record a line, in order
+def read_log(folder) -> list[dict]:  # of a run → one record a line, in order
     "The records of metrics.jsonl; truncated lines, and lines that are no record, are left out"
     rows = []
     for line in (Path(folder) / "metrics.jsonl").read_text(encoding="utf8", errors="replace").splitlines():
@@ -38,7 +37,6 @@ def read_log(
 # %% ../../nbs/6_training/04_log.ipynb #0b51f2a7
 _BAR = "{n_fmt}/{total_fmt} {bar:6} {remaining} left{postfix}"
 _SPEED = ("images_per_s", "data_wait", "memory_gb", "seconds")  # of a record, beside the numbers of training
-_LAST = ("total", "skipped", "grad_norm", "scale", "bias")  # of the line: they go where there is no room
 _SYMBOLS = {"scale": "τ", "bias": "b", "grad_norm": "∇"}
 
 
@@ -50,18 +48,12 @@ def _memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
-def _format_row(
-    row: dict,  # a record of training with its speed
-) -> str:
+def _format_row(row):
     "A record as a person reads it"
-    hidden = {"step", "lr", *_SPEED}
-    if not row.get("skipped"):
-        hidden.add("skipped")
-    numbers = {k: f"{_SYMBOLS.get(k, k)} {v:.3f}" for k, v in row.items() if k not in hidden}
-    losses = [text for k, text in numbers.items() if k not in _LAST]
-    others = [text for k, text in numbers.items() if k in _LAST]
-    speed = [f"{row['images_per_s']:.0f} img/s", f"data {row['data_wait']:.0%}", f"{row['memory_gb']:.1f} GB"]
-    return " · ".join(filter(None, ["  ".join(losses), *speed, "  ".join(others)]))
+    hidden = {"step", "lr", *_SPEED} | ({"skipped"} if not row.get("skipped") else set())
+    numbers = "  ".join(f"{_SYMBOLS.get(k, k)} {v:.3f}" for k, v in row.items() if k not in hidden)
+    waited = f"data {row['data_wait']:.0%} · {row['memory_gb']:.1f} GB"
+    return f" · {row['images_per_s']:.0f} img/s · {waited} · {numbers}"
 
 
 class Log:
@@ -84,32 +76,17 @@ class Log:
             from torch.utils.tensorboard import SummaryWriter  # here: other ranks write no log
 
             self.path = Path(folder) / "metrics.jsonl"
-            self._keep_records()
+            kept = read_log(folder) if first and self.path.exists() else []  # of the steps that a run goes on from
+            temp = self.path.with_suffix(".tmp")
+            temp.write_text("".join(json.dumps(r) + "\n" for r in kept if r["step"] <= first), encoding="utf8")
+            temp.replace(self.path)
             self.board = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first + 1 if first else None)
-            self.bar = tqdm(
-                total=total,
-                initial=first,
-                bar_format=_BAR,
-                file=sys.stdout,
-                disable=not self.watched,
-                dynamic_ncols=terminal,
-                mininterval=0.5 if terminal else 2.0,  # a notebook keeps what is drawn
-                ascii=False,
-            )
+            drawn = {"file": sys.stdout, "disable": not self.watched, "dynamic_ncols": terminal, "ascii": False}
+            often = 0.5 if terminal else 2.0  # seconds: a notebook keeps what is drawn
+            self.bar = tqdm(total=total, initial=first, bar_format=_BAR, mininterval=often, **drawn)
         self.start = time.perf_counter()
 
-    def _keep_records(self):
-        "Start the file with the records of the steps that a resumed run goes on from"
-        kept = read_log(self.path.parent) if self.first and self.path.exists() else []
-        temp = self.path.with_suffix(".tmp")
-        temp.write_text("".join(json.dumps(r) + "\n" for r in kept if r["step"] <= self.first), encoding="utf8")
-        temp.replace(self.path)
-
-    def record(
-        self,
-        step: int,  # steps done
-        row: dict,  # name → number
-    ) -> dict:  # what was written
+    def record(self, step: int, row: dict) -> dict:  # steps done, name → number; what was written
         "One line of metrics.jsonl, and TensorBoard's scalars; `OSError` where one cannot be written"
         row = {k: float(f"{v:.6g}") for k, v in row.items()}
         with open(self.path, "a", encoding="utf8") as f:
@@ -129,35 +106,22 @@ class Log:
         seconds = time.perf_counter() - self.start
         per_second = 1 / max(seconds, 1e-9)
         rate = (step - self.first) * self.images * per_second
-        values = (rate, self.waited * per_second, _memory(), seconds)
-        return {**row, **dict(zip(_SPEED, values))}
+        return {**row, **dict(zip(_SPEED, (rate, self.waited * per_second, _memory(), seconds)))}
 
-    def _postfix(self, row):
-        return f" · {_format_row(row)} · {row['images_per_s'] / self.images:.2f} steps/s"
-
-    def step(
-        self,
-        step: int,  # steps done
-        row: dict,  # name → number
-    ):
+    def step(self, step: int, row: dict):  # steps done, name → number
         "Draw the line anew, where somebody watches"
         if self.active and self.watched:
-            self.bar.postfix = self._postfix(self._with_speed(step, row))
+            self.bar.postfix = _format_row(self._with_speed(step, row))
             self.bar.update(step - self.bar.n)
 
-    def write(
-        self,
-        step: int,  # steps done
-        row: dict,  # name → number
-    ):
+    def write(self, step: int, row: dict):  # steps done, name → number
         "One record of training; printed where nobody watches"
         if not self.active:
             return
         row = self.record(step, self._with_speed(step, row))
         if not self.watched:
             done = {"initial": self.first, "bar_format": _BAR, "ascii": False, "postfix": None}
-            line = tqdm.format_meter(step, self.total, row["seconds"], **done)
-            print(line + self._postfix(row), flush=True)
+            print(tqdm.format_meter(step, self.total, row["seconds"], **done) + _format_row(row), flush=True)
         if row["data_wait"] > 0.5 and not self.warned and step - self.first > 2:
             self.warned = True
             waited = f"step {step}: the run has waited for data {row['data_wait']:.0%} of its time"
@@ -184,57 +148,34 @@ class Log:
 _TITLES = {"scale": "logit scale τ", "bias": "logit bias b"}
 _NO_LOSS = {"step", "total", "grad_norm", "lr", "skipped", *_TITLES, *_SPEED}  # names of a record that are no term
 _VALIDATION = {  # the curves drawn, and what they are called
-    "zero-shot": "zero-shot",
-    "sugarcrepe average": "SugarCrepe, average",
-    "retrieval i2t R@1": "image → text R@1",
-    "retrieval t2i R@1": "text → image R@1",
+    "validation/zero-shot": "zero-shot",
+    "validation/sugarcrepe average": "SugarCrepe, average",
+    "validation/retrieval i2t R@1": "image → text R@1",
+    "validation/retrieval t2i R@1": "text → image R@1",
 }
-_COLOURS = ("#0072b2", "#e69f00", "#882255", "#009e73", "0.4")  # the colour-blind can tell them apart
 
 
-def _plot_losses(ax, rows, small):
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    terms = [k for k in dict.fromkeys(k for r in rows for k in r) if k not in _NO_LOSS]
-    for term in terms:  # a term may be there in every other step only
-        points = [(r["step"], r[term]) for r in rows if term in r]
-        ax.plot(*zip(*points), label=term, lw=1.6)
-    ax.set(yscale="log", ylabel="loss, unweighted")
-    ax.legend(frameon=False, fontsize=small, ncols=len(terms), loc="lower left", bbox_to_anchor=(0, 1))
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter(NullFormatter())
-
-
-def plot_log(
-    folder,  # a run folder
-) -> Page:
+def plot_log(folder) -> Page:
     "The losses of a run over the steps, its logit scale and bias, and its validation where there was one"
     from c2lip.evaluation.plots import SMALL, Page, percent_axis  # here: matplotlib is slow to import
 
-    records = read_log(folder)
-    rows = [r for r in records if "total" in r]
-    validations = [r for r in records if any(k.startswith("validation/") for k in r)]
-    scalars = [k for k in _TITLES if k in rows[0]]
-    widths = [2.0] + [1.0] * len(scalars) + [1.6] * bool(validations)
-    fig = Page(figsize=(8.4 + 2.6 * bool(validations), 2.6), layout="constrained")
-    axes = fig.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
-    for ax in axes:
-        ax.set_prop_cycle(color=_COLOURS)
-        ax.set_xlabel("step")
+    table = pd.DataFrame(read_log(folder)).set_index("step")
+    terms = [name for name in table if name not in _NO_LOSS and "/" not in name]
+    curves = [name for name in _VALIDATION if name in table]
+    panels = [terms, *([name] for name in _TITLES if name in table), *([curves] if curves else [])]
+    fig = Page(figsize=(8.4 + 2.6 * bool(curves), 2.6), layout="constrained")
+    axes = fig.subplots(1, len(panels), width_ratios=[1.0 + 0.7 * (len(p) > 1) for p in panels], squeeze=False)[0]
+    for ax, names in zip(axes, panels):
+        ax.set_prop_cycle(color=("#0072b2", "#e69f00", "#882255", "#009e73", "0.4"))  # distinct to the colour-blind
+        for name in names:
+            ax.plot(table[name].dropna(), ".-" if names is curves else "-", label=_VALIDATION.get(name, name), lw=1.5)
         ax.spines[["top", "right"]].set_visible(False)
         ax.tick_params(labelsize=SMALL)
-    _plot_losses(axes[0], rows, SMALL)
-    for ax, name in zip(axes[1:], scalars):
-        ax.plot([r["step"] for r in rows], [r[name] for r in rows], color="0.35")
-        ax.set_title(_TITLES[name], fontsize=9)
         ax.ticklabel_format(useOffset=False)
-    if validations:
-        for name, label in _VALIDATION.items():
-            if (key := f"validation/{name}") in validations[0]:
-                steps = [r["step"] for r in validations]
-                axes[-1].plot(steps, [r[key] for r in validations], ".-", label=label, lw=1.4)
+        ax.set(xlabel="step", title=_TITLES.get(names[0], "validation, percent" if names is curves else ""))
+        if names is terms or names is curves:
+            ax.legend(frameon=False, fontsize=SMALL)
+    axes[0].set(yscale="log", ylabel="loss, unweighted")
+    if curves:
         percent_axis(axes[-1], up=True)
-        axes[-1].set_title("validation, percent", fontsize=9)
-        axes[-1].legend(frameon=False, fontsize=SMALL)
     return fig

@@ -28,12 +28,9 @@ def _json_or_nothing(path):
 
 def _papermill_notes(folder):
     "papermill's notes on the folder's executed notebook; empty where there are none"
-    for notebook in sorted(folder.glob("*.ipynb")):
-        metadata = _json_or_nothing(notebook).get("metadata")
-        notes = metadata.get("papermill") if isinstance(metadata, dict) else None
-        if notes and isinstance(notes, dict):
-            return notes
-    return {}
+    found = [_json_or_nothing(notebook).get("metadata") for notebook in sorted(folder.glob("*.ipynb"))]
+    notes = [metadata.get("papermill") for metadata in found if isinstance(metadata, dict)]
+    return next((note for note in notes if note and isinstance(note, dict)), {})
 
 
 def _is_run(folder):
@@ -45,42 +42,31 @@ def _is_run(folder):
 
 def _is_locked(folder):
     "Does a process train in this folder?"
-    if not (folder / "lock").exists():
-        return False
-    with suppress(OSError, NotImplementedError):  # a file system without locks, or one that may only be read
+    if (folder / "lock").exists():
         try:
-            with FileLock(folder / "lock", timeout=0, fallback_to_soft=False):
-                return False
+            FileLock(folder / "lock", timeout=0, fallback_to_soft=False).acquire().lock.release()
         except Timeout:
             return True
+        except (OSError, NotImplementedError):  # a file system without locks, or one that may only be read
+            pass
     return False
 
 
 def _changed_lately(folder):
     "Was a file in the folder written in the last ten minutes? Its lock does not count: we touch it too"
-    times = [folder.stat().st_mtime] if not any(folder.iterdir()) else []
+    times = [] if any(folder.iterdir()) else [folder.stat().st_mtime]
     for path in folder.rglob("*"):
         with suppress(OSError):  # a running job deletes its temporary files
-            if path.is_file() and path.name != "lock":
-                times.append(path.stat().st_mtime)
+            times += [path.stat().st_mtime] if path.is_file() and path.name != "lock" else []
     return time.time() - max(times, default=0.0) < 600
 
 # %% ../../nbs/6_training/08_runs.ipynb #225d1a6e
-_KEPT = ("*.safetensors", "checkpoint*.pt", "table.csv", "trials.csv", "captions.parquet")
-_NO_RESULT = {"params.json", "given.json", "ranks.json", "lock", "metrics.jsonl", "skipped.jsonl", "checkpoint.pt"}
-_NO_RESULT |= {"checkpoint.previous.pt", "tensorboard", "benchmark"}
+_TABLES = ("table.csv", "trials.csv", "captions.parquet")
+_RESULTS = ("model/record.json", "*.png", *_TABLES)  # at the top of a folder that is done
+_KEPT = ("*.safetensors", "checkpoint*.pt", *_TABLES)  # anywhere below: something to go on from
 
 
-def _has_results(folder):
-    "Is there a result at the top of the folder, such as a table, a figure or a released model?"
-    if (folder / "model" / "record.json").is_file():
-        return True
-    return any(p.is_file() and p.suffix != ".ipynb" and p.name not in _NO_RESULT for p in folder.iterdir())
-
-
-def run_state(
-    folder,  # a run folder
-) -> str:  # running, done, stopped, failed or empty
+def run_state(folder) -> str:  # running, done, stopped, failed or empty
     "The state of a run, from its lock, its notebook and its files"
     folder = Path(folder)
     notes = _papermill_notes(folder)
@@ -88,13 +74,13 @@ def run_state(
         return "running"
     if notes.get("exception"):
         return "failed"
-    if notes.get("end_time") or (not notes and _has_results(folder)):
+    if notes.get("end_time") or (not notes and any(any(folder.glob(pattern)) for pattern in _RESULTS)):
         return "done"
     if _changed_lately(folder):
         return "running"
-    if any(next(folder.rglob(pattern), None) for pattern in _KEPT):
+    if any(any(folder.rglob(pattern)) for pattern in _KEPT):
         return "stopped"
-    return "failed" if next(folder.rglob("metrics.jsonl"), None) else "empty"
+    return "failed" if any(folder.rglob("metrics.jsonl")) else "empty"
 
 # %% ../../nbs/6_training/08_runs.ipynb #e48f9b62
 def _last_step(folder):
@@ -108,31 +94,25 @@ def _last_step(folder):
 
 def _scores(folder):
     "(before, after) of a run's table, in percent; None where it has no such figure"
-    try:
+    with suppress(OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
         table = pd.read_csv(folder / "table.csv")
         table = table[table["against"].isna()] if "against" in table else table
         average = table[(table.suite == "sugarcrepe") & (table.name == "average")]
         rows = average if len(average) else table[(table.suite == table.suite[0]) & (table.name == table.name[0])]
         values = pd.to_numeric(rows.value, errors="coerce").tolist()
         return (values[0] if len(values) > 1 else None), values[-1]
-    except (OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
-        return None, None
-
-
-def _method(settings):
-    "The method of a run, or the methods that it compares"
-    named = settings.get("method") or settings.get("methods") or ""
-    return one_line(", ".join(map(str, named)) if isinstance(named, (list, dict)) else named, 200)
+    return None, None
 
 
 def _row_of(folder):
     settings = _json_or_nothing(folder / "params.json")
+    method = settings.get("method") or settings.get("methods") or ""  # one, or those that the run compares
     before, after = _scores(folder)
     first = [path.stat().st_mtime for path in folder.glob("params.json")] or [folder.stat().st_mtime]
     return {
         "run": folder.name,
         "when": pd.Timestamp.fromtimestamp(first[0]).floor("s"),
-        "method": _method(settings),
+        "method": one_line(", ".join(map(str, method)) if isinstance(method, (list, dict)) else method, 200),
         "data": one_line(settings.get("data", ""), 200),
         "steps": _last_step(folder),
         "before": before,
@@ -158,13 +138,7 @@ def list_runs(
 def release_folders(root: Path | None = None) -> dict[str, str]:  # short name → folder, counted from the project
     "Every release folder under runs/, the newest first"
     root = root or project_root()
-    configs: list[Path] = []
-    for depth in ("*", "*/*", "*/*/*"):
-        configs += root.glob(f"runs/{depth}/open_clip_config.json")
+    configs = [path for depth in ("*", "*/*", "*/*/*") for path in root.glob(f"runs/{depth}/open_clip_config.json")]
     configs.sort(key=lambda f: f.stat().st_mtime, reverse=True)
-    found = {}
-    for config in configs:
-        folder = config.parent
-        name = str(folder.relative_to(root / "runs")).removesuffix("/model")
-        found[name] = str(folder.relative_to(root))
-    return found
+    folders = [config.parent.relative_to(root) for config in configs]
+    return {str(folder.relative_to("runs")).removesuffix("/model"): str(folder) for folder in folders}
