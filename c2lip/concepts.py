@@ -92,9 +92,7 @@ PIPELINES = tuple(f"en_core_web_{size}" for size in ("sm", "md", "lg", "trf"))
 "spaCy's own English pipelines"
 
 
-def load_pipeline(
-    name: str | None = None,  # None: the embedded pipeline; else an installed one such as "en_core_web_sm", or a folder
-) -> Language:
+def load_pipeline(name: str | None = None) -> Language:  # None: the embedded one; "en_core_web_sm" …, or a folder
     "A spaCy pipeline that tags and parses English, loaded once; `UserError` if it cannot be loaded or does not parse"
     return _load(str(name or shipped("pipeline")))
 

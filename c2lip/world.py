@@ -195,10 +195,7 @@ def object_mask(
 class Dice:
     "Reproducible choices from one text seed"
 
-    def __init__(
-        self,
-        *seed,  # anything; its text is the seed
-    ):
+    def __init__(self, *seed):  # anything; its text is the seed
         self.random = random.Random(" ".join(map(str, seed))).random
 
     def below(self, n: int) -> int:

@@ -29,11 +29,7 @@ OPPOSITE = {
 _SENTENCES = read_yaml(shipped("world.yaml"))["sentences"]
 
 
-def relation(
-    scene: Scene,
-    a: Thing,  # of the scene
-    b: Thing,  # of the scene
-) -> str | None:  # one of `OPPOSITE`; None where it is not clear
+def relation(scene: Scene, a: Thing, b: Thing) -> str | None:  # one of `OPPOSITE`; None where it is not clear
     "How `a` stands to `b`: their contact, else a direction that is more than 1.5 times the other"
     if scene.contact and {a, b} == set(scene.things[:2]):
         return scene.contact if a == scene.things[0] else OPPOSITE[scene.contact]

@@ -35,30 +35,13 @@ assert Path(sitecustomize.__file__).parent == OFFLINE or not hasattr(sitecustomi
 
 # Modules whose tests share nothing that is costly to make: their tests go to whichever worker is free.
 # The tests of any other module run one after the other on one worker.
-SPREAD = {
-    "test_cluster",
-    "test_fuzz",
-    "test_gates",
-    "test_launch",
-    "test_notebooks",
-    "test_own_images",
-    "test_prepare",
-    "test_resume",
-}
+SPREAD = {f"test_{name}" for name in "cluster fuzz gates launch notebooks own_images prepare resume".split()}
 # The longest go first, tests or whole modules, so that no worker is left alone with one of them at the end.
-LONGEST = [
-    "test_training",
-    "test_explorer_browser",
-    "test_killed_runs_end_in_the_same_bits",
-    "test_types_are_right_long",
-    "test_data",
-    "test_train_on_photographs",
-    "test_recipes",
-    "test_launchers",
-    "test_same_bytes_under_ray",
-    "test_cluster",
-    "test_prepare",
-]
+LONGEST = (
+    "test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits test_types_are_right_long "
+    "test_data test_train_on_photographs test_recipes test_launchers test_same_bytes_under_ray test_cluster "
+    "test_prepare".split()
+)
 # Made of tests that take well under a second each.
 QUICK = {"test_gates", "test_losses", "test_methods", "test_settings", "test_tables", "test_world"}
 CLOUDS = {"169.254.169.254", "metadata.google.internal"}  # where Ray asks at its start whether it runs in one
@@ -72,23 +55,13 @@ def offline():
     assert socket.getaddrinfo.__name__ == "_lookup", "the offline guard is gone"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run():
     "run(words…, cwd=…): a command's result, its text in .out"
 
-    def call(*words, cwd=ROOT, timeout=300, **kw):
-        kw.setdefault("stdin", subprocess.DEVNULL)
-        env = os.environ | kw.pop("env", {})
-        done = subprocess.run(
-            [str(w) for w in words],
-            cwd=cwd,
-            env=env,
-            timeout=timeout,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            **kw,
-        )
+    def call(*words, cwd=ROOT, timeout=300, env=None, **kw):
+        kw = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) | kw
+        done = subprocess.run([str(w) for w in words], cwd=cwd, env=os.environ | (env or {}), timeout=timeout, **kw)
         done.out = done.stdout
         return done
 

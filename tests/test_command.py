@@ -115,7 +115,7 @@ def test_explore_writes_the_figure(tmp_path, monkeypatch, capsys):
     written = sorted(path.name for path in (tmp_path / "maps").iterdir())
     assert written == ["maps.json", "maps.pdf", "maps.png", "maps.svg"]
     record = json.loads((tmp_path / "maps" / "maps.json").read_text())
-    assert record["phrases"] == ["a mug", "a red wall"] and record["kind"] == "softmax"
+    assert record["phrase"] == ["a mug", "a red wall"] and record["kind"] == "softmax"
     assert main([*words, "--head", "1", "--output", "two"]) == 0
     record = json.loads((tmp_path / "two" / "maps.json").read_text())
     assert record["head"] == 1 and record["kind"] == "head"

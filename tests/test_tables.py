@@ -11,10 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-from c2lip.evaluation.plots import plot_changes, plot_pareto
 from c2lip.evaluation.published import layout_table, layouts, published, read_published, with_means
 from c2lip.evaluation.records import read_record, results_frame
-from c2lip.evaluation.scores import Hits, change_of_items, mean_of, score
+from c2lip.evaluation.scores import Hits, change_of_items, mean_of
 from c2lip.evaluation.suites import benchmark_folder, evaluate, tabulate
 from c2lip.evaluation.tables import frame_table, pick_rows, render, row_list, write_forms
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
@@ -54,39 +53,15 @@ def test_launcher(run, tmp_path):
     words += ["-p", "split", "validation"]
     done = run("papermill", "nbs/evaluate.ipynb", *words, "-p", "run_dir", tmp_path / "a")
     assert done.returncode == 0, done.out
-    assert (
-        "SugarCrepe" in done.out
-        and "change" in done.out
-        and "Published" in done.out
-        and "nothing of these was measured: C2LIP Table A4" in done.out
-    )
+    wanted = ("SugarCrepe", "change", "Published", "nothing of these was measured: C2LIP Table A4")
+    assert all(text in done.out for text in wanted)
     assert "Unable to parse" not in done.out and "unknown parameter" not in done.out
-    files = [
-        f"{name}.{kind}"
-        for name in (
-            "c2lip_table_2",
-            "c2lip_table_3",
-            "c2lip_table_5",
-            "c2lip_table_a3",
-            "macco_main_results",
-            "the_embedded_world",
-        )
-        for kind in ("html", "md", "tex")
-    ]
-    assert {p.name for p in (tmp_path / "a").iterdir()} >= {
-        "params.json",
-        "table.csv",
-        "table.html",
-        "changes_again.png",
-        "evaluate.ipynb",
-        *files,
-    }
-    mine = evaluate(
-        load("base"),
-        benchmark_folder("world", "validation", items=6, images=30),
-        ["sugarcrepe", "zeroshot"],
-        progress=False,
-    )
+    tables = ["table", *(f"c2lip_table_{n}" for n in ("2", "3", "5", "a3")), "macco_main_results", "the_embedded_world"]
+    files = {f"{name}.{kind}" for name in tables for kind in ("html", "md", "tex")}
+    files |= {"params.json", "table.csv", "changes_again.png", "evaluate.ipynb"}
+    assert {p.name for p in (tmp_path / "a").iterdir()} >= files
+    folder = benchmark_folder("world", "validation", items=6, images=30)
+    mine = evaluate(load("base"), folder, ["sugarcrepe", "zeroshot"], progress=False)
     frame = pd.read_csv(tmp_path / "a" / "table.csv")
     for m in ("base", "again"):
         part = frame[(frame.model == m) & frame.against.isna()]
@@ -162,18 +137,13 @@ def test_published_has_every_figure_of_the_paper():
         if name in ("Table 1", "Table A1", "Table A2"):
             continue  # training data; A2's weights are no results
         body = [
-            re.sub(r"\([+-][\d.]+\)", "", line)
-            for line in lines[i + 1 : end]
-            if len(line) < 250 and not re.match(r"\s*[\dA]\.\d", line)
+            re.sub(r"\([+-][\d.]+\)", "", line).replace("\\ul", " ") for line in lines[i + 1 : end] if len(line) < 250
         ]
-        found = Counter(
-            float(x) for line in body for x in re.findall(r"(?<![\w./-])\d{1,3}\.\d(?!\d)", line.replace("\\ul", " "))
-        )
+        body = [line for line in body if not re.match(r"\s*[\dA]\.\d", line)]
+        found = Counter(float(x) for line in body for x in re.findall(r"(?<![\w./-])\d{1,3}\.\d(?!\d)", line))
         ours = Counter(figures[figures.paper.str.startswith("C2LIP") & (figures.table == name)].value)
         if name == "Table 6":
-            found = Counter(
-                {v: n for v, n in found.items() if v in ours}
-            )  # the list of references follows, with its sections
+            found = Counter({v: n for v, n in found.items() if v in ours})  # the list of references follows
         assert ours - found == Counter() and found - ours == Counter(), name
         checked += sum(ours.values())
     assert checked == 273 + 77 + 91 + 36 + 28 + 231 + 315 + 189 + 252
@@ -193,19 +163,6 @@ def test_layout_values_and_changes(three):
     assert cell.small == f"{change:+.1f} ± {1.96 * se:.1f}"
 
 
-def test_an_unequal_mean_s_error_equals_a_slow_one(three):
-    "Draw the items themselves"
-    h = [three[1]["base"]["sugarcrepe", t] for t in ("swap_obj", "swap_att", "add_obj")]
-    mean = mean_of([h[0], mean_of(h[1:])])
-    assert mean.weights == [0.5, 0.25, 0.25]
-    rng = np.random.default_rng(1)
-    slow = sum(
-        w * 100 * np.array([x.correct.numpy()[rng.integers(0, 200, 200)].mean() for _ in range(4000)])
-        for x, w in zip(mean.parts, mean.weights)
-    )
-    assert score("", mean).se == pytest.approx(slow.std(), rel=0.05)
-
-
 def test_forms_of_a_table(three, tmp_path):
     "The best is bold once a column and group; names are escaped; every line has all columns; the same page each time"
     table = layout_table("C2LIP Table A3", three[0])
@@ -223,12 +180,6 @@ def test_forms_of_a_table(three, tmp_path):
             cells = [row[column] for (own, _), row in zip(table.rows, table.cells) if own == group]
             top = max(float(cell.value) for cell in cells)
             assert all(cell.best == (float(cell.value) == top) for cell in cells), table.heads[column]
-
-
-def test_figures_draw(three, tmp_path):
-    plot_changes(three[0], "plain").savefig(tmp_path / "c.png")
-    plot_pareto(three[0], ("sugarcrepe", "average"), ("sugarcrepe_pp", "average")).savefig(tmp_path / "f.png")
-    assert min(f.stat().st_size for f in tmp_path.iterdir()) > 10_000
 
 
 # --- statistics
@@ -276,79 +227,6 @@ def test_published_is_whole(figures):
     }
 
 
-def means(figures, table, benchmark, whole, parts, metric=None, weights=None):
-    "(model, printed mean, mean of its parts) of every row of a table"
-    rows = figures[(figures.table == table) & figures.paper.str.startswith("C2LIP")]
-    for (model, _), r in rows.groupby(["model", "backbone"]):
-        value = {(b, s, m): v for b, s, m, v in zip(r.benchmark, r.subtask, r.metric, r.value)}
-        got = [value[p] for p in parts]
-        yield model, value[whole], float(np.average(got, weights=weights))
-
-
-SEVEN = [("sugarcrepe", s, "accuracy") for s in SUGARCREPE]
-TEN = [("sugarcrepe_pp", s, m) for s in SUGARCREPE_PP for m in ("ITT", "TOT")]
-TWELVE = [
-    *(("sugarcrepe", s, "accuracy") for s in ("add", "replace", "swap")),
-    *(("sugarcrepe_pp", s, m) for s in ("replace", "swap") for m in ("ITT", "TOT")),
-    ("imagenet1k", "", "top-1"),
-    *((b, "", "R@5 mean") for b in ("flickr30k", "mscoco", "docci", "iiw")),
-]
-ZERO = "imagenet1k food101 cifar10 cifar100 sun397 cars aircraft dtd pets caltech101 flowers".split()
-
-
-@pytest.mark.parametrize(
-    "table, whole, parts, weights",
-    [
-        ("Table A3", ("sugarcrepe", "average", "accuracy"), SEVEN, None),
-        ("Table 5", ("sugarcrepe", "average", "accuracy"), SEVEN, None),
-        ("Table A4", ("sugarcrepe_pp", "average", "mean"), TEN, None),
-        ("Table 2", ("all", "", "mean of 12"), TWELVE, None),
-        ("Table 4", ("all", "", "mean of 12"), TWELVE, None),
-        (
-            "Table 3",
-            ("attributes", "", "mean of 6"),
-            [
-                *(("sugarcrepe", f"{e}_att", "accuracy") for e in ("replace", "swap")),
-                *(("sugarcrepe_pp", f"{e}_att", m) for e in ("replace", "swap") for m in ("ITT", "TOT")),
-            ],
-            None,
-        ),
-        (
-            "Table A5",
-            ("retrieval", "", "mean of 8"),
-            [(b, "", f"{d} R@5") for b in ("mscoco", "flickr30k", "docci", "iiw") for d in ("t2i", "i2t")],
-            None,
-        ),
-        ("Table A6", ("zeroshot", "", "mean of 11"), [(b, "", "top-1") for b in ZERO], None),
-        (
-            "Table 6",
-            ("sugarcrepe", "average", "accuracy"),
-            [("sugarcrepe", e, "accuracy") for e in ("replace", "swap", "add")],
-            (3, 2, 2),
-        ),
-        (
-            "Table 6",
-            ("sugarcrepe_pp", "average", "ITT"),
-            [("sugarcrepe_pp", e, "ITT") for e in ("replace", "swap")],
-            (3, 2),
-        ),
-        *(
-            ("Table A3", ("sugarcrepe", e, "accuracy"), [("sugarcrepe", f"{e}_{x}", "accuracy") for x in k], None)
-            for e, k in (("replace", ("obj", "att", "rel")), ("swap", ("obj", "att")), ("add", ("obj", "att")))
-        ),
-        *(
-            ("Table A4", ("sugarcrepe_pp", e, m), [("sugarcrepe_pp", f"{e}_{x}", m) for x in k], None)
-            for m in ("ITT", "TOT")
-            for e, k in (("replace", ("obj", "att", "rel")), ("swap", ("obj", "att")))
-        ),
-    ],
-)
-def test_published_averages(figures, table, whole, parts, weights):
-    "Printed averages are the means of their rows, to the rounding of the figures"
-    for model, printed, mean in means(figures, table, whole[0], whole, parts, weights=weights):
-        assert abs(printed - mean) <= 0.1001, (table, model, printed, mean)
-
-
 def test_published_contradictions_are_marked(figures):
     "A figure that two tables of the C2LIP paper give differently says so on both lines; nothing else does"
     paper = figures[figures.paper.str.startswith("C2LIP")]
@@ -357,31 +235,23 @@ def test_published_contradictions_are_marked(figures):
     assert paper[paper.note.str.contains("contradicted") & (paper.model == "TripletCLIP")].shape[0] == 4
 
 
-def test_published_figures_of_the_brief(figures):
-    "Spot checks against figures typed by hand"
-
+def test_published_figures_typed_by_hand(figures):
     paper = published("C2LIP Table A3", "C2LIP Table A4", "C2LIP Table A5", "C2LIP Table 5")
 
     def row(model, suite):
         p = paper[(paper.model == model) & (paper.suite == suite)]
         return dict(zip(p.name, p.value))
 
-    want = dict(zip(SUGARCREPE + ("average",), (95.3, 86.7, 70.3, 60.0, 71.5, 89.1, 83.8, 79.5)))
-    got = row("SigLIP", "sugarcrepe")
-    assert {k: got[k] for k in want} == want
+    want = dict(zip((*SUGARCREPE, "average"), (95.3, 86.7, 70.3, 60.0, 71.5, 89.1, 83.8, 79.5)))
+    assert row("SigLIP", "sugarcrepe").items() >= want.items()
     got = row("C2LIP", "sugarcrepe_pp")
-    assert [
-        got[f"{e}_{x} {m}"]
-        for e, k in (("replace", ("obj", "att", "rel")), ("swap", ("obj", "att")))
-        for m in ("ITT", "TOT")
-        for x in k
-    ] == [93.9, 79.8, 65.4, 91.1, 80.2, 54.7, 44.1, 66.2, 28.6, 59.8] and got["average"] == 66.4
+    edits = {"replace": ("obj", "att", "rel"), "swap": ("obj", "att")}
+    order = [f"{e}_{k} {m}" for e in edits for m in ("ITT", "TOT") for k in edits[e]]
+    want = [93.9, 79.8, 65.4, 91.1, 80.2, 54.7, 44.1, 66.2, 28.6, 59.8]
+    assert [got[name] for name in order] == want and got["average"] == 66.4
     got = row("CLIP ViT-B/32", "sugarcrepe")
     assert (got["replace_obj"], got["average"]) == (90.9, 73.1)
     assert row("C2LIP", "mscoco")["t2i R@5"] == 77.9 and row("C2LIP", "flickr8k")["R@5 mean"] == 96.4
-    ablation = figures[figures.table == "Table A2"]
-    assert ablation.value.tolist() == [84.6, 85.2, 85.2, 85.1, 85.6]
-    macco = figures[
-        figures.paper.str.startswith("MACCO") & (figures.model == "MACCO") & (figures.table == "main results")
-    ]
-    assert macco.value.tolist() == [73.1, 68.5, 76.0, 77.1, 70.2, 75.3]
+    assert figures[figures.table == "Table A2"].value.tolist() == [84.6, 85.2, 85.2, 85.1, 85.6]
+    macco = figures[figures.paper.str.startswith("MACCO") & (figures.model == "MACCO")]
+    assert macco[macco.table == "main results"].value.tolist() == [73.1, 68.5, 76.0, 77.1, 70.2, 75.3]

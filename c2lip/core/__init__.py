@@ -208,8 +208,6 @@ def seeded(seed: int):  # below 2^32
             random.setstate(state)
 
 # %% ../../nbs/1_method/01_core.ipynb #fp000001
-def full_precision(
-    x: Tensor,  # of any floating type
-) -> Tensor:  # the same numbers, float32 where x was float16 or bfloat16
+def full_precision(x: Tensor) -> Tensor:  # of any floating type → float32 where x was float16 or bfloat16
     "Upcast half precision; float32 and float64 stay as they are"
     return x.float() if x.element_size() < 4 else x

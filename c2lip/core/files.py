@@ -26,9 +26,7 @@ from filelock import FileLock, Timeout
 from . import UserError, one_line
 
 # %% ../../nbs/1_method/02_files.ipynb #955bf365
-def project_of(
-    path,  # a file or folder, existing or not
-) -> Path | None:  # the folder with settings.ini, None outside of the project
+def project_of(path) -> Path | None:  # existing or not → the folder with settings.ini; None outside of the project
     "The nearest folder at or above `path` whose settings.ini is this library's"
     path = Path(path).resolve()
     for settings in (folder / "settings.ini" for folder in [path, *path.parents]):
@@ -115,9 +113,7 @@ def cache_instead(folder: Path, error: OSError) -> Path:  # an existing folder t
     return Path(_temporary_folder().name)
 
 # %% ../../nbs/1_method/02_files.ipynb #aa0c5ee6
-def shipped(
-    name: str,  # of a file or folder below data/ in the clone, such as "suites.yaml" or "results/index.csv"
-) -> Path:  # an existing file or folder
+def shipped(name: str) -> Path:  # below data/ of the clone, such as "results/index.csv" → a file or folder
     "What comes with the library; raise `UserError` where this installation lacks it"
     clone = _own_clone()
     home = clone / "data" if clone else Path(str(resources.files("c2lip"))) / "shipped"
@@ -126,9 +122,7 @@ def shipped(
     return home / name
 
 
-def cache_folder(
-    chosen: str | Path = "auto",  # a folder chosen by the user (from the root if relative); auto: the usual one
-) -> Path:  # not necessarily existing
+def cache_folder(chosen: str | Path = "auto") -> Path:  # chosen by the user; auto: the usual one → existing or not
     """Where indexes, embeddings and drawn benchmarks are kept: C2LIP_CACHE, else data/cache of a clone,
     else c2lip in XDG_CACHE_HOME or ~/.cache, on every system, as the hub's library does"""
     if chosen != "auto":

@@ -166,9 +166,7 @@ def _given_negative(caption, rows, ratings, chance):
 
 
 @lru_cache(maxsize=100_000)
-def world_scene(
-    key: str,  # of a record
-) -> Scene | None:
+def world_scene(key: str) -> Scene | None:  # of a record
     "The scene of a record of the embedded world; None for other keys"
     split, _, number = key.rpartition("-")
     known = split in ("train", "validation", "test") and number.isdigit()

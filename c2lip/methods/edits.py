@@ -106,9 +106,7 @@ def _places(words):
     return kinds
 
 
-def swap_across(
-    first: str, second: str, chance: random.Random
-) -> tuple[str, str] | None:  # both texts edited; None where no word can be exchanged
+def swap_across(first: str, second: str, chance: random.Random) -> tuple[str, str] | None:  # None: no word fits
     "Exchange a word of one text with a word of the same part of speech of the other (CLIC's hard negative)"
     words, other_words = tag_words([first, second])
     places, other_places = _places(words), _places(other_words)
@@ -122,10 +120,8 @@ def swap_across(
         return None
     pos = chance.choice(list(pairs))
     a, b = (chance.choice(candidates) for candidates in pairs[pos])
-    return (
-        swap_spans(first, dict.fromkeys(places[pos][a], b)),
-        swap_spans(second, dict.fromkeys(other_places[pos][b], a)),
-    )
+    new, other_new = dict.fromkeys(places[pos][a], b), dict.fromkeys(other_places[pos][b], a)
+    return swap_spans(first, new), swap_spans(second, other_new)
 
 # %% ../../nbs/3_relatives/01_edits.ipynb #ded27b32
 WORD_KINDS = {"noun": {"NOUN", "PROPN"}, "adjective": {"ADJ"}, "verb": {"VERB"}, "adverb": {"ADV"}}

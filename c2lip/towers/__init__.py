@@ -48,10 +48,7 @@ class Towers:
         "The checkpoint's own evaluation preprocessing"
         return image_transform_v2(self._preprocess_config, is_train=False)
 
-    def augment(
-        self,
-        crop_scale: float = 0.9,  # smallest share of the image that a random crop keeps; 1 means no crop
-    ) -> Callable:  # PIL image → (3,H,W)
+    def augment(self, crop_scale: float = 0.9) -> Callable:  # least share that a crop keeps; 1: no crop → a transform
         "Training preprocessing: the same mean, std and size, after a random resized crop"
         if crop_scale >= 1:
             return self.preprocess

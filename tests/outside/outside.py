@@ -8,12 +8,13 @@
 * the rule of the public SugarCrepe script (the right caption's score is greater, strictly) over stock open_clip
 """
 
+import contextlib
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import clip_benchmark.cli
 import clip_benchmark.datasets
 import open_clip
 import torch
@@ -31,10 +32,10 @@ def lay_out(benchmark, home):
     for task in TASKS:
         (home / f"{task}.json").symlink_to(benchmark / "sugarcrepe" / f"{task}.json")
     images = json.loads((benchmark / "retrieval.json").read_text())["images"]
-    said = [(i, s["raw"]) for i, image in enumerate(images) for s in image["sentences"]]
+    texts = [(i, s["raw"]) for i, image in enumerate(images) for s in image["sentences"]]
     captions = dict(
         images=[dict(id=i, file_name=image["filename"]) for i, image in enumerate(images)],
-        annotations=[dict(id=n, image_id=i, caption=text) for n, (i, text) in enumerate(said)],
+        annotations=[dict(id=n, image_id=i, caption=text) for n, (i, text) in enumerate(texts)],
     )
     (home / "captions.json").write_text(json.dumps(captions))
 
@@ -67,18 +68,19 @@ def protocol():
 
 
 def choices_and_retrieval(release, benchmark):
-    "{dataset: metrics} of clip-benchmark's command line"
+    "{dataset: metrics} of clip-benchmark's command line, called in this process, since its start takes long"
     with tempfile.TemporaryDirectory() as home:
         home = Path(home)
         lay_out(benchmark, home)
-        call = [sys.executable, "-m", "clip_benchmark.cli", "eval"]
-        call += ["--model", f"local-dir:{release}", "--pretrained", "none", "--dataset_root", str(home)]
-        call += ["--no_amp", "--num_workers", "0", "--batch_size", "250", "--output", str(home / "{dataset}.json")]
+        call = ["clip_benchmark", "eval", "--model", f"local-dir:{release}", "--pretrained", "none"]
+        call += ["--dataset_root", str(home), "--output", str(home / "{dataset}.json")]
+        call += ["--no_amp", "--num_workers", "0", "--batch_size", "250"]
         sugarcrepe = ["--dataset", *(f"sugar_crepe/{task}" for task in TASKS)]
         retrieval = ["--dataset", "mscoco_captions", "--annotation_file", str(home / "captions.json")]
-        retrieval += ["--recall_k", "1", "5", "10"]
-        for asked in (sugarcrepe, retrieval):
-            subprocess.run([*call, *asked], check=True, stdout=sys.stderr)
+        for words in (sugarcrepe, [*retrieval, "--recall_k", "1", "5", "10"]):
+            sys.argv = [*call, *words]
+            with contextlib.redirect_stdout(sys.stderr):
+                clip_benchmark.cli.main()
         found = [json.loads(f.read_text()) for f in home.glob("*.json") if f.stem not in (*TASKS, "captions")]
     return {f["dataset"]: f["metrics"] for f in found}
 
@@ -106,7 +108,7 @@ def sugarcrepe_rule(release, benchmark):
 
 
 if __name__ == "__main__":
-    release, benchmark, sets = (Path(p).resolve() for p in sys.argv[1:])
+    release, benchmark, sets = (Path(p).resolve() for p in sys.argv[1:4])
     found = dict(
         clip_benchmark=choices_and_retrieval(release, benchmark),
         zero_shot=zero_shot(release, sets),
