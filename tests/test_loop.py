@@ -85,7 +85,7 @@ def readme(word):
 
 
 def test_the_loop_of_the_readme():
-    "README.md's loop runs as it stands, given a model, its tokenizer and pairs"
+    "README.md's loop runs as it is, given a model, its tokenizer and pairs"
     towers = small_siglip()
     before = towers.model.logit_bias.item()
     pairs = list(zip(IMAGES, CAPTIONS))
@@ -94,7 +94,7 @@ def test_the_loop_of_the_readme():
 
 
 def test_the_export_of_the_readme(tmp_path):
-    "README.md's export runs as it stands, but for the model and the folder"
+    "README.md's export runs as it is, but for the model and the folder"
     code = readme("to_hugging_face")
     (loaded,) = re.findall(r'# (SiglipModel\.from_pretrained\("my_siglip"\))', code)
     code = f"{code}\nfound = {loaded}"

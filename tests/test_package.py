@@ -33,7 +33,7 @@ def distributions(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(distributions, tmp_path_factory):
-    "A folder that stands for site-packages: the unpacked wheel"
+    "A folder in place of site-packages: the unpacked wheel"
     packages = tmp_path_factory.mktemp("site-packages")
     with zipfile.ZipFile(distributions[1]) as wheel:
         wheel.extractall(packages)
@@ -93,7 +93,7 @@ table = evaluate(base, benchmark_folder(items=20, images=60), batch_size=20, pro
 print(frame_table(brief(table.assign(model="base", seed=0))))
 assert len(read_published()) > 1000 and read_concreteness()
 assert (cache_folder() / "embeddings").is_dir() and "caches" in str(cache_folder())
-assert not list(Path.cwd().iterdir()), "nothing is written where the user stands"
+assert not list(Path.cwd().iterdir()), "nothing is written where the user is"
 print(release_folders(), method_names())
 """
 
