@@ -5,7 +5,6 @@ import os
 import pickle
 import resource
 import shutil
-import signal
 from contextlib import contextmanager
 from functools import partial
 from itertools import permutations
@@ -36,21 +35,8 @@ from c2lip.training.run import train
 
 ROOT = Path(__file__).resolve().parent.parent
 
+pytestmark = pytest.mark.timeout(90)  # no case may wait for ever
 SMALL = dict(images=32, batch_size=8, epochs=1, warmup=1, log_every=1, save_every=2, threads=1, batches="random")
-
-
-@pytest.fixture(autouse=True)
-def time_limit():
-    "No case may wait for ever: after 60 seconds the alarm ends it"
-
-    def stop(*_):
-        raise TimeoutError("the case hangs")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def refused(function, *words):

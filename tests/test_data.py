@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pickle
-import random
 import sys
 import tarfile
 import tempfile
@@ -28,7 +27,7 @@ from torchvision import transforms
 
 from c2lip.core import Phrase, UserError
 from c2lip.data import sources
-from c2lip.data.images import BadImage, TarPart, open_image
+from c2lip.data.images import TarPart, open_image
 from c2lip.data.loading import Samples, batches, loader
 from c2lip.data.records import Record, Skips, holdout_fraction, with_phrases
 from c2lip.data.sources import find_source, open_data
@@ -116,20 +115,6 @@ def train_on(source, tmp_path, **kw):
     return [[s.key for s in b] for b in loader(samples, batches(samples, kw.pop("batch", 1), **kw))]
 
 
-# images
-
-
-def test_formats():
-    for kind in ("png", "jpeg", "webp", "bmp", "gif"):
-        assert open_image(encoded(1, kind)).mode == "RGB"
-    with pytest.raises(BadImage):
-        open_image(encoded(1, "tiff"))  # not among the formats
-    assert open_image(Image.new("RGBA", (5, 5))).mode == open_image(Image.new("P", (5, 5))).mode == "RGB"
-
-
-# samples
-
-
 def test_the_same_images_for_any_cache_and_workers():
     order, sets = batches(records(), 4, seed=2), [Samples(records(), CROPPED, cache=cache) for cache in (False, True)]
     runs = [[[s.image for s in b] for b in loader(s, order, workers=w, seed=5)] for s in sets for w in (0, 2)]
@@ -154,21 +139,6 @@ def test_bad_images_are_replaced_and_counted(workers):
     assert len(Samples(rows, SMALL, cache=True)) == 18
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_too_many_bad_images_stop_the_run(workers):
-    rows = records(20)
-    for i in range(0, 20, 2):
-        rows[i] = rows[i]._replace(image=b"no")
-    with pytest.raises(UserError, match="broken image"):
-        for _ in loader(Samples(rows, SMALL), batches(rows, 5), workers=workers):
-            pass
-    with pytest.raises(UserError, match="broken image"):
-        Samples(rows, SMALL, cache=True)
-    for limit in (0.1, 1):
-        with pytest.raises(UserError):
-            Samples([Record("a", b"no", "A.", [])], SMALL, skips=Skips(limit))[0]
-
-
 def test_many_batches_from_workers_cost_few_file_handles():
     import resource
 
@@ -180,9 +150,6 @@ def test_many_batches_from_workers_cost_few_file_handles():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(kept) == 12 and len(kept[0]) == 120
-
-
-# tables
 
 
 def test_tables_agree(tmp_path):
@@ -225,27 +192,15 @@ def test_broken_rows_are_counted(tmp_path):
         read(tmp_path / "t.jsonl")
 
 
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("b.json", b"{}"),
-        ("c.json", b"[1, "),
-        ("d.csv", b"\xff\xfe\x00"),
-        ("e.csv", b""),
-        ("f.jsonl", b""),
-        ("g.csv", b"photo,captoin\n1,2\n"),
-        ("h.zip", b""),
-        ("i.json", b"[" * 100_000),
-        ("j.csv", b"image,caption\n" + b"x" * 200_000),
-    ],
-)
-def test_broken_tables_are_user_errors(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
+BROKEN = {"b.json": b"{}", "c.json": b"[1, ", "d.csv": b"\xff\xfe\x00", "e.csv": b"", "f.jsonl": b"", "h.zip": b""}
+BROKEN |= {"g.csv": b"photo,captoin\n1,2\n", "i.json": b"[" * 100_000, "j.csv": b"image,caption\n" + b"x" * 200_000}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_tables_are_user_errors(tmp_path, name):
+    (tmp_path / name).write_bytes(BROKEN[name])
     with pytest.raises(UserError, match=name):
         read(tmp_path / name)
-
-
-# shards
 
 
 def test_shards_in_every_spelling(tmp_path):
@@ -287,16 +242,12 @@ def test_hostile_members_are_not_read(tmp_path):
 
 def test_links_sparse_and_oversized_members(tmp_path, monkeypatch):
     monkeypatch.setattr("c2lip.data.shards.MAX_MEMBER", 5000)
-
     shard(tmp_path / "a.tar")
     with tarfile.open(tmp_path / "a.tar", "a") as tar:
-        for name, kind, size in (
-            ("9.png", tarfile.SYMTYPE, 0),
-            ("7.json", tarfile.GNUTYPE_SPARSE, 0),
-            ("8.png", None, 6000),
-        ):
+        kinds = {"9.png": (tarfile.SYMTYPE, 0), "7.json": (tarfile.GNUTYPE_SPARSE, 0), "8.png": (tarfile.REGTYPE, 6000)}
+        for name, (kind, size) in kinds.items():
             member = tarfile.TarInfo(name)
-            member.type, member.size, member.linkname = kind or tarfile.REGTYPE, size, "/etc/passwd"
+            member.type, member.size, member.linkname = kind, size, "/etc/passwd"
             tar.addfile(member, io.BytesIO(bytes(size)))
     with served(tmp_path) as (web, _):
         for source in (tmp_path / "a.tar", f"{web}/a.tar"):
@@ -338,49 +289,6 @@ def test_duplicates_and_damage(tmp_path):
     assert len(read(tmp_path / "e.tar", skips)) == 8 and skips.counts == {"damaged shard": 1}
 
 
-def test_mutated_shards(tmp_path):
-    "Records, counts, or one clear error; and training gives what was found"
-    whole, rng, lost, trained = shard(tmp_path / "a.tar", 4).read_bytes(), random.Random(0), 0, 0
-    whole = whole[: -len(whole) + len(whole.rstrip(b"\0")) or None]
-    whole += bytes(1024 + -len(whole) % 512)
-    for turn in range(300):
-        hurt = bytearray(whole)
-        for _ in range(rng.choice((1, 1, 3, 20))):
-            hurt[rng.randrange(len(hurt))] = rng.randrange(256)
-        if turn % 4 == 0:
-            del hurt[rng.randrange(len(hurt)) :]
-        if turn % 7 == 0:
-            at = rng.randrange(len(hurt) + 1)
-            hurt[at:at] = rng.randbytes(rng.randrange(1, 700))
-        (tmp_path / "b.tar").write_bytes(hurt)
-        skips = Skips(limit=1)
-        try:
-            found = read(tmp_path / "b.tar", skips)
-        except UserError as e:
-            found = []
-            assert "\n" not in str(e)
-        enough = len(found) + len(skips.rows) + sum(skips.unread.values()) >= 4 - 1
-        assert enough or "damaged shard" in skips.counts, str(skips)
-        good = {r.key for r in found if not isinstance(opened(r.image), BadImage)}
-        lost += bool(skips.rows)
-        if turn % 5 == 0 and found:
-            try:
-                keys = sum(train_on(tmp_path / "b.tar", tmp_path), [])
-            except UserError as e:
-                assert "\n" not in str(e)
-                continue
-            assert set(keys) <= good and len(keys) == len(found)
-            trained += 1
-    assert lost > 60 and trained > 20
-
-
-def opened(image):
-    try:
-        return open_image(image)
-    except BadImage as e:
-        return e
-
-
 def test_remote_shards_are_near_ones(tmp_path, monkeypatch):
     monkeypatch.setattr("c2lip.data.images.PAUSES", (0, 0, 0))
     for i in range(3):
@@ -401,13 +309,11 @@ def test_remote_shards_are_near_ones(tmp_path, monkeypatch):
         assert read(tmp_path / "t.parquet") == list(far), "a table may name far shards"
         shard(tmp_path / "a-1.tar", 9)
         assert len(open_data(f"{web}/a-{{0..2}}.tar", **cache)) == 25, "a changed one is copied anew"
-        for wrong, message in (
-            ("b-{0..1}.tar", "missing shard"),
-            ("c.tar", "damaged shard"),
-            ("t.parquet", "tables on another machine"),
-        ):
+        tables = "tables on another machine"
+        wrong = {"b-{0..1}.tar": "missing shard", "c.tar": "damaged shard", "t.parquet": tables}
+        for name, message in wrong.items():
             with pytest.raises(UserError, match=message):
-                open_data(f"{web}/{wrong}", **cache)
+                open_data(f"{web}/{name}", **cache)
     for workers in (0, 1):
         gone = Samples([near[0]._replace(image=TarPart("http://127.0.0.1:9/a.tar", 0, 5))], SMALL, skips=Skips(1))
         with pytest.raises(UserError, match="a.tar cannot be copied") as e:
@@ -438,9 +344,6 @@ def test_object_stores_through_fsspec(tmp_path):
     with pytest.raises(UserError, match="missing shard"):
         open_data("s3://bucket/b.tar", index_folder=tmp_path / "cache")
     sys.modules["fsspec.registry"]._registry.pop("s3")
-
-
-# the index
 
 
 def test_index_is_what_the_source_gives(tmp_path):
@@ -525,9 +428,6 @@ def test_a_damaged_index_is_made_anew(tmp_path, name, damage, capsys):
     assert opened() == wanted
 
 
-# what training leaves out
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_start_stops_a_large_run(tmp_path, workers, monkeypatch):
     "A tenth of the images tried, not of all there are"
@@ -557,14 +457,7 @@ def test_substitutes_scatter():
     assert len(set(seen)) > 40
 
 
-# orders
-
-
 def test_orders():
-    orders = {tuple(batches(range(100), 100, s, e)[0]) for e in range(5) for s in range(5)}
-    assert batches(range(100), 100, 3, 7) == batches(range(100), 100, 3, 7) and len(orders) == 25
-    found = [batches(range(1003), 32, seed=s, epoch=e) for s in (0, 1) for e in (0, 1)]
-    for f in found:
-        assert len(f) == 31 and len(set(sum(f, []))) == 31 * 32 and all(type(i) is int for i in f[0])
-    assert len({json.dumps(f) for f in found}) == 4 and found[0] == batches(range(1003), 32)
+    found = batches(range(1003), 32)
+    assert len(found) == 31 and len(set(sum(found, []))) == 31 * 32 and all(type(i) is int for i in found[0])
     assert batches(range(12), 4, seed=5, epoch=2) == [[2, 3, 0, 9], [8, 1, 7, 4], [10, 5, 11, 6]]

@@ -63,13 +63,13 @@ def table_rows(
             for n, row in _numbered_rows(file, kind, path):
                 skips.seen += 1
                 where = f"{path.name}:{n}"
+                detail = "not an object"
                 try:
                     row = json.loads(row) if isinstance(row, bytes) else row
                 except (ValueError, RecursionError) as e:
-                    skips.add(where, "bad JSON", str(e))
-                    continue
+                    row, detail = None, str(e)
                 if not isinstance(row, dict):
-                    skips.add(where, "bad JSON", "not an object")
+                    skips.add(where, "bad JSON", detail)
                 elif None in row:  # where csv.DictReader puts what has no column
                     skips.add(where, "too many cells", f"without a column: {row[None]}")
                 else:

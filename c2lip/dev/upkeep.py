@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from PIL import Image
@@ -181,7 +180,8 @@ def store_outputs(
     root = project_root()
     flags, register = get_config(path=root).tst_flags.split(), root / "data" / "outputs.json"
     for path in [path for name in names for path in _chosen(root, name)]:
-        start, run = time.perf_counter(), f"runs/{path.stem}-outputs-{os.getpid()}"
+        print(path.relative_to(root), flush=True)
+        run = f"runs/{path.stem}-outputs-{os.getpid()}"
 
         def clean(text, run=run, name=path.stem):
             return _plain_text(text, root).replace(run, f"runs/{name}")
@@ -192,4 +192,3 @@ def store_outputs(
             write_json(register, dict(sorted(known.items())))
         else:
             _run_and_store(path, path.parent, flags, {}, clean)
-        print(f"{path.relative_to(root)}: {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)

@@ -34,7 +34,7 @@ class Readout(NamedTuple):
     def __call__(
         self,
         towers,  # Towers: model, tokenizer, preprocess
-        images: Iterable,  # that will be asked for
+        images: Iterable,  # all that will be scored
         image: Lookup,
         text: Lookup,
         **settings,  # further arguments of `Reading`
@@ -49,7 +49,7 @@ class Reading:
     def __init__(
         self,
         towers,  # Towers: model, tokenizer, preprocess
-        images: Iterable,  # all that will be asked for, or a dictionary that says who asks
+        images: Iterable,  # all that will be scored, or image → who needs it
         image: Lookup,
         text: Lookup,
         batch_size: int = 128,  # images at a time; phrases go four times as many
@@ -83,10 +83,10 @@ class Reading:
             wanted.setdefault(self.row[image], set()).update(self.phrases[text])
         for i, phrases in wanted.items():
             known = self.known.setdefault((scale, i), {})
-            if asked := [k for k in phrases if k not in known]:
+            if fresh := [k for k in phrases if k not in known]:
                 with torch.no_grad():
-                    cosines = concept_similarity(self.concepts[asked], self.tokens[i : i + 1], scale)[0]
-                known.update(zip(asked, cosines.tolist()))
+                    cosines = concept_similarity(self.concepts[fresh], self.tokens[i : i + 1], scale)[0]
+                known.update(zip(fresh, cosines.tolist()))
         pairs = zip((self.known[scale, self.row[image]] for image in images), texts)
         return [torch.tensor([known[k] for k in self.phrases[text]]) for known, text in pairs]
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ..core import UserError
 from ..core.files import write_json
-from .world_scenes import benchmark_scenes, write_localisation, write_size_and_place
-from ..world import COLOURS, CONTACTS, GRID, HELD_OUT, NOUNS, PATTERNS, Dice, Scene, Thing, draw_scene, make_scene
+from .world_scenes import benchmark_scenes, save_scene, write_localisation, write_size_and_place
+from ..world import COLOURS, CONTACTS, GRID, HELD_OUT, NOUNS, PATTERNS, Dice, Scene, Thing, make_scene
 from ..world_captions import OPPOSITE, caption_scene, name_thing, pair_sentence, relation
 
 # %% ../../nbs/5_evaluation/05_world_benchmark.ipynb #d18b2920
@@ -52,16 +52,15 @@ def _replace_attribute(fact, choices, dice):
 
 
 def _replace_relation(fact, choices, dice):
-    "Another contact, told from the same side; of a direction the opposite"
+    "Another contact, seen from the same side; of a direction the opposite"
+
+    def other(contact):
+        return dice.pick([c for c in CONTACTS if c != contact])
+
     if fact.where in CONTACTS:
-        return fact._replace(where=_other_contact(fact.where, dice))
-    if OPPOSITE[fact.where] in CONTACTS:
-        return fact._replace(where=OPPOSITE[_other_contact(OPPOSITE[fact.where], dice)])
-    return fact._replace(where=OPPOSITE[fact.where])
-
-
-def _other_contact(contact, dice):
-    return dice.pick([other for other in CONTACTS if other != contact])
+        return fact._replace(where=other(fact.where))
+    opposite = OPPOSITE[fact.where]
+    return fact._replace(where=OPPOSITE[other(opposite)] if opposite in CONTACTS else opposite)
 
 
 def _swap_objects(fact, choices, dice):
@@ -126,11 +125,11 @@ def make_item(
     if edited is None or added is None:
         return None
 
-    def tell(fact, wording):
+    def sentence(fact, wording):
         names = name_thing(fact.a, pattern=True), name_thing(fact.b, pattern=True)
         return pair_sentence(names[0], fact.where, names[1], Dice("c2lip wording", task, *seed, wording))
 
-    return tell(fact, 0), tell(_Fact(b, OPPOSITE[where], a), 1), tell(edited, 0) + added
+    return sentence(fact, 0), sentence(_Fact(b, OPPOSITE[where], a), 1), sentence(edited, 0) + added
 
 # %% ../../nbs/5_evaluation/05_world_benchmark.ipynb #0846a3f7
 BINDING = ("attribute", "object", "exists", "layout", "contact")
@@ -189,36 +188,32 @@ def _make_items(make, task, scenes, items, split, held_out):
 
 def _write_sugarcrepe(folder, task, made, second=False):
     "A file of SugarCrepe's form; with the caption in other words a list, of SugarCrepe++'s"
-    rows: dict = {}
-    for i, (name, caption, other, negative) in enumerate(made):
+    rows = []
+    for name, caption, other, negative in made:
         words = {"caption2": other} if second else {}
-        rows[str(i)] = dict(filename=name, caption=caption, **words, negative_caption=negative)
+        rows.append(dict(filename=name, caption=caption, **words, negative_caption=negative))
+    numbered = [dict(id=i, **row) for i, row in enumerate(rows)] if second else {str(i): r for i, r in enumerate(rows)}
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{task}.json", [{"id": int(i), **row} for i, row in rows.items()] if second else rows)
+    write_json(folder / f"{task}.json", numbered)
 
 
 def _write_half(folder, scenes, items, split, held_out):
-    "The questions of one half; returns the names of the images that are asked about"
+    "The questions of one half; returns the names of their images"
     used = set()
-    for task in SUGARCREPE:
-        made = _make_items(make_item, task, scenes, items, split, held_out)
-        _write_sugarcrepe(folder / "sugarcrepe", task, made)
-        if task in SUGARCREPE_PP:
-            _write_sugarcrepe(folder / "sugarcrepe_pp", task, made, second=True)
-        used.update(name for name, *_ in made)
-    for task in BINDING:
-        made = _make_items(_make_binding_item, task, scenes, items, split, held_out)
-        _write_sugarcrepe(folder / "binding", task, made)
-        used.update(name for name, *_ in made)
+    for kind, tasks, make in (("sugarcrepe", SUGARCREPE, make_item), ("binding", BINDING, _make_binding_item)):
+        for task in tasks:
+            made = _make_items(make, task, scenes, items, split, held_out)
+            _write_sugarcrepe(folder / kind, task, made)
+            if kind == "sugarcrepe" and task in SUGARCREPE_PP:
+                _write_sugarcrepe(folder / "sugarcrepe_pp", task, made, second=True)
+            used.update(name for name, *_ in made)
     return used
 
 
 def _write_retrieval(folder, scenes, split):
-    images = []
-    for i, (name, scene) in enumerate(scenes):
-        caption = caption_scene(scene, split, "retrieval", i)
-        images.append(dict(filename=name, sentences=[dict(raw=caption)]))
-    write_json(folder / "retrieval.json", {"images": images})
+    captions = [caption_scene(scene, split, "retrieval", i) for i, (_, scene) in enumerate(scenes)]
+    rows = [dict(filename=name, sentences=[dict(raw=caption)]) for (name, _), caption in zip(scenes, captions)]
+    write_json(folder / "retrieval.json", {"images": rows})
 
 
 def _write_zero_shot(folder, split, single, size):
@@ -226,29 +221,21 @@ def _write_zero_shot(folder, split, single, size):
 
     Captions name every pattern, so *a red mug* is not what a striped one is called."""
     pairs = [(noun, colour) for noun in NOUNS for colour in COLOURS]
-    items = []
-    for i in range(single):
-        noun, colour = pairs[i % len(pairs)]
+    items = [(f"single_{i:05d}.png", pairs[i % len(pairs)]) for i in range(single)]
+    for i, (name, (noun, colour)) in enumerate(items):
         base = make_scene(split, "single", i, count=1)
-        scene = Scene((replace(base.things[0], noun=noun, colour=colour, pattern="plain"),), base.ground)
-        name = f"single_{i:05d}.png"
-        _save_image(scene, size, folder / "images" / name)
-        items.append((name, noun, colour))
+        plain = replace(base.things[0], noun=noun, colour=colour, pattern="plain")
+        save_scene(Scene((plain,), base.ground), folder / "images" / name, size)
     nouns = [name_thing(Thing(noun, ""), colour=False) for noun in NOUNS]
-    _write_classes(folder, "object", nouns, [(name, NOUNS.index(n), (n, c)) for name, n, c in items])
     both = [name_thing(Thing(*pair)) for pair in pairs]
-    _write_classes(folder, "object_colour", both, [(name, pairs.index((n, c)), (n, c)) for name, n, c in items])
-
-
-def _write_classes(folder, task, classnames, items):
-    rows = [dict(filename=name, label=label, heldout=pair in HELD_OUT) for name, label, pair in items]
     (folder / "zeroshot").mkdir(exist_ok=True)
-    task_file = dict(classnames=classnames, templates=list(ZERO_SHOT_TEMPLATES), items=rows)
-    write_json(folder / "zeroshot" / f"{task}.json", task_file)
-
-
-def _save_image(scene, size, path):
-    draw_scene(scene, size).save(path, compress_level=1)
+    for task, names in (("object", nouns), ("object_colour", both)):
+        rows = []
+        for name, pair in items:
+            label = NOUNS.index(pair[0]) if task == "object" else pairs.index(pair)
+            rows.append(dict(filename=name, label=label, heldout=pair in HELD_OUT))
+        made = dict(classnames=names, templates=list(ZERO_SHOT_TEMPLATES), items=rows)
+        write_json(folder / "zeroshot" / f"{task}.json", made)
 
 
 def write_benchmark(
@@ -263,15 +250,13 @@ def write_benchmark(
     if split not in ("test", "validation"):
         raise UserError(f"the benchmark has the splits test and validation, not {split!r}")
     folder = Path(folder)
-    (folder / "images").mkdir(parents=True, exist_ok=True)
-
     seen = benchmark_scenes(images, split)
     _write_half(folder, seen, items, split, held_out=False)
     _write_retrieval(folder, seen, split)
     held_out = benchmark_scenes(max(items, LEAST_HELD_OUT), split, held_out=True)
     used = _write_half(folder / "heldout", held_out, items, split, held_out=True)
     for name, scene in [*seen, *(row for row in held_out if row[0] in used)]:
-        _save_image(scene, size, folder / "images" / name)
+        save_scene(scene, folder / "images" / name, size)
     _write_zero_shot(folder, split, single, size)
     write_size_and_place(folder, min(items, images), split)
     write_localisation(folder, max(1, items // 3), split, size)
