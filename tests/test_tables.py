@@ -227,56 +227,6 @@ def test_published_is_whole(figures):
     }
 
 
-SEVEN = [("sugarcrepe", s, "accuracy") for s in SUGARCREPE]
-TEN = [("sugarcrepe_pp", s, m) for s in SUGARCREPE_PP for m in ("ITT", "TOT")]
-TWELVE = [
-    *(("sugarcrepe", s, "accuracy") for s in ("add", "replace", "swap")),
-    *(("sugarcrepe_pp", s, m) for s in ("replace", "swap") for m in ("ITT", "TOT")),
-    ("imagenet1k", "", "top-1"),
-    *((b, "", "R@5 mean") for b in ("flickr30k", "mscoco", "docci", "iiw")),
-]
-ATTRIBUTES = [
-    *(("sugarcrepe", f"{e}_att", "accuracy") for e in ("replace", "swap")),
-    *(("sugarcrepe_pp", f"{e}_att", m) for e in ("replace", "swap") for m in ("ITT", "TOT")),
-]
-RECALLS = [(b, "", f"{d} R@5") for b in ("mscoco", "flickr30k", "docci", "iiw") for d in ("t2i", "i2t")]
-ZERO = "imagenet1k food101 cifar10 cifar100 sun397 cars aircraft dtd pets caltech101 flowers".split()
-EDITS = {"replace": ("obj", "att", "rel"), "swap": ("obj", "att"), "add": ("obj", "att")}
-AVERAGES = [  # table, the printed mean, its parts, their weights
-    ("Table A3", ("sugarcrepe", "average", "accuracy"), SEVEN, None),
-    ("Table 5", ("sugarcrepe", "average", "accuracy"), SEVEN, None),
-    ("Table A4", ("sugarcrepe_pp", "average", "mean"), TEN, None),
-    ("Table 2", ("all", "", "mean of 12"), TWELVE, None),
-    ("Table 4", ("all", "", "mean of 12"), TWELVE, None),
-    ("Table 3", ("attributes", "", "mean of 6"), ATTRIBUTES, None),
-    ("Table A5", ("retrieval", "", "mean of 8"), RECALLS, None),
-    ("Table A6", ("zeroshot", "", "mean of 11"), [(b, "", "top-1") for b in ZERO], None),
-    ("Table 6", ("sugarcrepe", "average", "accuracy"), [("sugarcrepe", e, "accuracy") for e in EDITS], (3, 2, 2)),
-    (
-        "Table 6",
-        ("sugarcrepe_pp", "average", "ITT"),
-        [("sugarcrepe_pp", e, "ITT") for e in ("replace", "swap")],
-        (3, 2),
-    ),
-]
-for edit, kinds in EDITS.items():
-    parts = [("sugarcrepe", f"{edit}_{kind}", "accuracy") for kind in kinds]
-    AVERAGES.append(("Table A3", ("sugarcrepe", edit, "accuracy"), parts, None))
-    for m in ("ITT", "TOT") if edit != "add" else ():
-        parts = [("sugarcrepe_pp", f"{edit}_{kind}", m) for kind in kinds]
-        AVERAGES.append(("Table A4", ("sugarcrepe_pp", edit, m), parts, None))
-
-
-@pytest.mark.parametrize("table, whole, parts, weights", AVERAGES)
-def test_published_averages(figures, table, whole, parts, weights):
-    "Printed averages are the means of their rows, to the rounding of the figures"
-    rows = figures[(figures.table == table) & figures.paper.str.startswith("C2LIP")]
-    for model, r in rows.groupby(["model", "backbone"]):
-        value = {(b, s, m): v for b, s, m, v in zip(r.benchmark, r.subtask, r.metric, r.value)}
-        mean = np.average([value[part] for part in parts], weights=weights)
-        assert abs(value[whole] - mean) <= 0.1001, (table, model, value[whole], mean)
-
-
 def test_published_contradictions_are_marked(figures):
     "A figure that two tables of the C2LIP paper give differently says so on both lines; nothing else does"
     paper = figures[figures.paper.str.startswith("C2LIP")]
@@ -295,7 +245,8 @@ def test_published_figures_typed_by_hand(figures):
     want = dict(zip((*SUGARCREPE, "average"), (95.3, 86.7, 70.3, 60.0, 71.5, 89.1, 83.8, 79.5)))
     assert row("SigLIP", "sugarcrepe").items() >= want.items()
     got = row("C2LIP", "sugarcrepe_pp")
-    order = [f"{e}_{k} {m}" for e in ("replace", "swap") for m in ("ITT", "TOT") for k in EDITS[e]]
+    edits = {"replace": ("obj", "att", "rel"), "swap": ("obj", "att")}
+    order = [f"{e}_{k} {m}" for e in edits for m in ("ITT", "TOT") for k in edits[e]]
     want = [93.9, 79.8, 65.4, 91.1, 80.2, 54.7, 44.1, 66.2, 28.6, 59.8]
     assert [got[name] for name in order] == want and got["average"] == 66.4
     got = row("CLIP ViT-B/32", "sugarcrepe")

@@ -70,10 +70,8 @@ class Item(NamedTuple):
     heldout: bool = False  # shows a pair that no training saw
 
 
-def images_of(
-    tasks: dict[str, list[Item]],  # name of the task, for messages → its items
-) -> dict[ImageRef, str]:
-    "Images → who asks for each first"
+def images_of(tasks: dict[str, list[Item]]) -> dict[ImageRef, str]:
+    "The images of tasks → who asks for each first, for messages"
     users: dict[ImageRef, str] = {}
     for task, items in tasks.items():
         for item in items:
@@ -111,18 +109,13 @@ class Request:
         return Path(self.images_folder) if self.images_folder else Path(self.folder) / "images"
 
 # %% ../../nbs/5_evaluation/07_base.ipynb #58e871b2
-def pick(
-    hits: Hits,
-    index,  # numbers or mask of the items
-) -> Hits:
-    "Some of the items"
+def pick(hits: Hits, index) -> Hits:
+    "Some of the items, by their numbers or a mask"
     return Hits(*(column[torch.as_tensor(index)] for column in hits))
 
 
-def all_of(
-    *hits: Hits,  # of the same n questions each
-) -> Hits:  # n items: right only if right in all
-    "Items that ask several questions at once"
+def all_of(*hits: Hits) -> Hits:
+    "n items that ask several questions at once: right only if right in all"
     correct = torch.stack([h.correct for h in hits]).all(0)
     not_lost = torch.stack([h.correct | h.tie for h in hits]).all(0)
     nan = torch.stack([h.nan for h in hits]).any(0)
@@ -144,17 +137,13 @@ def macro(
 
 # %% ../../nbs/5_evaluation/07_base.ipynb #1a8c3ffb
 @functools.cache
-def suite_data(
-    key: str,  # such as "suites"; see data/suites.yaml
-) -> Any:
-    "An entry of data/suites.yaml"
+def suite_data(key: str) -> Any:
+    "An entry of data/suites.yaml, such as suites"
     return read_yaml(shipped("suites.yaml"))[key]
 
 
-def where_to_get(
-    folder=None,  # a benchmark folder: what is not there; None: everything
-) -> pd.DataFrame:  # suite, files, size, home, licence
-    "The published suites: what must lie in the folder of each, how much there is, and where it comes from"
+def where_to_get(folder=None) -> pd.DataFrame:  # suite, files, size, home, licence
+    "The published suites, or those that a benchmark folder lacks: what must be in the folder of each, from where"
     wanted = {n: row for n, row in suite_data("suites").items() if "home" in row and not row.get("on_request")}
     rows = [row | {"suite": n} for n, row in wanted.items() if not (folder and (Path(folder) / n).is_dir())]
     return pd.DataFrame(rows, columns=["suite", "files", "size", "home", "licence"])
@@ -168,11 +157,8 @@ class NotDownloaded(NotHere):
     "The files of a published suite are not in the benchmark folder; the message says where to get them"
 
 
-def require_files(
-    at: Path,  # folder of a published suite
-    *patterns,  # names or patterns, one of which must be there
-):
-    "Raise `NotDownloaded`, with where to get it, where a suite's folder or its files are missing"
+def require_files(at: Path, *patterns):
+    "Raise `NotDownloaded`, with where to get it, where a published suite's folder or every file is missing"
     source = suite_data("suites").get(at.name) or suite_data("suites")["mnist"]
     if not at.is_dir():
         raise NotDownloaded(
@@ -195,11 +181,7 @@ class Entry(NamedTuple):
         "One line for the user"
         return UserError(f"{self.file}, item {self.number}: {detail}")
 
-    def get(self, key, default=None) -> Any:
-        "What is under one of the item's own keys, if it has it"
-        return self.data.get(key, default) if isinstance(self.data, dict) else default
-
-    def value(self, key: str) -> Any:  # not None
+    def value(self, key: str, default=None) -> Any:  # not None; without a default the key must be there
         'What is under a key: "caption", with steps "1.POS", the first that is there "image_file | image_path"'
         for way in key.split(" | "):
             value = self.data
@@ -208,7 +190,9 @@ class Entry(NamedTuple):
                     value = value[int(step)] if isinstance(value, list) else value[step]
                 if value is not None:
                     return value
-        raise self.error(f"the key {key!r} is missing")
+        if default is None:
+            raise self.error(f"the key {key!r} is missing")
+        return default
 
     def texts(self, key: str) -> tuple[str, ...]:  # one at least, none empty
         "The text under a key, or all of a list; Karpathy's are objects with a `raw`"
@@ -255,21 +239,15 @@ def _read_lines(path):
     return entries
 
 
-def find_image(
-    name: str,  # as the file of items has it, perhaps with folders
-    *folders,  # where it may lie, the most likely first
-) -> Path:  # the first that exists; where none does, the first, which `evaluate` then reports
-    "Look for an image in several folders, with the folders of its own name and without them"
+def find_image(name: str, *folders) -> Path:  # where there is none, the first place, which `evaluate` then reports
+    "Look for an image in folders, the most likely first, with the folders of its own name and without them"
     names = dict.fromkeys((name, Path(name).name))
     places = [Path(folder) / n for n in names for folder in folders]
     return next((p for p in places if os.path.isfile(p)), places[0])  # Path.is_file raises for a name too long
 
 # %% ../../nbs/5_evaluation/07_base.ipynb #4028d560
-def shard_items(
-    at: Path,  # holds test/0.tar, test/1.tar, …
-    split: str,  # folder of the shards
-) -> Iterator[tuple[str, ImageRef, dict]]:  # name for messages, the image (it stays in its file), the other members
-    "The samples of clip-benchmark's shards, in order; damage and missing shards are a `UserError`"
+def shard_items(at: Path, split: str) -> Iterator[tuple[str, ImageRef, dict]]:  # name for messages, image, members
+    "The samples of clip-benchmark's shards AT/SPLIT/0.tar, …, in order; damage and missing shards are a `UserError`"
     folder, skips = at / split, Skips()
     files = sorted(folder.glob("*.tar"), key=lambda p: (len(p.name), p.name))
     count = folder / "nshards.txt"

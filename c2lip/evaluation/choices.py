@@ -23,11 +23,8 @@ from .scores import Hits, beats, mean_of, similarity
 from ..methods.edits import tag_words
 
 # %% ../../nbs/5_evaluation/09_choices.ipynb #d40119c4
-def choice_hits(
-    items: list[Item],  # with one right text each
-    scorer: Scorer,
-) -> Hits:
-    "Is the right text closer to the image than every wrong one?"
+def choice_hits(items: list[Item], scorer: Scorer) -> Hits:
+    "Is the right text of each item closer to the image than every wrong one?"
     images = [item.image for item in items]
     right = scorer.pairs(images, [item.right[0] for item in items])
     wrong = []
@@ -47,12 +44,8 @@ def _triple_hits_of(items, scorer):
     return {"ITT": itt, "TOT": beats(similarity(a, b), similarity(a, c), similarity(b, c))}
 
 
-def winoground_hits(
-    first: list[Item],  # with one right text each
-    second: list[Item],  # in pairs with the first: each one's right text is the other's wrong one
-    scorer: Scorer,
-) -> dict[str, Hits]:  # text, image, group
-    "Winoground's three questions"
+def winoground_hits(first: list[Item], second: list[Item], scorer: Scorer) -> dict[str, Hits]:  # text, image, group
+    "Winoground's three questions of items in pairs: each one's right text is the other's wrong one"
     images = [[item.image for item in half] for half in (first, second)]
     texts = [[item.right[0] for item in half] for half in (first, second)]
     s = [[scorer.pairs(of_images, of_texts) for of_texts in texts] for of_images in images]
@@ -64,11 +57,8 @@ def winoground_hits(
 _OPPOSITE = (("left", "right"), ("on", "under"), ("in-front", "behind"))
 
 
-def position_hits(
-    items: list[Item],  # whose images are called thing_position_thing
-    hits: Hits,
-) -> dict[str, Hits | None]:  # pairs, sets; None where no scene has them all
-    "What'sUp: two opposite positions of the same two things, and all four"
+def position_hits(items: list[Item], hits: Hits) -> dict[str, Hits | None]:  # None where no scene has them all
+    "What'sUp: pairs and sets, two opposite and all four positions of the things in images called thing_position_thing"
     scenes: defaultdict[tuple, dict[str, int]] = defaultdict(dict)
     for n, item in enumerate(items):
         words = Path(str(item.image)).stem.split("_")
@@ -88,7 +78,7 @@ def _read_items(path, row, *folders):
 
 
 def _read_item(entry, row, folders):
-    if "votes" in row and not _is_valid(entry, row["votes"]):
+    if "votes" in row and entry.value(row["votes"], 2) in (0, 1):  # of three people who chose the caption
         return None
     name = entry.value(row["image"])
     name = name[0] if isinstance(name, list) and name else name
@@ -102,26 +92,19 @@ def _read_item(entry, row, folders):
         return Item(entry.number, image, entry.texts(row["right"]))
     right, wrong = (tuple(map(entry.text, _as_list(row[side]))) for side in ("right", "wrong"))
     group = entry.value(row["group"]) if "group" in row else ""
-    key = entry.get(row.get("key"), entry.number)
-    return Item(str(key), image, right, wrong, "_".join(map(str, _as_list(group))))
+    return Item(
+        str(entry.value(row.get("key", ""), entry.number)), image, right, wrong, "_".join(map(str, _as_list(group)))
+    )
 
 
 def _named_image(name, entry, row, folders):
-    if within := entry.get(row.get("within")):
+    if within := entry.value(row.get("within", ""), ""):
         folders = [*(Path(folder) / str(within) for folder in folders), *folders]
     return base.find_image(row.get("name", "{}").format(name.removeprefix(row.get("strip", ""))), *folders)
 
 
 def _as_list(value):
     return value if isinstance(value, list) else [value]
-
-
-def _is_valid(entry, key):
-    "Did two people of three choose the caption? Items without votes are valid"
-    try:
-        return entry.value(key) >= 2
-    except (UserError, TypeError):
-        return True
 
 # %% ../../nbs/5_evaluation/09_choices.ipynb #cee58c09
 _PUNCTUATION = re.compile(r'[.!"()*#:;~]')
@@ -141,7 +124,6 @@ def _shuffled(words, sets, chance, whole):
 def word_orders(
     caption: str,
     tags: list | None = None,  # what `tag_words` gives for the caption; None: it is tagged here
-    seed: int = 0,
 ) -> tuple[str, dict[str, str]]:  # the caption as it is compared; kind of shuffle → another order of its words
     "ARO's four shuffles, the same in every run; a kind that finds no other order is left out"
     clean = _PUNCTUATION.sub(" ", caption)  # the same length: places count in both
@@ -156,7 +138,7 @@ def word_orders(
     ways = {"nouns and adjectives": [nouns, adjectives], "all but nouns and adjectives": [rest]}
     orders = {}
     for kind, sets in (ways | {"within threes": threes, "threes": threes}).items():
-        chance = random.Random(f"{seed} {kind} {caption}")
+        chance = random.Random(f"0 {kind} {caption}")
         drawn = (_shuffled(words, sets, chance, kind == "threes") for _ in range(20))
         other = next((order for order in drawn if order != words), None)
         if other:
@@ -272,13 +254,14 @@ def _mean(part, known):
     "What a part of a mean comes to: the mean, how many tasks it is of, and of how many it should be"
     if isinstance(part, str):
         return known.get(part, (None, 0, 1))
-    if isinstance(part, dict):  # a pattern, and how many tasks it stands for
+    if isinstance(part, dict):  # a pattern, and how many tasks it is of
         [(pattern, whole)] = part.items()
-        there = [hits for task, (hits, *_) in known.items() if fnmatch(task, pattern)]
-        return mean_of(there) if there else None, len(there), whole
-    parts, counts, wholes = zip(*(_mean(p, known) for p in part))
-    there = [hits for hits in parts if hits]
-    return mean_of(there) if there else None, sum(counts), sum(wholes)
+        parts = [row for task, row in known.items() if fnmatch(task, pattern)]
+    else:
+        parts = [_mean(p, known) for p in part]
+        whole = sum(of for _, _, of in parts)
+    there = [hits for hits, *_ in parts if hits]
+    return mean_of(there) if there else None, sum(n for _, n, _ in parts), whole
 
 # %% ../../nbs/5_evaluation/09_choices.ipynb #a2f461fd
 def read_winoground(request: Request) -> Suite:

@@ -62,7 +62,7 @@ def _read_zeroshot(path, images):
         image, label = Path(images) / entry.text("filename"), entry.value("label")
         if type(label) is not int or not 0 <= label < len(names):
             raise entry.error(f"the label must be 0 to {len(names) - 1}, got {label!r}")
-        items.append(Item(entry.number, image, label=label, heldout=bool(entry.get("heldout", False))))
+        items.append(Item(entry.number, image, label=label, heldout=bool(entry.value("heldout", False))))
     return ClassSet(items, names, templates)
 
 
@@ -89,9 +89,7 @@ def _protocol():
     return read_yaml(shipped("zeroshot.yaml"))
 
 
-def protocol_templates(
-    name: str,  # of a set
-) -> list[str]:  # with {} where the class's name goes
+def protocol_templates(name: str) -> list[str]:  # with {} where the class's name goes
     "CLIP_benchmark's texts of a set; ImageNet's eighty where it has none for it"
     theirs = _protocol()["names"].get(name, name)
     return _protocol()["templates"].get(theirs) or [template("{}") for template in OPENAI_IMAGENET_TEMPLATES]
@@ -162,11 +160,8 @@ def _read_class_folders(at, splits):
     return ClassSet(items, [name.replace("_", " ") for name in names], _templates(at))
 
 
-def read_classes(
-    at: Path,  # folder of a classification set
-    split: str = "test",
-) -> ClassSet:
-    "A classification set as shards or as class folders"
+def read_classes(at: Path, split: str = "test") -> ClassSet:
+    "The classification set in a folder, as shards or as class folders"
     if next((at / split).glob("*.tar"), None):
         return _read_class_shards(at, split)
     return _read_class_folders(at, ("test", "val") if split == "test" else (split,))
@@ -188,7 +183,6 @@ def linear_probe(
     val: tuple[Tensor, Tensor],  # images that C is chosen on
     test: tuple[Tensor, Tensor],
     classes: int,
-    grid: tuple = (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5),  # values of C; the smallest of the best is taken
 ) -> tuple[Hits, float]:  # of the test images; the C chosen
     "Accuracy of a linear classifier, its strength chosen without a look at the test"
     from sklearn.linear_model import LogisticRegression  # a second
@@ -202,6 +196,7 @@ def linear_probe(
         scores[:, torch.from_numpy(model.classes_)] = found
         return recall_hits(scores, labels, (1,))[1]
 
+    grid = (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)  # the smallest of the best is taken
     C = max(grid, key=lambda C: int(hits(*train, *val, C).correct.sum()))
     images, labels = (torch.cat(both) for both in zip(train, val))
     return hits(images, labels, *test, C), C

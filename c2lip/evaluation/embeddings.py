@@ -42,9 +42,7 @@ from ..towers import Towers
 
 # %% ../../nbs/5_evaluation/06_embeddings.ipynb #d5953491
 @contextmanager
-def evaluating(
-    model,  # a torch module
-):
+def evaluating(model):
     "No gradients and no dropout; afterwards every submodule trains again that did before"
     training = [m for m in model.modules() if m.training]
     model.eval()
@@ -101,9 +99,7 @@ def _fingerprint(towers, part, precision="float32"):
     return found.hexdigest()[:32]
 
 # %% ../../nbs/5_evaluation/06_embeddings.ipynb #035d1e40
-def read_rows(
-    file,  # of one tower; it may be missing
-) -> dict[bytes, Tensor]:  # digest of an input → its (D,) row
+def read_rows(file) -> dict[bytes, Tensor]:  # digest of an input → its (D,) row
     "The kept rows of a tower; a damaged file is reported and counts as missing"
     if not Path(file).is_file():
         return {}
@@ -115,11 +111,8 @@ def read_rows(
         return {}
 
 
-def keep_rows(
-    file,  # of one tower, made if missing
-    rows: dict[bytes, Tensor],  # digest of an input, 32 bytes → its (D,) row
-):
-    "Add rows to those kept, in one step; raise `OSError` where the folder cannot be written"
+def keep_rows(file, rows: dict[bytes, Tensor]):
+    "Add rows (digest of an input, 32 bytes → (D,)) to those kept, in one step; `OSError` where that cannot be written"
     file, rows = Path(file), read_rows(file) | rows
     file.parent.mkdir(parents=True, exist_ok=True)
     keys = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, 32)

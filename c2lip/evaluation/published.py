@@ -22,10 +22,8 @@ def read_published() -> pd.DataFrame:
     return pd.read_csv(shipped("published.csv"), keep_default_na=False).astype({"value": float})
 
 
-def published(
-    *tables: str,  # such as "C2LIP Table A3"
-) -> pd.DataFrame:  # a frame of results, without se and n; a model with several backbones has them in its name
-    "The rows of papers' tables, named as `evaluate` names them; of a figure that two of them give, the first"
+def published(*tables: str) -> pd.DataFrame:  # a frame of results; a model's several backbones are in its name
+    "The rows of tables such as C2LIP Table A3, named as `evaluate` names them; of a figure given twice the first"
     figures, parts = read_published(), []
     for table in tables:
         paper, _, number = table.partition(" ")
@@ -48,10 +46,8 @@ def layouts() -> dict[str, list[tuple[str, str, tuple]]]:  # name of a table →
     }
 
 
-def brief(
-    frame: pd.DataFrame,  # any table with suite and name
-) -> pd.DataFrame:  # fewer rows
-    "The rows for a first look: averages, and the whole of some suites"
+def brief(frame: pd.DataFrame) -> pd.DataFrame:
+    "The rows of a table for a first look: averages, and the whole of some suites"
     average = frame.name.str.startswith("average") | frame.name.isin(["AUROC", "pointing"])
     whole = frame.suite.isin(["sugarcrepe", "binding", "retrieval", "zeroshot"])
     heldout = frame.suite.str.endswith(("/retrieval", "/zeroshot", "/binding"))
@@ -64,10 +60,8 @@ def _paper_means():
     return {(suite, name): list(map(tuple, parts)) for suite in means for name, parts in means[suite].items()}
 
 
-def with_means(
-    frame: pd.DataFrame,  # of results
-) -> pd.DataFrame:  # the same with further rows
-    "Every mean that papers print whose parts are all there, of values and of changes; no row of the frame is touched"
+def with_means(frame: pd.DataFrame) -> pd.DataFrame:
+    "A frame of results with every mean that papers print whose parts are all there, of values and of changes"
     found = [frame]
     for (model, seed, against), part in frame.groupby(["model", "seed", "against"], sort=False):
         rows = zip(zip(part.suite, part.name), part.value, part.se, part.n)

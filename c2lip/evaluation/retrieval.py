@@ -63,15 +63,12 @@ def retrieval_task(
     owner = torch.tensor([n for n, item in enumerate(items) for _ in item.right])
     right = owner == torch.arange(len(items))[:, None]
 
-    def of_image(image, text):
+    def pairs(image, text):
         return scorer.pairs([images[n] for n in image.tolist()], [texts[n] for n in text.tolist()])
 
-    def of_text(text, image):
-        return of_image(image, text)
-
     v, t = scorer.image(images), scorer.text(texts)
-    i2t = search_hits(v, t, right, ks, again=of_image if scorer.readout else None)
-    t2i = search_hits(t, v, right.T, ks, again=of_text if scorer.readout else None)
+    i2t = search_hits(v, t, right, ks, again=pairs if scorer.readout else None)
+    t2i = search_hits(t, v, right.T, ks, again=(lambda q, c: pairs(c, q)) if scorer.readout else None)
     for way, found in (("i2t", i2t), ("t2i", t2i)):
         for k, hits in found.items():
             yield f"{way} R@{k}", hits
@@ -81,7 +78,7 @@ def read_captions(
     path,  # a file of captions
     layout: str,  # one of `caption_layouts` in data/suites.yaml
     *folders,  # where the images may lie
-    split: str | None = "test",  # keep images of this split only, where the file names splits; None: all
+    split: str = "test",  # keep images of this split only, where the file names splits; empty: all
 ) -> list[Item]:  # `right` are all captions of an image
     "Read a file of captions; `UserError` with the file, the item and the key where one is not there"
     keys = suite_data("caption_layouts")[layout]
@@ -92,7 +89,7 @@ def read_captions(
         entries = [Entry(own, path, Path(path).stem)]
     else:
         entries = base.read_entries(path, keys.get("under", ""))
-    items = [_captioned(entry, keys, folders) for entry in entries if split in (None, entry.get("split", split))]
+    items = [_captioned(entry, keys, folders) for entry in entries if split in ("", entry.value("split", split))]
     if not items:
         raise UserError(f"{path} has no images of the split {split!r}")
     return items
@@ -100,11 +97,11 @@ def read_captions(
 
 def _captioned(entry, keys, folders):
     name, captions = entry.text(keys["image"]), entry.texts(keys["captions"])
-    if isinstance(entry.get(keys.get("within")), str):
-        name = f"{entry.get(keys['within'])}/{name}"  # COCO's file has it
+    if within := entry.value(keys.get("within", ""), ""):
+        name = f"{within}/{name}"  # COCO's file has it
     if keys.get("long"):
         name = name if Path(name).suffix else f"{name}.jpg"
-        captions = (" ".join(f"{captions[0]} {entry.get(keys.get('more')) or ''}".split()),)
+        captions = (" ".join(f"{captions[0]} {entry.value(keys.get('more', ''), '')}".split()),)
     return Item(entry.number, find_image(name, *folders), captions)
 
 
@@ -125,7 +122,7 @@ def read_own_retrieval(request: Request) -> Suite:
     file = Path(request.folder) / f"{request.name}.json"
     if not file.is_file():
         raise base.NotHere(f"{request.folder} holds no {request.name}.json")
-    items = read_captions(file, "karpathy", request.images, split=None)
+    items = read_captions(file, "karpathy", request.images, split="")
     texts = [text for item in items for text in item.right]
     return Suite(images_of({request.name: items}), texts, lambda scorer: retrieval_task(items, scorer, request.ks))
 

@@ -48,11 +48,6 @@ FORMS: dict[str, Callable[[Request], Suite]] = {
 READERS = {name: FORMS.get(row["form"], read_choices) for name, row in suite_data("suites").items()}
 "Name of a suite, its place in a benchmark folder → its reader; in the order of the table"
 
-
-def _on_request(name):
-    "Does a suite run only by name?"
-    return suite_data("suites").get(name, {}).get("on_request", False)
-
 # %% ../../nbs/5_evaluation/14_suites.ipynb #c8d382c2
 def read_folder(
     folder,  # a benchmark folder
@@ -62,7 +57,7 @@ def read_folder(
 ) -> dict[str, Suite]:  # by name, in the order asked for
     "Every suite of a benchmark folder that is there and asked for; raise `UserError` where none is"
     folder, known = Path(folder), list(READERS)
-    usual = [name for name in known if not _on_request(name)]
+    usual = [name for name in known if not suite_data("suites").get(name, {}).get("on_request")]
     names = usual if suites is None else [suites] if isinstance(suites, str) else list(suites)
     for name in names:
         if name not in known:
@@ -111,10 +106,7 @@ def embed_suites(
     return Scorer(image, text, readout(towers, images, image, text) if readout else None, towers)
 
 
-def measure(
-    suites: dict[str, Suite],  # what `read_folder` gave
-    scorer: Scorer,
-) -> Iterator[tuple]:  # suite, row, its items; None where there is nothing to measure
+def measure(suites: dict[str, Suite], scorer: Scorer) -> Iterator[tuple]:  # suite, row, its items or None
     "The rows of every suite that takes the score"
     for name, suite in suites.items():
         if suite.any_score or not scorer.readout:
@@ -122,10 +114,8 @@ def measure(
                 yield name, row, hits
 
 
-def tabulate(
-    measured: Iterable,  # what `measure` yields
-) -> pd.DataFrame:  # columns suite, name, value (percent), se, n, ties, nan
-    "Sum up every row, in the order given"
+def tabulate(measured: Iterable) -> pd.DataFrame:  # columns suite, name, value (percent), se, n, ties, nan
+    "Sum up every row that `measure` yields, in its order"
     rows = [{"suite": suite, **score(name, hits)._asdict()} for suite, name, hits in measured]
     return pd.DataFrame(rows, columns=["suite", *Score._fields])
 
@@ -160,8 +150,7 @@ def _world_version():
 
 def _drawn_folder(home, split, sizes):
     "The embedded benchmark in a folder of the cache, drawn beside its place and moved there whole"
-    sizes_named = [f"{name}{value}" for name, value in sorted(sizes.items())]
-    folder = home / "-".join(["world", split, *sizes_named, _world_version()])
+    folder = home / "-".join(["world", split, *(f"{k}{v}" for k, v in sorted(sizes.items())), _world_version()])
     if not folder.is_dir():
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home) as half:
@@ -236,7 +225,7 @@ def open_benchmark(
     **sizes,  # of the world: items, single
 ) -> Path:
     "The folder of a benchmark, made of images and captions where `data` is a data set; `UserError` where it is neither"
-    place = user_path(data)
+    place = project_root() / user_path(data)
     if data == "world" or (place / "retrieval.json").is_file() or any((place / name).is_dir() for name in READERS):
         return benchmark_folder(data, split, images=images, **sizes)
     try:
