@@ -210,22 +210,18 @@ BOX = np.zeros((7, 9), bool)
 BOX[2:6, 1:4] = True
 
 
-@pytest.mark.parametrize(
-    "segmentation",
-    [
+def test_one_mask_in_every_notation(tmp_path):
+    for segmentation in (
         dict(segmentation=[[1, 2, 4, 2, 4, 6, 1, 6]]),
         dict(segmentation=[[1, 2, 4, 2, 4, 4, 1, 4], [1, 4, 4, 4, 4, 6, 1, 6]]),
         dict(segmentation=dict(size=[7, 9], counts=[9, 4, 3, 4, 3, 4, 36])),
         dict(bbox=[1, 2, 3, 4]),
-    ],
-    ids=["polygon", "parts", "runs", "box"],
-)
-def test_one_mask_in_every_notation(tmp_path, segmentation):
-    (probe,) = coco_probes(coco_file(tmp_path, segmentation), tmp_path)
-    assert probe.phrase == "dog" and np.array_equal(probe.mask, BOX)
+    ):
+        (probe,) = coco_probes(coco_file(tmp_path, segmentation), tmp_path)
+        assert probe.phrase == "dog" and np.array_equal(probe.mask, BOX), segmentation
 
 
-def test_a_phrase_has_the_others_of_its_category_as_rivals(tmp_path):
+def test_rivals_are_the_others_of_a_category_and_a_wrong_file_is_named(tmp_path):
     file = coco_file(tmp_path, dict(bbox=[1, 2, 3, 4], phrase="the left dog"))
     data = json.loads(file.read_text())
     data["annotations"].append(dict(id=2, image_id=1, category_id=2, bbox=[5, 2, 2, 2]))
@@ -233,13 +229,7 @@ def test_a_phrase_has_the_others_of_its_category_as_rivals(tmp_path):
     dog, left = coco_probes(file, tmp_path, "mine")
     assert (dog.phrase, left.phrase, left.group) == ("dog", "the left dog", "mine")
     assert left.rivals["noun"].sum() == dog.mask.sum() == 4
-
-
-@pytest.mark.parametrize("damage", ["categories", "images"])
-def test_a_wrong_coco_file_is_named(tmp_path, damage):
-    file = coco_file(tmp_path, dict(bbox=[1, 2, 3, 4]))
-    data = json.loads(file.read_text())
-    del data[damage]
-    file.write_text(json.dumps(data))
-    with pytest.raises(UserError, match=f"instances.json is not in COCO's format: KeyError '{damage}'"):
-        coco_probes(file, tmp_path)
+    for damage in ("categories", "images"):
+        file.write_text(json.dumps({key: value for key, value in data.items() if key != damage}))
+        with pytest.raises(UserError, match=f"instances.json is not in COCO's format: KeyError '{damage}'"):
+            coco_probes(file, tmp_path)

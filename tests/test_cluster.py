@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from c2lip.core import UserError
-from c2lip.core.files import read_json, write_json
+from c2lip.core.files import write_json
 from c2lip.towers import load
 from c2lip.training.config import complete
 from c2lip.training.log import read_log
-from c2lip.training.run import launch_ranks, train, train_from_terminal
+from c2lip.training.run import launch_ranks, train
 from c2lip.world_captions import train_records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,26 +123,6 @@ def test_a_rank_that_raises_ends_the_run_with_its_own_traceback(own, tmp_path, c
     assert "[rank 1] Traceback (most recent call last):" in out
     assert re.search(r'broken_run.py", line \d+, in broken', out)
     assert end - float(re.search(r"raised at ([\d.]+)", out)[1]) < 60
-
-
-def test_hand_started_runs_take_recipes(tmp_path, capsys):
-    "Settings are checked as papermill's are, and what a recipe leaves out has the notebook's defaults"
-    (tmp_path / "r.yaml").write_text("images: 32\nbatch_size: 8\nepochs: 1\nthreads: 1\nwarmup: 1\n")
-
-    def start(name, *words):
-        train_from_terminal([str(tmp_path / name), str(tmp_path / "run"), *words])
-
-    start("r.yaml", "lambda_xac=0", "lr=0.0001", "device=cpu")
-    record = read_json(tmp_path / "run" / "params.json")
-    assert (record["lambda_xac"], record["batches"], record["batch_size"]) == (0, "random", 8)
-    assert "run_dir" not in record
-    assert (tmp_path / "run" / "model" / "open_clip_model.safetensors").exists()
-    wrong = {"lamda_xac=1": "did you mean lambda_xac", "epochs=-1": "epochs must be", "resume": "usage"}
-    for word, message in wrong.items():
-        with pytest.raises((ValueError, SystemExit), match=message):
-            start("r.yaml", word)
-    with pytest.raises(ValueError, match="there is no file .*none.yaml"):
-        start("none.yaml")
 
 
 def test_two_machines_train_what_one_process_does(own, tmp_path):

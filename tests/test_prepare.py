@@ -1,7 +1,6 @@
 """Any number of processes writes the same bytes, a kill costs only unfinished parts, nothing is lost uncounted."""
 
 import csv
-import importlib.util
 import io
 import json
 import os
@@ -64,13 +63,8 @@ def shards(tmp_path_factory):
     return folder
 
 
-def out(folder, name):
-    (folder / name).mkdir()
-    return folder / name
-
-
 def test_any_number_of_workers_writes_the_same_bytes(shards, tmp_path):
-    one, two = out(tmp_path, "one"), out(tmp_path, "two")
+    one, two = tmp_path / "one", tmp_path / "two"
     a = prepare(str(shards / "{00000..00003}.tar"), one, 1, progress=False)
     b = prepare(str(shards / "*.tar"), two, 2, progress=False)
     assert a == b and a["none"] >= 8
@@ -78,12 +72,12 @@ def test_any_number_of_workers_writes_the_same_bytes(shards, tmp_path):
     for part in [*one.glob("part-*.parquet"), one / "captions.parquet"]:
         assert part.read_bytes() == (two / part.name).read_bytes()
     records = read(one / "captions.parquet")
-    assert len(records) == 4 * 62 and all(r.caption[p.start : p.end] == p.text for r in records for p in r.phrases)
-    assert records[0].image().startswith(b"\x89PNG")  # the image is still in its shard
+    assert all(r.caption[p.start : p.end] == p.text for r in records for p in r.phrases)
+    assert len(records) == 4 * 62 and records[0].image().startswith(b"\x89PNG")  # the image is still in its shard
 
 
 def test_a_kill_ends_the_workers_and_costs_only_what_was_unfinished(shards, tmp_path):
-    whole, folder = out(tmp_path, "whole"), out(tmp_path, "killed")
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
     expected = prepare(str(shards / "*.tar"), whole, progress=False)
     words = f"{str(shards / '*.tar')!r}, {str(folder)!r}, 2, progress=False"
     code = f"import sys; from c2lip.data.prepare import prepare; assert 'ray' not in sys.modules; prepare({words})"
@@ -116,7 +110,7 @@ def _session(pid):
 
 
 def test_changed_rules_or_sources_are_done_again(shards, tmp_path):
-    folder, source = out(tmp_path, "again"), tmp_path / "a.tar"
+    folder, source = tmp_path / "again", tmp_path / "a.tar"
     source.write_bytes((shards / "00000.tar").read_bytes())
     first = prepare(str(source), folder, progress=False)
     second = prepare(str(source), folder, rules=dict(max_phrases=1), progress=False)
@@ -141,14 +135,15 @@ def test_reference_layout(tmp_path):
     header = "image,raw_caption,shortLLA_captions"
     (tmp_path / "own.csv").write_text(f'{header}\na.png,x,"A red couch, by the wall."\nb.png,y,A dog on a bench.\n')
     dog, couch = ["A dog", "a bench"], ["A red couch", "the wall"]
-    for name, given, wanted in (
-        ("00000.tar", 1, [["red couch"], couch]),
-        ("table.json", 1, [["red couch"], dog]),
-        ("own.csv", 0, [couch, dog]),
-    ):
+    wanted = {
+        "00000.tar": (1, [["red couch"], couch]),
+        "table.json": (1, [["red couch"], dog]),
+        "own.csv": (0, [couch, dog]),
+    }
+    for name, (given, phrases) in wanted.items():
         counts = prepare(str(tmp_path / name), tmp_path / name.split(".")[0], progress=False)
-        assert (counts["given"], counts["phrases"]) == (given, sum(map(len, wanted)))
-        assert [[p.text for p in r.phrases] for r in read(tmp_path / name.split(".")[0])] == wanted
+        assert (counts["given"], counts["phrases"]) == (given, sum(map(len, phrases)))
+        assert [[p.text for p in r.phrases] for r in read(tmp_path / name.split(".")[0])] == phrases
 
 
 @pytest.fixture
@@ -180,11 +175,9 @@ def test_dreamlip_joined_by_url(cc3m):
     counts = dict(images_without_row=1, rows=5, rows_without_image=2, skipped_rows={"repeated": 1})
     assert joined == dict(table=table.name, match="url") | counts
     records = read(cc3m / "out")
-    assert [(r.key, r.caption) for r in records] == [
-        ("cc3m-train-0000/000000000", "A red couch, by the wall."),
-        ("cc3m-train-0000/000000001", "A dog on a bench."),
-        ("cc3m-train-0001/100000000", 'Two men ride "brown" horses.'),
-    ]
+    keys = ["cc3m-train-0000/000000000", "cc3m-train-0000/000000001", "cc3m-train-0001/100000000"]
+    texts = ["A red couch, by the wall.", "A dog on a bench.", 'Two men ride "brown" horses.']
+    assert [(r.key, r.caption) for r in records] == list(zip(keys, texts))
     assert [p.text for p in records[1].phrases] == ["A dog", "a bench"] and records[0].image()[:2] == b"\xff\xd8"
     how = dict(captions=table, caption_column="longSV_captions", progress=False)
     other = prepare(str(cc3m / "*.tar"), cc3m / "out", **how)  # another column: done again
@@ -235,14 +228,11 @@ def test_a_table_in_pieces(tmp_path):
     assert again == kept, "rows at the end cost no more than themselves"
 
 
-def test_same_bytes_under_ray(shards, cc3m, monkeypatch):
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed here (pip install c2lip[ray]): the plain path is tested alone")
+def test_same_bytes_under_ray(shards, tmp_path, monkeypatch):
     # Ray's word for: stay on the loopback address, which the offline guard lets pass
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-
+    ray = pytest.importorskip("ray", reason="Ray is not installed here (pip install c2lip[ray])")
     quiet = dict(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         ray.init(num_cpus=2, object_store_memory=80_000_000, **quiet)
@@ -251,20 +241,20 @@ def test_same_bytes_under_ray(shards, cc3m, monkeypatch):
             raise
         pytest.skip(f"this machine is too busy for Ray to start: {e}")
     try:
-        under = prepare(str(shards / "*.tar"), cc3m / "ray", 2, ray="local", progress=False)
+        under = prepare(str(shards / "*.tar"), tmp_path / "ray", 2, ray="local", progress=False)
+        shard(tmp_path / "b.tar", ["a dog"] * 3 + [""] * 9)
         with pytest.raises(UserError, match="empty caption"):
-            shard(cc3m / "b.tar", ["a dog"] * 3 + [""] * 9)
-            prepare(str(cc3m / "b.tar"), cc3m / "broken", 2, ray="local", progress=False)
+            prepare(str(tmp_path / "b.tar"), tmp_path / "broken", 2, ray="local", progress=False)
     finally:
         ray.shutdown()
-    assert under == prepare(str(shards / "*.tar"), cc3m / "plain", progress=False)
-    for part in (cc3m / "plain").glob("*.parquet"):
-        assert part.read_bytes() == (cc3m / "ray" / part.name).read_bytes()
+    assert under == prepare(str(shards / "*.tar"), tmp_path / "plain", progress=False)
+    for part in (tmp_path / "plain").glob("*.parquet"):
+        assert part.read_bytes() == (tmp_path / "ray" / part.name).read_bytes()
 
 
 def test_losses_are_counted_and_too_many_stop(tmp_path):
     shard(tmp_path / "a.tar", ["a dog"] * 30 + [""])
-    folder = out(tmp_path, "o")
+    folder = tmp_path / "o"
     assert prepare(str(tmp_path / "a.tar"), folder, progress=False)["skipped"] == {"empty caption": 1}
     shard(tmp_path / "b.tar", ["a dog"] * 3 + [""] * 9)
     with pytest.raises(UserError, match="empty caption"):

@@ -90,8 +90,8 @@ def _typed(name, text):
 
 
 def read_selection(
-    text: str,  # of `selection_text`, or an address that ends with one
-) -> dict:  # changes for `Explorer.update`
+    text: str,
+) -> dict:  # of `selection_text`, or such an address → changes for `Explorer.update`
     "What a text selects; raise `UserError` where a number is none. Keys of Voilà itself are left to it"
     changes: dict[str, Any] = {}
     for key, value in parse_qsl(text.rpartition("?")[2], keep_blank_values=True):

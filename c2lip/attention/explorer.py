@@ -82,9 +82,7 @@ def find_models(root: Path | None = None) -> dict[str, ModelEntry]:  # name → 
     return {entry.name: entry for entry in [*runs, *_shipped_models(), *trials]}
 
 
-def usual_models(
-    models: dict[str, ModelEntry],  # of `find_models`
-) -> tuple[str, ...]:  # names: before and, where there is one, after
+def usual_models(models: dict[str, ModelEntry]) -> tuple[str, ...]:  # of `find_models` → names: before and after
     "What to compare first: base with the newest run of train, else with a tuned model that ships, else base alone"
     tuned = [entry.name for entry in models.values() if entry.name not in EMBEDDED and not entry.trial]
     return ("base", *tuned[:1])
@@ -188,9 +186,7 @@ class Explorer:
         for name, entry in self.models.items():
             if model == name or project_root() / entry.where in (path, path / "model"):
                 return name
-        name = _short_name(model, 48)
-        if name in self.models:
-            name = model
+        name = model if _short_name(model, 48) in self.models else _short_name(model, 48)
         self.models[name] = ModelEntry(name, model)
         try:
             self.cache.of(name)
@@ -286,11 +282,7 @@ class Explorer:
         "The same panels for a web page"
         return maps_html(self.shown, self.selection.phrase, self.selection.opacity, self.selection.smooth)
 
-    def file(
-        self,
-        kind: str = "png",  # or svg, or pdf
-        dpi: int = 144,  # of the images
-    ) -> bytes:
+    def file(self, kind: str = "png", dpi: int = 144) -> bytes:  # png, svg or pdf; dots an inch of its images
         "The figure as a file, the same bytes each time"
         date = {"svg": "Date", "pdf": "CreationDate"}.get(kind)
         own: dict[str, Any] = dict(metadata={date: None}) if date else dict(pil_kwargs=dict(compress_level=3))

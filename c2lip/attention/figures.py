@@ -280,12 +280,7 @@ def _html_panel(column, pixels, words, i, opacity):
     return f"<figure><figcaption>{escape(column.name if column else 'image')}</figcaption>{image}{below}</figure>"
 
 
-def maps_html(
-    shown: ImageMaps,  # as for `maps_figure`
-    phrases: Sequence[str],
-    opacity: float = 0.75,
-    smooth: bool = False,
-) -> str:
+def maps_html(shown: ImageMaps, phrases: Sequence[str], opacity: float = 0.75, smooth: bool = False) -> str:
     "The panels of `maps_figure` as HTML: a section for every phrase"
     sections = ""
     for i, (phrase, title) in enumerate(_titled(phrases)):

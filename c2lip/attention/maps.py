@@ -63,11 +63,9 @@ def _class_token_attention(visual, images):
     return weights[:, :, 0, 1:]
 
 
-def head_attention(
-    model,  # an open_clip model
-    images: Tensor,  # (B,3,H,W) preprocessed
-) -> Tensor:  # (B,heads,M), sums to 1 over M, or to less where some falls on tokens that are no patches
-    "How much attention each head of the pooling gives to each patch; `UserError` for other ways of pooling"
+def head_attention(model, images: Tensor) -> Tensor:  # an open_clip model, (B,3,H,W) preprocessed → (B,heads,M)
+    """How much attention each head of the pooling gives to each patch; `UserError` for other ways of pooling.
+    It sums to 1, or to less where some falls on tokens that are no patches."""
     visual = model.visual
     if is_siglip_tower(visual):
         return _latent_pool_attention(visual.trunk, images)
@@ -107,18 +105,14 @@ def _layer_tokens(model, images):
     return F.normalize(torch.stack(layers).float(), dim=-1)
 
 # %% ../../nbs/7_attention/01_maps.ipynb #0c3236ee
-def open_user_image(
-    image,  # a PIL image, a path, or bytes
-    name: str = "",  # what to call it in the error
-) -> Image.Image:  # RGB
-    "Open an image; one that cannot be used is a `UserError` of one line"
+def open_user_image(image, name: str = "") -> Image.Image:  # a PIL image, a path or bytes → RGB
+    "Open an image; one that cannot be used is a `UserError` of one line, which calls it `name`"
     try:
         return open_image(image)
     except BadImage as e:
-        first_line = next(iter(str(e.detail).splitlines()), "")
-        detail = re.sub(r" ?<\S* object at \w+>", "", first_line)[:150]  # an address in memory helps nobody
-        message = f"{name} cannot be shown, {e.cause}" if name else e.cause
-        raise UserError(f"{message}: {detail}" if detail else message) from None
+        detail = re.sub(r" ?<\S* object at \w+>", "", str(e.detail).partition("\n")[0])[:150]  # without addresses
+        what = f"{name or 'the image'} cannot be shown, {e.cause}"
+        raise UserError(f"{what}: {detail}" if detail else what) from None
 
 
 @dataclass
@@ -160,12 +154,8 @@ class View:
             raise UserError(f"there is no map {kind!r}; there are {', '.join(MAP_KINDS)}")
         return values.unflatten(-1, self.grid)
 
-    def scores(
-        self,
-        concepts: Tensor,  # (P,D) unit phrases
-        xac_scale: float = 1.0,  # β of the attention in v̂, as in training
-    ) -> tuple[Tensor, Tensor]:  # (P,) v·c and (P,) v̂·c
-        "Cosines of phrases with the pooled image, and with the image tokens pooled by the phrase's own attention"
+    def scores(self, concepts: Tensor, xac_scale: float = 1.0) -> tuple[Tensor, Tensor]:  # (P,) v·c and (P,) v̂·c
+        "Cosines of phrases with the pooled image, and with its tokens pooled by the phrase's own attention at β"
         return concepts @ self.image, concept_similarity(concepts, self.tokens[None], xac_scale)[0]
 
 
@@ -191,10 +181,7 @@ def encode_view(
         )
 
 # %% ../../nbs/7_attention/01_maps.ipynb #e881e89a
-def embed_phrases(
-    towers: Towers,
-    phrases: list[str],  # P phrases
-) -> Tensor:  # (P,D) unit
+def embed_phrases(towers: Towers, phrases: list[str]) -> Tensor:  # P phrases → (P,D) unit
     "Encode phrases, each alone; an empty one, or one that the model's context cuts off, is a `UserError`"
     if not phrases:
         raise UserError("there is no phrase to look for")

@@ -30,9 +30,7 @@ _NO_MODEL = ("–", "")  # the option of a menu that chooses none
 
 def _wrapped_row(*parts):
     "Widgets side by side, wrapped where the page is narrow"
-    row = widgets.HBox(parts)
-    row.add_class("c2lip-row")
-    return row
+    return widgets.HBox(parts).add_class("c2lip-row")
 
 
 def _widget_of(key, control):
@@ -67,11 +65,7 @@ _FILE_KINDS = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/p
 class Panel(widgets.VBox):
     "The widgets of an `Explorer`"
 
-    def __init__(
-        self,
-        explorer: Explorer,
-        in_background: bool = False,  # acts are done by a worker, one after the other; else where they come
-    ):
+    def __init__(self, explorer: Explorer, in_background: bool = False):  # then a worker does the acts in their order
         self.explorer = explorer
         self._worker = ThreadPoolExecutor(1) if in_background else None
         self._refresher = 0  # the thread that sets the widgets just now: what it changes is nobody's act
@@ -96,8 +90,7 @@ class Panel(widgets.VBox):
         self.state = widgets.Text(description="state", placeholder="the text of another visit", continuous_update=False)
         self.link, self.address, self.status, self.maps = (widgets.HTML() for _ in range(4))
         self.status.add_class("c2lip-live")
-        self.chip_row = widgets.HBox()
-        self.chip_row.add_class("c2lip-chips")
+        self.chip_row = widgets.HBox().add_class("c2lip-chips")
 
     def _rows(self):
         "The widgets in reading order"
@@ -112,15 +105,13 @@ class Panel(widgets.VBox):
                 _wrapped_row(self.state, self.address),
             ],
         }
-        self.folds = {name: widgets.VBox(own) for name, own in folds.items()}
+        self.folds = {name: widgets.VBox(own).add_class("c2lip-fold") for name, own in folds.items()}
         self.fold_buttons = {name: widgets.ToggleButton(description=f"{name} ▾") for name in folds}
         for name, fold in self.folds.items():
-            fold.add_class("c2lip-fold")
             pressed, display = (self.fold_buttons[name], "value"), (fold.layout, "display")
             widgets.dlink(pressed, display, lambda on: None if on else "none")
         small = [widgets.HTML(f'<img alt="" src="{image_uri(np.asarray(e.image) / 255)}">') for e in gallery()]
-        shelf = widgets.HBox([widgets.VBox(pair) for pair in zip(small, self.shelf)])
-        shelf.add_class("c2lip-shelf")
+        shelf = widgets.HBox([widgets.VBox(pair) for pair in zip(small, self.shelf)]).add_class("c2lip-shelf")
         for part in (after, phrase):
             part.add_class("c2lip-own-row")  # on a narrow page
         return [
@@ -211,8 +202,7 @@ class Panel(widgets.VBox):
         "Set every widget to what the explorer says"
         self._refresher = threading.get_ident()
         try:
-            self._refresh_models()
-            self._refresh_map()
+            self._refresh_menus()
             if not self.explorer.error:  # else what was typed stays, to be corrected
                 self._refresh_texts()
             self.upload.value = ()
@@ -224,16 +214,14 @@ class Panel(widgets.VBox):
             self._refresher = 0
         self._write_status(self.explorer.status, wrong=bool(self.explorer.error))
 
-    def _refresh_models(self):
-        entries, shown = self.explorer.models.values(), self.explorer.selection.model
+    def _refresh_menus(self):
+        entries, selection = self.explorer.models.values(), self.explorer.selection
+        shown = selection.model
         options = [(f"{e.name} · {e.about}" if e.about else e.name, e.name) for e in entries]
         for place, menu in enumerate(self.menus):
             _set_options(menu, options if place == 0 else [_NO_MODEL, *options])
             menu.value = shown[place] if place < len(shown) else ""
         self.swap.disabled = len(shown) < 2
-
-    def _refresh_map(self):
-        selection = self.explorer.selection
         for name, control in MAP_CONTROLS.items():
             widget = self.controls[name]
             if control.widget == "menu":

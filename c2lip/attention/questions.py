@@ -207,12 +207,8 @@ _WORLD_WORDS = {*NOUNS, *COLOURS, *PATTERNS, *filter(None, SIZES)}
 _CONTENT = set().union(*WORD_KINDS.values())
 
 
-def true_mask(
-    phrase: str,
-    scene: Scene | None,  # None: nothing is known
-    size: int = 384,  # pixels of the mask's side
-) -> np.ndarray | None:  # (size,size) bool; None where the scene holds no such thing
-    "The pixels of the things that a phrase is true of"
+def true_mask(phrase: str, scene: Scene | None, size: int = 384) -> np.ndarray | None:  # (size,size) bool
+    "The pixels of the things that a phrase is true of; None where the scene holds no such thing, or nothing is known"
     words = {word for word in re.findall(r"\w+", phrase.lower()) if word in _WORLD_WORDS}
     if scene is None or not words & set(NOUNS):
         return None

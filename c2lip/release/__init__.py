@@ -25,17 +25,13 @@ from ..towers.folders import EMBEDDED, base_folder
 _WEIGHTS = "open_clip_model.safetensors"
 
 
-def digest(
-    folder,  # a release folder
-) -> str:  # 64 hexadecimal digits
+def digest(folder) -> str:  # 64 hexadecimal digits
     "SHA-256 of a release folder's weights"
     with open(Path(folder) / _WEIGHTS, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def origin(
-    towers: Towers,
-) -> dict:  # its name and, where it was a folder, its digest; empty for fresh weights
+def origin(towers: Towers) -> dict:  # its name and, where it was a folder, its digest; empty for fresh weights
     "What towers were loaded from, for the record of the model that they become"
     if towers.name == "new":
         return {}

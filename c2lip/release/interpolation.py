@@ -67,9 +67,7 @@ def interpolate(
 _SKILLS = ("composition", "zero_shot", "retrieval")
 
 
-def skills(
-    table: pd.DataFrame,  # from `evaluate`: suite, name, value
-) -> dict[str, float]:  # a number in percent for each of the three; NaN where nothing was measured
+def skills(table: pd.DataFrame) -> dict[str, float]:  # of `evaluate` → percent; NaN where nothing was measured
     "What a table says in three means"
     kind = table.suite.str.split("/").str[-1]
     composition = table[(kind == "sugarcrepe") & table.name.str.startswith("average")]

@@ -166,11 +166,8 @@ class PhraseCollate:
         make_rules(rules)
         self.image, self.caption, self.nlp, self.rules = image, caption, nlp, rules
 
-    def __call__(
-        self,
-        items: list,  # B items of the data set
-    ) -> dict:  # images (B,3,H,W), captions and phrases: what `C2LIPLoss` takes
-        "The batch of some items"
+    def __call__(self, items: list) -> dict:  # B items → images (B,3,H,W), captions and phrases, as `C2LIPLoss` takes
+        "The batch of some items of the data set"
         captions = [canonical_caption(item[self.caption]) for item in items]
         images = torch.stack([item[self.image] for item in items])
         return {"images": images, "captions": captions, "phrases": _found_phrases(captions, self.nlp, **self.rules)}
@@ -197,9 +194,7 @@ class C2LIPLoss(Step):
         lambda_npc: float = 1.0,  # weight of the noun-phrase concept loss
         lambda_xac: float = 0.01,  # weight of the cross-attention concept loss
         xac_scale: float = 10.0,  # sharpness β of the attention in xac; 1 in the public code
-        concepts: Literal[
-            "pool", "encode"
-        ] = "encode",  # how a phrase is read: alone ("encode"), or from its caption's tokens ("pool")
+        concepts: Literal["pool", "encode"] = "encode",  # how a phrase is read: from its caption's tokens, or alone
         duplicates: Literal["separate", "mask", "merge"] = "merge",  # equal phrases of a batch: separate, mask or merge
         nlp=None,  # finds phrases that are not given: None: the embedded pipeline; a name or a spaCy pipeline
     ):

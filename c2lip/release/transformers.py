@@ -166,7 +166,7 @@ def _clip(model):
     pool_type = getattr(text, "pool_type", "") or getattr(text, "text_pool_type", "")
     causal = hasattr(text, "transformer") and getattr(text, "attn_mask", None) is not None
     obstacles = {
-        "its image is not read at the class token": visual.attn_pool is not None or visual.pool_type != "tok",
+        "its image is not read at the class token": visual.pool_type != "tok",
         "its text tower is not causal": not causal,
         f"its text is read at the {pool_type} token": pool_type not in ("argmax", "eos"),
         "it has a logit bias": has_bias(model),
@@ -206,9 +206,7 @@ def _translate(model):
     raise UserError(f"transformers' SiglipModel and CLIPModel have no image tower like this ({type(visual).__name__})")
 
 
-def expressible(
-    towers: Towers,
-) -> tuple[str, str]:  # "SiglipModel", "CLIPModel" or ""; and why not
+def expressible(towers: Towers) -> tuple[str, str]:  # "SiglipModel", "CLIPModel" or ""; and why not
     "Which class of transformers has the parts of these towers; it never raises, so that a long run does not end there"
     try:
         config, _ = _translate(towers.model)
@@ -249,10 +247,7 @@ def _export_tokenizer(tokenizer):
     return PreTrainedTokenizerFast(tokenizer_object=copy, model_max_length=tokenizer.context_length, **options)
 
 
-def save_tokenizer(
-    tokenizer,  # with a method `save_pretrained`
-    folder,  # existing
-):
+def save_tokenizer(tokenizer, folder):  # one with a method `save_pretrained`, an existing folder
     "Write the files of a tokenizer so that transformers 4 and 5 both load them"
     tokenizer.save_pretrained(str(folder))
     path = Path(folder) / "tokenizer_config.json"
@@ -302,10 +297,7 @@ def _largest_difference(towers, model, tokenizer):
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-def to_hugging_face(
-    towers: Towers,
-    folder,  # made if missing
-) -> float:  # the largest difference that was found in the comparison
+def to_hugging_face(towers: Towers, folder) -> float:  # the largest difference that was found in the comparison
     """Write the model for transformers: SiglipModel or CLIPModel with tokenizer and image processor.
     Raise `UserError` where it cannot be expressed, would differ, or cannot be written"""
     import transformers
