@@ -59,7 +59,7 @@ def centre(
 
 
 def _centre_norm(tower, projection, norm, inputs):
-    "Shift the bias of a tower's last norm, which stands before its projection"
+    "Shift the bias of a tower's last norm, which precedes its projection"
     weights = getattr(tower, projection)
     setattr(tower, projection, None)
     norm.bias -= tower(inputs).mean(0)

@@ -65,7 +65,7 @@ def encode_images(
     tokens: bool = False,  # also the visual tokens
     unit: bool = True,  # at length 1; False leaves both as the tower gives them
 ) -> tuple[Tensor, Tensor | None]:  # (B,D), (B,M,D) or None
-    "Image embeddings and, if asked, their visual tokens in the joint space; raise `UserError` where none are known"
+    "Image embeddings and, if wanted, their visual tokens in the joint space; raise `UserError` where none are known"
     visual = model.visual
     if isinstance(visual, nn.Module):  # whose weights may be bfloat16
         images = images.to(next(visual.parameters(), images).dtype)
@@ -125,7 +125,7 @@ def _project(text, x):
 
 
 def _pooled_and_words(model, ids, tokens):
-    "Pooled output of rows of one length and, if asked, their projected tokens"
+    "Pooled output of rows of one length and, if wanted, their projected tokens"
     tower = _text_tower(model)
     if tower is None and not tokens:
         return model.encode_text(ids), None
@@ -147,7 +147,7 @@ def encode_texts(
     tokens: bool = False,  # also the projected text tokens
     unit: bool = True,  # embeddings at length 1; False leaves them as the tower gives them
 ) -> tuple[Tensor, Tensor | None]:  # (T,D), (T,L,D) or None; what is past a row's end means nothing
-    "Text embeddings and, if asked, their projected tokens; cut at the longest row where the tower allows it"
+    "Text embeddings and, if wanted, their projected tokens; cut at the longest row where the tower allows it"
     L, ends = ids.shape[1], text_ends(model, ids)
     if ends is not None and len(ids):
         ids = ids[:, : int(ends.max())]

@@ -12,9 +12,9 @@ from .core import Phrase, UserError
 
 # %% ../nbs/1_method/08_spans.ipynb #63086ac0
 def _char_map(caption: str, cleaned: str) -> list[int] | None:
-    """Where each character of `caption` stands in `cleaned`, and the length at the end.
+    """The place of each character of `caption` in `cleaned`, and the length at the end.
 
-    A deleted character stands where the next one that was kept does. None where more was changed than case and
+    A deleted character has the place of the next one that was kept. None where more was changed than case and
     deletions: such a caption was not canonical."""
     if len(caption) == len(cleaned) and caption.lower() == cleaned:
         return list(range(len(caption) + 1))
@@ -66,7 +66,7 @@ def _without_space(text, a, b):
     return a, b
 
 
-def _rows(tokenizer, cleaned):
+def _token_rows(tokenizer, cleaned):
     "For each text the tokens that are characters of it: (position in the row, first character, one past the last)"
     context, inner = tokenizer.context_length, getattr(tokenizer, "tokenizer", None)
     if hasattr(tokenizer, "bpe") and hasattr(tokenizer, "pat"):
@@ -121,4 +121,4 @@ def token_spans(
     None for a phrase that the context length cuts or that cleaning deletes. `UserError` for a tokenizer whose
     positions cannot be known."""
     cleaned = _cleaned(tokenizer, captions)
-    return [_row_spans(*row) for row in zip(captions, cleaned, _rows(tokenizer, cleaned), phrases)]
+    return [_row_spans(*row) for row in zip(captions, cleaned, _token_rows(tokenizer, cleaned), phrases)]

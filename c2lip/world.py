@@ -270,7 +270,7 @@ def _touching(contact, nouns, sides):
     return 0.0, b_bottom - a_top + 0.09  # hanging, on a string
 
 
-def _join(dice, contact, nouns, sides):
+def _touching_box(dice, contact, nouns, sides):
     "Two touching objects as one box: its (width, height), and both centres as seen from the box's own"
     x, y = _touching(contact, nouns, sides)
     if dice.chance(0.5):
@@ -310,7 +310,7 @@ def _lay_out(dice, nouns, contact):
         sides = [SIZES[size] for size in sizes]
         boxes = [(side, side) for side in sides]
         if contact:
-            joined, offsets = _join(dice, contact, nouns[:2], sides[:2])
+            joined, offsets = _touching_box(dice, contact, nouns[:2], sides[:2])
             boxes = [joined, *boxes[2:]]
         centres = _find_centres(dice, boxes)
         if centres is None:

@@ -30,7 +30,7 @@ _SENTENCES = read_yaml(shipped("world.yaml"))["sentences"]
 
 
 def relation(scene: Scene, a: Thing, b: Thing) -> str | None:  # one of `OPPOSITE`; None where it is not clear
-    "How `a` stands to `b`: their contact, else a direction that is more than 1.5 times the other"
+    "The relation of `a` to `b`: their contact, else a direction that is more than 1.5 times the other"
     if scene.contact and {a, b} == set(scene.things[:2]):
         return scene.contact if a == scene.things[0] else OPPOSITE[scene.contact]
     dx, dy = a.x - b.x, a.y - b.y
@@ -59,7 +59,7 @@ def name_thing(
     return " ".join([article, *words])
 
 
-def _capital(text):
+def _upper_first(text):
     return text[0].upper() + text[1:]
 
 
@@ -71,13 +71,13 @@ def pair_sentence(
 ) -> str:
     "One sentence: `a` and its relation to `b`"
     where = dice.pick(_SENTENCES["relations"][where])
-    return _capital(dice.pick(_SENTENCES["pairs"]).format(a=a, where=where, b=b))
+    return _upper_first(dice.pick(_SENTENCES["pairs"]).format(a=a, where=where, b=b))
 
 
 def _list_sentence(names, dice, form="lists"):
     "One sentence that lists objects, or adds them (`further`), and gives no positions"
     listing = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
-    return _capital(dice.pick(_SENTENCES[form]).format(names=listing))
+    return _upper_first(dice.pick(_SENTENCES[form]).format(names=listing))
 
 # %% ../nbs/2_world/02_world_captions.ipynb #083b97b4
 def _sentences(scene, things, names, dice, related):
@@ -157,7 +157,7 @@ def caption_of_length(
     check_choice("the length of captions", length, LENGTHS)
     if length == "phrases":
         names = [name_thing(thing, pattern=True) for thing in scene.things]
-        return _capital(", ".join(sorted(names, key=caption.lower().index))) + "."
+        return _upper_first(", ".join(sorted(names, key=caption.lower().index))) + "."
     if length == "one sentence":
         return split_sentences(caption)[0]
     dice = Dice("c2lip long caption", *seed)
@@ -177,7 +177,7 @@ def edit_scene(
     caption: str,  # a detailed one of this scene
     start: int,  # first character of the word that is replaced
     old: str,  # the word
-    new: str,  # what stands there instead
+    new: str,  # what replaces it
 ) -> Scene | None:  # None where the edit cannot be drawn, would show a held-out pair, or an object twice
     "The scene of which a caption is true once one of its words is replaced"
     lower, old, new = caption.lower(), old.lower(), new.lower()

@@ -74,7 +74,7 @@ def read(source, folder, limit=0.9):
 
 
 @contextmanager
-def largest_file(size):
+def largest_file(size=1_000_000):
     "No file of this process grows beyond so many bytes, as on a disk that is full"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -86,22 +86,18 @@ def largest_file(size):
 
 def test_a_full_disk(tmp_path, capfd):
     "In the settings, the log, the first checkpoint or a later one: one line each, with the way on"
-    for size, words in (
-        (20, ("File too large", "there is no checkpoint yet")),
-        (300, ("File too large", "there is no checkpoint yet")),
-        (1_000_000, ("step 2: the checkpoint", "there is no checkpoint yet")),
-    ):
+    for size, words in ((20, "File too large"), (300, "File too large"), (1_000_000, "step 2: the checkpoint")):
         folder = tmp_path / str(size)
         with largest_file(size):
-            refused(lambda: train(SMALL, folder), str(folder), *words)  # noqa: B023
+            refused(lambda: train(SMALL, folder), str(folder), words, "there is no checkpoint yet")  # noqa: B023
         assert not list(folder.glob("checkpoint*"))
-    with largest_file(1_000_000):
+    with largest_file():
         refused(lambda: save(load("base"), tmp_path / "model"), "the release folder", "cannot be written")
-        assert not list((tmp_path / "model").glob("*.tmp"))
+    assert not list((tmp_path / "model").glob("*.tmp"))
     train({**SMALL, "keep_checkpoint": True}, tmp_path / "run")
-    with largest_file(1_000_000):
-        again = {**SMALL, "resume": True, "epochs": 1}
-        (tmp_path / "run" / "checkpoint.pt").unlink()  # a kill between two: the one before is whole
+    (tmp_path / "run" / "checkpoint.pt").unlink()  # a kill between two: the one before is whole
+    with largest_file():
+        again = {**SMALL, "resume": True}
         refused(lambda: train(again, tmp_path / "run"), "step 4: the checkpoint", "from its last checkpoint")
     assert train({**SMALL, "resume": True}, tmp_path / "run")
     assert "Traceback" not in capfd.readouterr().err
@@ -115,14 +111,6 @@ def test_a_run_is_not_written_over(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("null\n7\n{}\n" + (tmp_path / "metrics.jsonl").read_text())
     train({**SMALL, "resume": True}, tmp_path)
     assert len(read_log(tmp_path)) == 4
-
-    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
-        (tmp_path / name).write_bytes(b"damaged")
-    log = (tmp_path / "metrics.jsonl").read_bytes()
-    refused(
-        lambda: train({**SMALL, "resume": True}, tmp_path), "checkpoint.previous.pt", "no other checkpoint is whole"
-    )
-    assert (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
 def test_a_resumed_run_has_the_data_it_began_with(tmp_path):
@@ -240,9 +228,9 @@ def test_a_pickled_benchmark_is_not_opened(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(evil)
     (tmp_path / "set" / "classnames.txt").write_text("a mug\na fish")
     write_tar(tmp_path / "set" / "test" / "0.tar", [(f"0.{end}", evil) for end in ("jpg", "cls", "pyd", "pickle")])
-    for call in (lambda: read_classes(tmp_path / "cifar10"), lambda: read_folder(tmp_path / "own")):
-        refused(call)
+    refused(lambda: read_classes(tmp_path / "cifar10"), "never opened")
     refused(lambda: read_classes(tmp_path / "set"))
+    refused(lambda: read_folder(tmp_path / "own"))
     assert not (tmp_path / "canary").exists() and pickle.loads(evil) is None and (tmp_path / "canary").exists()
 
 
@@ -273,13 +261,6 @@ def test_only_regular_files_are_opened(tmp_path):
 def test_numbers_that_would_not_end(setting):
     refused(lambda: Config.of(setting), *setting)
     assert Config.of(dict(seed=2**32 - 1)).seed == 2**32 - 1
-
-
-def test_a_value_is_not_written_out(tmp_path):
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join(9 * [f'*a{i - 1}'])}]" for i in range(1, 12)]
-    bomb = "{" + ", ".join(lines) + "}"
-    refused(lambda: Config.of(dict(phrase_rules=bomb)), "phrase_rules", "must be a mapping")
 
 
 # What is said in one line

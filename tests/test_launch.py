@@ -1,12 +1,18 @@
 """The papermill entry point on a toy project: what a terminal shows and what a run leaves behind."""
 
+import fcntl
 import json
 import os
+import pty
 import re
+import resource
 import signal
+import struct
 import subprocess
 import sys
+import termios
 
+import entrypoints
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
@@ -48,15 +54,11 @@ def toy(tmp_path):
     root = tmp_path / "pro{j}ect"
     (root / "nbs").mkdir(parents=True)
     (root / "settings.ini").write_text("[DEFAULT]\nlib_name = c2lip\n")
-    nb = new_notebook(metadata=KERNEL)
-    nb.cells = [
-        new_code_cell(IMPORTS),
-        new_code_cell(CELL, metadata={"tags": ["parameters"]}),
-        new_code_cell('settings = parameters("train", globals())'),
-        new_code_cell(RUN),
-        new_code_cell("object()"),
+    cells = [
+        new_code_cell(code) for code in (IMPORTS, CELL, 'settings = parameters("train", globals())', RUN, "object()")
     ]
-    nbformat.write(nb, root / "nbs" / "train.ipynb")
+    cells[1].metadata["tags"] = ["parameters"]
+    nbformat.write(new_notebook(metadata=KERNEL, cells=cells), root / "nbs" / "train.ipynb")
     return root
 
 
@@ -68,20 +70,12 @@ def results(root):
 
 
 def test_installed_entry_point():
-    import entrypoints
-
-    assert [e.module_name for e in entrypoints.get_group_all("papermill.engine") if e.name == "c2lip"] == [
-        "c2lip.dev.launch"
-    ], "pip install -e . is due"
+    (found,) = (e for e in entrypoints.get_group_all("papermill.engine") if e.name == "c2lip")
+    assert found.module_name == "c2lip.dev.launch", "pip install -e . is due"
 
 
 def on_terminal(words, folder, columns):
     "A command on a pseudo-terminal: exit code, and the lines that then stand there"
-    import fcntl
-    import pty
-    import struct
-    import termios
-
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
@@ -189,7 +183,6 @@ def test_a_second_path_is_kept(toy, monkeypatch):
 )
 def test_a_failing_notebook(toy, run, how, code, message):
     "An error of a cell, a kernel that is killed, a disk without room for the executed notebook: one line, and a way on"
-    import resource
 
     def little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

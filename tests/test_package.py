@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -20,47 +19,26 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory):
-    "(sdist, wheel made from the unpacked sdist), offline, from a copy of the tree that is not a git checkout"
+def distributions(tmp_path_factory, run):
+    "(sdist, the unpacked wheel, which is made from the sdist), offline, from a copy that is not a git checkout"
     home = tmp_path_factory.mktemp("distributions")
     shutil.copytree(ROOT, home / "tree", ignore=shutil.ignore_patterns(*LITTER))
-    made = [sys.executable, "-m", "build", "--no-isolation", "--outdir", home / "dist", home / "tree"]
-    done = subprocess.run(made, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=home)
-    assert done.returncode == 0, done.stdout[-4000:]
+    words = ["-m", "build", "--no-isolation", "--outdir", home / "dist", home / "tree"]
+    done = run(sys.executable, *words, cwd=home)
+    assert done.returncode == 0, done.out[-4000:]
     (sdist,), (wheel,) = (home / "dist").glob("*.tar.gz"), (home / "dist").glob("*.whl")
-    return sdist, wheel
-
-
-@pytest.fixture(scope="module")
-def installed(distributions, tmp_path_factory):
-    "A folder in place of site-packages: the unpacked wheel"
-    packages = tmp_path_factory.mktemp("site-packages")
-    with zipfile.ZipFile(distributions[1]) as wheel:
-        wheel.extractall(packages)
-    return packages
-
-
-@pytest.fixture
-def away(installed, tmp_path, run):
-    "away(words…): a command of the installed library in an empty folder, with its caches beside it"
-    here = tmp_path / "here"
-    here.mkdir()
-    paths = os.pathsep.join([str(installed), os.environ["PYTHONPATH"].split(os.pathsep)[0]])  # and the offline guard
-    settings = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "caches"), "C2LIP_CACHE": ""}
-
-    def call(*words):
-        return run(*words, cwd=here, env=settings)
-
-    call.here = here
-    return call
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(home / "site-packages")
+    return sdist, home / "site-packages"
 
 
 def below(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_the_distributions_hold(distributions, installed):
-    with tarfile.open(distributions[0]) as archive:
+def test_what_the_distributions_hold(distributions):
+    sdist, installed = distributions
+    with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"settings.ini", "setup.py", "constraints.txt", "Makefile", "nbs/train.ipynb", "nbs/images/overview.png"}
     wanted |= {"nbs/1_method/01_core.ipynb", "tests/test_package.py", "data/suites.yaml", "data/base/tokenizer.json"}
@@ -93,18 +71,23 @@ table = evaluate(base, benchmark_folder(items=20, images=60), batch_size=20, pro
 print(frame_table(brief(table.assign(model="base", seed=0))))
 assert len(read_published()) > 1000 and read_concreteness()
 assert (cache_folder() / "embeddings").is_dir() and "caches" in str(cache_folder())
-assert not list(Path.cwd().iterdir()), "nothing is written where the user is"
+assert not list(Path.cwd().iterdir()), "nothing is written where the user stands"
 print(release_folders(), method_names())
 """
 
 
-def test_the_library_works_anywhere(away):
-    done = away(sys.executable, "-c", USE)
+def test_the_library_works_anywhere(distributions, tmp_path, run):
+    "A command of the unpacked wheel in an empty folder, with its caches beside it"
+    here = tmp_path / "here"
+    here.mkdir()
+    paths = os.pathsep.join([str(distributions[1]), os.environ["PYTHONPATH"].split(os.pathsep)[0]])  # and the guard
+    env = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "caches"), "C2LIP_CACHE": ""}
+    done = run(sys.executable, "-c", USE, cwd=here, env=env)
     assert done.returncode == 0, done.out
     assert "['A red mug', 'the wooden table']" in done.out and "sugarcrepe" in done.out.lower()
-    shutil.copy(ROOT / "data" / "base" / "record.json", away.here)  # any file: no image is opened here
-    (away.here / "captions.csv").write_text("image,caption\nrecord.json,A red mug on a table.\n")
+    shutil.copy(ROOT / "data" / "base" / "record.json", here)  # any file: no image is opened here
+    (here / "captions.csv").write_text("image,caption\nrecord.json,A red mug on a table.\n")
     command = "import sys; from c2lip.dev.command import main; sys.exit(main())"
-    done = away(sys.executable, "-c", command, "prepare", "captions.csv", "out")
+    done = run(sys.executable, "-c", command, "prepare", "captions.csv", "out", cwd=here, env=env)
     assert done.returncode == 0 and "1 captions, 2 phrases" in done.out, done.out
-    assert {"captions.csv", "out", "record.json"} == {path.name for path in away.here.iterdir()}
+    assert {"captions.csv", "out", "record.json"} == {path.name for path in here.iterdir()}

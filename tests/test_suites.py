@@ -1,4 +1,4 @@
-"""The published suites: slow twins of their rules, other layouts of the same data, spoilt files, the probe."""
+"""Evaluation: slow twins of the rules, other layouts of the same data, spoilt files, embeddings, the probe."""
 
 import json
 import os
@@ -15,12 +15,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from benchmark_examples import EXAMPLE_COLOURS, put_image, put_json, put_tar, write_examples
+from PIL import Image
 
 from c2lip.core import UserError
 from c2lip.evaluation.base import Item, Request, Scorer, suite_data, where_to_get
 from c2lip.evaluation.choices import choice_hits, position_hits, read_choices, winoground_hits, word_orders
 from c2lip.evaluation.classes import linear_probe, probe_suite, protocol_templates, read_classes, read_probe
-from c2lip.evaluation.scores import Hits
+from c2lip.evaluation.embeddings import embed_images, embed_texts, keep_rows, read_rows
+from c2lip.evaluation.retrieval import search_hits
+from c2lip.evaluation.scores import Hits, recall_hits
 from c2lip.evaluation.suites import READERS, evaluate, read_folder
 from c2lip.towers import load
 
@@ -45,18 +48,20 @@ class Eyes(torch.nn.Module):
     def __init__(self):
         super().__init__()
         g = torch.Generator().manual_seed(0)
-        self.words, self.pixels, self.seen = torch.randn(5000, 24, generator=g), torch.randn(768, 24, generator=g), 0
+        self.words = torch.nn.Parameter(torch.randn(5000, 24, generator=g))
+        self.pixels, self.seen = torch.nn.Parameter(torch.randn(768, 24, generator=g)), 0
 
     def visual(self, x):
         self.seen += len(x)
-        return x.flatten(1).float() @ self.pixels
+        return x.flatten(1) @ self.pixels
 
     def encode_text(self, ids):
+        self.seen += len(ids)
         return self.words[ids].sum(1)
 
 
 def tokenize(texts):
-    rows = [[zlib.crc32(w.encode()) % 4990 + 1 for w in t.lower().split()][:40] for t in texts]
+    rows = [[zlib.crc32(w.encode()) % 4990 + 1 for w in t.lower().replace(".", "").split()][:40] for t in texts]
     return torch.tensor([row + [0] * (40 - len(row)) for row in rows])
 
 
@@ -64,9 +69,12 @@ def to_tensor(image):
     return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
 
 
+def towers(model, tokenizer=tokenize):
+    return SimpleNamespace(model=model, tokenizer=tokenizer, preprocess=lambda image: to_tensor(image) - 0.5)
+
+
 def run(folder, names=None, model=None, tokenizer=tokenize, hits=None):
-    towers = SimpleNamespace(model=model or Eyes(), tokenizer=tokenizer, preprocess=lambda p: to_tensor(p) - 0.5)
-    return evaluate(towers, folder, names, progress=False, cache=None, hits=hits)
+    return evaluate(towers(model or Eyes(), tokenizer), folder, names, progress=False, cache=None, hits=hits)
 
 
 def same(a, b):
@@ -79,6 +87,29 @@ def hits_of(correct):
 
 
 # --- the rules against slow twins
+
+
+def test_recall_equals_sorting():
+    "The worst order among ties has the wrong ones first; the best order tells how many were lost by ties"
+    g = torch.Generator().manual_seed(3)
+    for levels in (0, 4):  # few levels: many ties
+        scores = torch.randn(20, 30, generator=g) if not levels else torch.randint(0, levels, (20, 30), generator=g)
+        positive = (torch.rand(20, 30, generator=g) < 0.15) | torch.eye(20, 30).bool()
+        for k, hits in recall_hits(scores.float(), positive, (1, 3, 7)).items():
+            for q in range(20):
+                worst = sorted((-scores[q, i].item(), positive[q, i].item()) for i in range(30))[:k]
+                best = sorted((-scores[q, i].item(), not positive[q, i].item()) for i in range(30))[:k]
+                assert hits.correct[q] == any(right for _, right in worst)
+                assert hits.tie[q] == (not hits.correct[q] and not all(wrong for _, wrong in best))
+
+
+def test_chunked_retrieval_equals_whole():
+    g = torch.Generator().manual_seed(2)
+    v, t = (F.normalize(torch.randn(n, 8, generator=g), dim=-1) for n in (70, 210))
+    positive = torch.arange(210)[None] // 3 == torch.arange(70)[:, None]
+    whole, parts = (search_hits(v, t, positive, (1, 5), at_once) for at_once in (10**6, 1500))
+    for k in (1, 5):
+        assert all(torch.equal(a, b) for a, b in zip(whole[k], parts[k]))
 
 
 def test_choices_equal_the_definition():
@@ -353,13 +384,96 @@ NAMES = ["aro", "whatsup", "winoground", "iiw", "flickr8k"]
 
 
 def test_what_suites_share_is_embedded_once_and_kept(examples, tmp_path, monkeypatch):
-    model = Eyes()
-    run(examples, NAMES, model)
-    assert model.seen <= 12 + 4 + 12  # as many images as differ: side by side, upright, and cut from wide ones
+    model, suites = towers(Eyes()), read_folder(examples, NAMES)
+    embed_images(model, [image for suite in suites.values() for image in suite.images], progress=False)
+    assert model.model.seen <= 12 + 4 + 12  # as many images as differ: side by side, upright, and cut from wide ones
     first = evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path)
     for name in ("encode_images", "encode_texts"):
         monkeypatch.setattr(f"c2lip.evaluation.embeddings.{name}", lambda *a, **k: pytest.fail("embedded again"))
     same(evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path), first)
+    same(evaluate(load("base"), examples, "iiw", progress=False, cache=tmp_path), first[first.suite == "iiw"])
+    monkeypatch.undo()
+    same(evaluate(load("base"), examples, NAMES, progress=False, cache=None), first)
+
+
+def test_embedded_once_and_in_order(tmp_path):
+    t = towers(Eyes())
+    e = embed_texts(t, ["a b c", "c d", "A b c.", "a b c", "c d"], batch_size=1, progress=False)
+    assert t.model.seen == 2 and torch.equal(e[0], e[2]) and torch.equal(e[0], e[3]) and torch.equal(e[1], e[4])
+    t.model.seen, files = 0, [tmp_path / f"{n}.png" for n in range(6)]
+    for n, file in enumerate(files):
+        Image.new("RGB", (16, 16), (40 * n, 200 - 30 * n, 7)).save(file)
+    v = embed_images(t, [*files, files[0], Image.open(files[1])], batch_size=4, progress=False)
+    assert t.model.seen == 7 and torch.equal(v[0], v[6]) and torch.allclose(v[1], v[7], atol=1e-5)
+    assert v.dtype == torch.float32 and torch.allclose(v.norm(dim=-1), torch.ones(8))
+    alone = torch.cat([embed_images(t, [f], progress=False) for f in files])
+    assert torch.allclose(alone, v[:6], atol=1e-5)
+    t.model.bfloat16()
+    assert embed_images(t, files, progress=False).dtype == torch.float32
+
+
+def test_writers_at_once_leave_a_whole_file(tmp_path):
+    "Eight writers at once, each a few rows and some of them the same: what is there is whole and right"
+    import hashlib
+    from concurrent.futures import ThreadPoolExecutor
+
+    def name(i):
+        return hashlib.sha256(str(i).encode()).digest()
+
+    def write(w):
+        for i in range(w, w + 12):
+            keep_rows(tmp_path / "rows", {name(i): torch.full((3,), float(i))})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    rows = read_rows(tmp_path / "rows")
+    found = {i: rows[name(i)] for i in range(19) if name(i) in rows}
+    assert found and all(row.eq(i).all() for i, row in found.items()) and len(list(tmp_path.iterdir())) == 1
+
+
+# --- files of the workbook's own layout
+
+CREPE = dict(filename="0.png", caption="a b", negative_caption="b a")
+OWN = {
+    "sugarcrepe/add_att.json": {"4": CREPE},
+    "sugarcrepe_pp/swap_att.json": [CREPE | dict(id=0, caption2="a, b")],
+    "retrieval.json": {"images": [dict(filename="0.png", sentences=[dict(raw="a b")])]},
+    "zeroshot/object.json": dict(
+        classnames=["a", "b"], templates=["a photo of {}.", "{}"], items=[dict(filename="0.png", label=0)]
+    ),
+}
+OWN_BROKEN = [
+    ("zeroshot/object.json", dict(classnames=["w1"]), "at least two classnames"),
+    ("zeroshot/object.json", dict(templates=["no place"]), "templates texts with {}"),
+    ("zeroshot/object.json", dict(items=[dict(filename="0.png", label=2)]), "item 0: the label must be 0 to 1, got 2"),
+    ("zeroshot/object.json", dict(items=[dict(filename="0.png", label=True)]), "got True"),
+    ("sugarcrepe/add_att.json", 7, "add_att.json holds no items"),
+    ("sugarcrepe/add_att.json", {"4": 7}, "add_att.json, item 4: the key 'filename' is missing"),
+    ("sugarcrepe/add_att.json", {"4": CREPE | dict(caption=" ")}, "item 4: 'caption' must be a text"),
+    ("sugarcrepe/add_att.json", {"4": CREPE | dict(filename="no.png")}, "no.png is missing; it is asked for by sug"),
+    ("sugarcrepe_pp/swap_att.json", [CREPE], "item 0: the key 'caption2' is missing"),
+    ("sugarcrepe_pp/swap_att.json", [], "swap_att.json holds no items"),
+    ("retrieval.json", [7], "holds no items in a list 'images'"),
+    ("retrieval.json", dict(images=[dict(filename="0.png", sentences=[])]), "item 0: 'sentences' must be a text"),
+    (
+        "retrieval.json",
+        dict(images=[dict(filename="0.png", sentences=[dict(text="a")])]),
+        "item 0: 'sentences' must be",
+    ),
+]
+
+
+@pytest.mark.parametrize("file, content, says", OWN_BROKEN)
+def test_bad_files(tmp_path, file, content, says):
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "images" / "0.png")
+    for name, whole in OWN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        bad = whole | content if name.startswith("zeroshot") and name == file else content
+        (tmp_path / name).write_text(json.dumps(bad if name == file else whole))
+    with pytest.raises(UserError) as e:
+        evaluate(towers(Eyes()), tmp_path, progress=False)
+    assert says in str(e.value) and "\n" not in str(e.value)
 
 
 def test_rows_and_readers_agree():

@@ -26,14 +26,14 @@ __all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short'
 class Phrase(NamedTuple):
     "A noun phrase of a caption: `caption[start:end] == text`"
 
-    text: str  # the words, as they stand in the caption
+    text: str  # the words, as in the caption
     start: int  # first character; negative where the place in the caption is not known
     end: int  # one past the last character
 
 
 @dataclass
 class Sample:
-    "An image with what is said of it"
+    "An image with its captions and phrases"
 
     key: str  # unique name, for messages and for the order of training
     image: Any  # a PIL image, or the tensor (3,H,W) that preprocessing made of it

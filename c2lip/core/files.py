@@ -184,7 +184,7 @@ def read_yaml(path):  # an existing file
 
 # %% ../../nbs/1_method/02_files.ipynb #dd28b381
 def folder_digest(folder) -> str:  # sha256, hexadecimal
-    "One digest of the files of a folder, their names included, without what is only said of them"
+    "One digest of the files of a folder, their names included, without records and licences"
     skip = ("record.json", "README.md", "LICENSE", "train")  # at its top
     total = hashlib.sha256()
     for path in sorted(Path(folder).rglob("*"), key=lambda p: p.relative_to(folder).as_posix()):

@@ -91,7 +91,7 @@ class Suite(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    "What a reader is asked for"
+    "What a reader should read"
 
     folder: Path  # the benchmark folder
     name: str  # of the suite, which is also its place in the folder: "aro", "heldout/sugarcrepe"

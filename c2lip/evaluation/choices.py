@@ -225,7 +225,7 @@ def read_choices(request: Request) -> Suite:
 
 
 def _rows(row, tasks, scorer):
-    "Every task, what is asked of it beyond its items, then the means"
+    "Every task, what is measured of it beyond its items, then the means"
     rows = {}
     for task, items in tasks.items():
         if row["form"] == "triple":

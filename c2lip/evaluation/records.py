@@ -159,7 +159,7 @@ def _commit():
         return ""
 
 
-def _write_index(
+def _index_records(
     home,  # a folder of records
 ):
     "Write index.csv: a row a record"
@@ -193,5 +193,5 @@ def keep_record(
         question = read_json(file).get("question", "")
     made = {"question": question, "command": command, "commit": _commit(), "machine": machine(device)}
     write_json(file, made)
-    _write_index(home)
+    _index_records(home)
     return kept

@@ -54,8 +54,8 @@ def read_folder(
     suites=None,  # names of suites, None for all that are there
     images=None,  # folder of the images of the workbook's own layout, where it is not folder/images
     ks: tuple[int, ...] = (1, 5),  # the K of R@K, where a benchmark does not fix them
-) -> dict[str, Suite]:  # by name, in the order asked for
-    "Every suite of a benchmark folder that is there and asked for; raise `UserError` where none is"
+) -> dict[str, Suite]:  # by name, in the order of the request
+    "Every suite of a benchmark folder that is there and wanted; raise `UserError` where none is"
     folder, known = Path(folder), list(READERS)
     usual = [name for name in known if not suite_data("suites").get(name, {}).get("on_request")]
     names = usual if suites is None else [suites] if isinstance(suites, str) else list(suites)
@@ -209,7 +209,7 @@ def choose_benchmark(
     split: str = "test",  # of the world's benchmark
     **sizes,  # of the world's benchmark; of the records held back `images` at most
 ) -> Path | None:  # None: there is nothing to evaluate on
-    "The benchmark folder of a run: the one asked for, the world's, or one made of the images held back"
+    "The benchmark folder of a run: the one named, the world's, or one made of the images held back"
     if benchmark == "none":
         return None
     if benchmark != "auto" or data == "world":

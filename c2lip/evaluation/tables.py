@@ -91,11 +91,11 @@ class Table:
     @property
     def columns(self) -> list[str]:
         "Group and name of each column in one text"
-        return [_joined(*head) for head in self.heads]
+        return [_spaced(*head) for head in self.heads]
 
     def texts(self) -> pd.DataFrame:
         "What is printed, as a pandas table"
-        cells = [[_joined(cell.value, cell.small) for cell in row] for row in self.cells]
+        cells = [[_spaced(cell.value, cell.small) for cell in row] for row in self.cells]
         rows = [[*name, *row] for name, row in zip(self.rows, cells)]
         return pd.DataFrame(rows, columns=["suite", "task", *self.columns])
 
@@ -109,7 +109,7 @@ class Table:
 _COUNTS = ("n", "ties", "nan")
 
 
-def _joined(*parts, between=" "):
+def _spaced(*parts, between=" "):
     return between.join(part for part in parts if part)
 
 
@@ -123,7 +123,7 @@ def _as_text(table, width=80):
         if group and (i == 0 or group != table.rows[i - 1][0]):
             rows.append((group, [""] * len(cells)))
         marks = ["*" if cell.best else " " * bold for cell in cells]
-        texts = [_joined(cell.value + mark, cell.small) for cell, mark in zip(cells, marks)]
+        texts = [_spaced(cell.value + mark, cell.small) for cell, mark in zip(cells, marks)]
         rows.append(("  " * bool(group) + name, texts))
     heads = [textwrap.wrap(head, 12) or [""] for head in table.columns]
     height = max(map(len, heads))
@@ -149,8 +149,8 @@ def markdown_table(
 def _as_markdown(table):
     rows = []
     for name, cells in zip(table.rows, table.cells):
-        values = [_joined(f"**{cell.value}**" if cell.best else cell.value, cell.small) for cell in cells]
-        rows.append([_joined(*name, between=", "), *values])
+        values = [_spaced(f"**{cell.value}**" if cell.best else cell.value, cell.small) for cell in cells]
+        rows.append([_spaced(*name, between=", "), *values])
     return markdown_table(["", *table.columns], rows)
 
 
@@ -195,7 +195,7 @@ def _html_styles(table):
 
 def _as_html(table, **how):
     def css(cell):
-        return _joined(cell.css, "font-weight: 700" if cell.best else "", between="; ")
+        return _spaced(cell.css, "font-weight: 700" if cell.best else "", between="; ")
 
     style = _styled(table, _html_cell, css, "html").set_caption(html.escape(table.caption))
     return style.set_table_styles(_html_styles(table)).to_html(**how)
@@ -278,7 +278,7 @@ def _change_cell(row):
 def frame_table(
     frame: pd.DataFrame,  # of results; several seeds become a mean
     caption: str = "",  # a line above it
-    spread: str = "half",  # what stands after ± where there are several seeds: half (of the 95 % interval), or sd
+    spread: str = "half",  # what follows ± where there are several seeds: half (of the 95 % interval), or sd
 ) -> Table:
     "Models beside each other, with their changes"
     own, changed = split_changes(frame)

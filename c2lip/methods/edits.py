@@ -76,7 +76,7 @@ def _capital(words, old, start):
 
 def swap_spans(
     text: str,
-    new: dict[tuple[int, int], str],  # (first character, one past the last) → what stands there now; none overlap
+    new: dict[tuple[int, int], str],  # (first character, one past the last) → what replaces it; none overlap
 ) -> str:
     """The text with spans replaced, all at once.
 

@@ -65,7 +65,7 @@ class _Hidden(NamedTuple):
     "The n hidden places of B rows, in order"
 
     row: Tensor  # (n,) of each
-    column: Tensor  # (n,) where it stands in its row
+    column: Tensor  # (n,) its place in its row
     slot: Tensor  # (n,) hidden places of its row before it
     rows: int  # B
 
