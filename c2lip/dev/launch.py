@@ -182,7 +182,7 @@ class Engine:
             raise SystemExit(2) from None
         if ours:
             papermill_io.get_handler("local").cwd(str(project_of(input_path)))
-            output = Path(os.path.relpath(folder)) / output.name
+            output = Path(min(os.path.relpath(folder), str(folder), key=len)) / output.name
             _print(f"the executed notebook and the results go to {output.parent}")
         for number in _SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup
