@@ -81,7 +81,6 @@ _ABOUT_ITSELF = re.compile(
     r"(Executing|Ending) Cell |(Input|Output) Notebook: |Executing notebook with|Kernel died while|Passed unknown|"
     r"Input notebook does not|<[\w.]+[^\n]*>$"  # or the bare representation of an object
 )
-_SECONDS = 10.0  # between two lines of progress in a file
 
 
 class RunOutput:
@@ -113,7 +112,7 @@ class RunOutput:
             return drawn[: shutil.get_terminal_size().columns - 1]
         if not drawn or time.monotonic() < self.next:
             return ""
-        self.next = time.monotonic() + _SECONDS
+        self.next = time.monotonic() + 10.0  # seconds between two lines in a file
         return f"{drawn}\n"
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3d

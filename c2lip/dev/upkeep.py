@@ -77,14 +77,9 @@ def readme(
     return "\n\n".join(blocks) + "\n"
 
 # %% ../../nbs/dev/03_upkeep.ipynb #4b991c68
-_WIDEST = 1250  # pixels of a stored image: the figures of the study as their files have them
-_KEPT = ("image/png", "text/html", "text/markdown", "text/plain")
-_SCRATCH = re.compile(re.escape(tempfile.gettempdir()) + r"/tmp\w{8}")  # a folder that tempfile has named
-
-
 def _small_png(data):
     image = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
-    image.thumbnail((_WIDEST, 4 * _WIDEST))
+    image.thumbnail((1250, 5000))  # the figures of the study as their files have them
     file = io.BytesIO()
     image.quantize(128).save(file, "png", optimize=True)
     return base64.b64encode(file.getvalue()).decode() + "\n"
@@ -94,7 +89,8 @@ def _plain_text(text, root):
     "Text without escape codes, carriage returns and folders of this machine"
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[^\n]*\r(?!\n)", "", text)
     text = text.replace(f"{root}/", "").replace(str(root), ".")
-    return _SCRATCH.sub("tmp", text).replace(f"{Path.home()}/", "~/")
+    scratch = re.escape(tempfile.gettempdir()) + r"/tmp\w{8}"  # a folder that tempfile has named
+    return re.sub(scratch, "tmp", text).replace(f"{Path.home()}/", "~/")
 
 
 def _stored(output, clean):
@@ -103,7 +99,8 @@ def _stored(output, clean):
         text = clean("".join(output["text"]))
         return output | {"text": text.splitlines(True)} if text.strip() else None
     data = output.get("data", {})
-    kept = {kind: "".join(data[kind]) for kind in _KEPT if kind in data}
+    kinds = ("image/png", "text/html", "text/markdown", "text/plain")
+    kept = {kind: "".join(data[kind]) for kind in kinds if kind in data}
     bare = list(kept) == ["text/plain"] and re.fullmatch(r"<.*>", kept["text/plain"])
     if not kept or bare or "application/vnd.jupyter.widget-view+json" in data:
         return None
