@@ -284,7 +284,10 @@ def maps_html(shown: ImageMaps, phrases: Sequence[str], opacity: float = 0.75, s
     "The panels of `maps_figure` as HTML: a section for every phrase"
     sections = ""
     for i, (phrase, title) in enumerate(_titled(phrases)):
-        panels = "".join(_html_panel(*panel, i, opacity) for panel in shown.panels(i, phrase, opacity, smooth))
+        panels = "".join(
+            _html_panel(column, pixels, words, i, opacity)
+            for column, pixels, words in shown.panels(i, phrase, opacity, smooth)
+        )
         head = f'<div class="c2lip-phrase">{escape(title)}</div>'
         sections += f'<section>{head}<div class="c2lip-panels">{panels}</div></section>'
     return f'<div class="c2lip-maps">{sections}</div>'

@@ -96,7 +96,8 @@ MAX_MEMBER = 2**26  # bytes of one image or text in a shard, 64 MiB
 
 def remote_scheme(url: str) -> str:
     "The scheme of an address on another machine, empty for a path; raise `UserError` where it is not allowed"
-    scheme = (re.match(r"(?:([A-Za-z][\w+.-]+):)?", url)[1] or "").lower()
+    found = re.match(r"([A-Za-z][\w+.-]+):", url)
+    scheme = found[1].lower() if found else ""
     if scheme and (scheme not in SCHEMES or "::" in url):
         allowed = ", ".join(f"{name}:" for name in SCHEMES)
         raise UserError(f"shard address {url!r} is refused; allowed: paths, {allowed}")

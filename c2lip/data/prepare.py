@@ -194,14 +194,14 @@ def _prepare_parts(work, recipe, workers, ray, progress):
 
 def _total(folder, parts):
     # counts of all parts; what was skipped; how many rows of a joined table have an image; an image without a row
-    total, skipped, met, example = Counter(), Counter(), [np.array([], dtype=np.int64)], None
+    total, skipped, matched, example = Counter(), Counter(), [np.array([], dtype=np.int64)], None
     for number in range(parts):
         counts = read_json(_part_file(folder, number).with_suffix(".json"))["counts"]
         skipped.update(counts.pop("skipped"))
-        met.append(np.array(counts.pop("met", []), dtype=np.int64))
+        matched.append(np.array(counts.pop("matched", []), dtype=np.int64))
         example = counts.pop("example", None) or example
         total.update(counts)
-    return dict(total), skipped, len(np.unique(np.concatenate(met))), example
+    return dict(total), skipped, len(np.unique(np.concatenate(matched))), example
 
 
 def prepare(
@@ -235,12 +235,12 @@ def prepare(
         work = partial(_prepare_part, sentences=sentences, **how)
         parts, left_out = _prepare_parts(work, recipe, workers, ray, progress)
 
-        total, skipped, met, example = _total(folder, parts)
+        total, skipped, matched, example = _total(folder, parts)
         unmatched = total.pop("unmatched", 0)
         manifest = dict(total, skipped=dict(skipped + Counter(left_out)), parts=parts, made_by=made_by, rules=chosen)
         if sentences:
             manifest["sentences"] = True
-        if joined and not met:
+        if joined and not matched:
             raise UserError(
                 f"no image has a row in {captions}, matched by {joined['match']}: the first image is {example!r}; "
                 "does the table belong to these shards?"
@@ -251,7 +251,7 @@ def prepare(
                 match=joined["match"],
                 images_without_row=unmatched,
                 rows=joined["rows"],
-                rows_without_image=joined["rows"] - met,
+                rows_without_image=joined["rows"] - matched,
                 skipped_rows=joined["skipped"],
             )
         lost = sum(skipped[cause] for cause in LOST)

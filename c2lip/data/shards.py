@@ -13,7 +13,7 @@ import math
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -255,13 +255,16 @@ def shard_records(
     caption_column: str | None = None,  # key of the JSON member's caption, or several; None: a usual one, then .txt
     name: str | None = None,  # what the keys begin with; None: the shard's name
     join: tuple | None = None,  # the file of `index_captions` that holds the captions, and "url" or "key"
-) -> tuple[list[Record], dict]:  # of a join also: unmatched images, example (one of them), met: numbers of rows found
+) -> tuple[
+    list[Record], dict
+]:  # of a join also: unmatched images, example (one of them), matched: numbers of rows found
     "The records of one shard, phrases as their source gives them; images stay in the shard"
-    records, more, met, samples = {}, {}, [], shard_samples(url, skips)
+    records, more, matched_rows = {}, {}, list[int]()
+    samples: Iterable[dict] = shard_samples(url, skips)
     if join:
         rows, places = _rows_of(samples := list(samples), *join)
         missing = [place for place in places if place not in rows]
-        more = dict(unmatched=len(missing), example=missing[0] if missing else None, met=met)
+        more = dict(unmatched=len(missing), example=missing[0] if missing else None, matched=matched_rows)
         samples = (found for found, place in zip(samples, places) if place in rows)
         matched = (rows[place] for place in places if place in rows)
     for found in samples:
@@ -285,7 +288,7 @@ def shard_records(
             skips.add(key, cause, detail)
         else:
             records[key] = Record(key, image, *captions)
-            met.append(number)
+            matched_rows.append(number)
     return list(records.values()), more
 
 

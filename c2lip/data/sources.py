@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 from filelock import FileLock
@@ -249,8 +250,9 @@ def open_data(
         skips.seen += images
         return Records(with_phrases([Record(*row) for row in train_records(images)], None, rules), drawn=True)
     source = find_source(name, image_folder, caption_column)
-    found = _open_index(source, name, skips, workers, index_folder, rules) if source.indexed else source.records(skips)
+    found: Any = _open_index(source, name, skips, workers, index_folder, rules) if source.indexed else None
+    read = [] if source.indexed else source.records(skips)
     if isinstance(source, Shards):
         check_shards(source.places, skips)
     skips.check(name)
-    return found if source.indexed else Records(with_phrases(found, None, rules))
+    return found if source.indexed else Records(with_phrases(read, None, rules))

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from ..attention.controls import add_control_flags, flag_changes
 from ..core import UserError, did_you_mean
@@ -223,7 +224,7 @@ def _add_runs(p):
 
 
 _ABOUT_EXPLORE = "Write the explorer's figure: image, maps of one to four models and, of two, their difference."
-_COMMANDS = {  # name → its work, its options, what it does in a line and at length
+_COMMANDS: dict[str, tuple[Any, Any, str, str]] = {  # its work, its options, a line and a page about it
     "prepare": (_prepare, _add_prepare, "find the noun phrases of a data set's captions, once", _ABOUT_PREPARE),
     "explore": (_explore, _add_explore, "where in an image models find a phrase", _ABOUT_EXPLORE),
     "list": (_list, _add_list, "settings, methods, models, recipes or suites that there are", ""),

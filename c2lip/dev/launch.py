@@ -140,7 +140,7 @@ def failure(
         return f"{name}{one_line(error.evalue) or 'stopped'}\n       the executed notebook: {output}"
     cause = f"{type(error).__name__}: {one_line(str(error))}; --log-level DEBUG shows the traceback"
     if isinstance(error, SystemExit):
-        cause = f"stopped by {signal.Signals(error.code - 128).name.replace('SIGINT', 'Ctrl-C')}"
+        cause = f"stopped by {signal.Signals(int(error.code or 0) - 128).name.replace('SIGINT', 'Ctrl-C')}"
     elif type(error).__name__ == "DeadKernelError":
         cause = "the kernel died: it was killed from outside, as a system without memory does"
     folder = output.parent

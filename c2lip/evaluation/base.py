@@ -197,7 +197,8 @@ class Entry(NamedTuple):
     def texts(self, key: str) -> tuple[str, ...]:  # one at least, none empty
         "The text under a key, or all of a list; Karpathy's are objects with a `raw`"
         value = self.value(key)
-        texts = [v.get("raw") if isinstance(v, dict) else v for v in (value if isinstance(value, list) else [value])]
+        texts: list[Any] = value if isinstance(value, list) else [value]
+        texts = [text.get("raw") if isinstance(text, dict) else text for text in texts]
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
             raise self.error(f"{key!r} must be a text, or a list of texts, got {str(value)[:80]!r}")
         return tuple(texts)

@@ -51,7 +51,7 @@ def measure_map(
     "AUROC, mass and pointing of one map; `auroc colour` and so on against each rival"
     weights, own = (scale * values).softmax(0), own_patches(inside)
     seen = bool(own.any() and not own.all())
-    found = {}
+    found: dict[str, float] = {}
     for name, outside in {"": 1 - inside, **rivals}.items():
         theirs = own_patches(outside) if name else ~own
         measures = dict.fromkeys(("auroc", "mass", "pointing"), math.nan)

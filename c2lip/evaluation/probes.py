@@ -158,11 +158,12 @@ def probe_maps(
         images = torch.stack([towers.preprocess(image) for image in opened]).to(device)
         with evaluating(towers.model):
             _, tokens = encode_images(towers.model, images, tokens=True)
+        assert tokens is not None  # they were asked for
         for own, image, of_image in zip(chunk, opened, tokens.float().cpu()):
             maps += [of_image @ concept for concept in concepts[len(maps) : len(maps) + len(own)]]
             fields += [field_of(towers.preprocess_cfg, image.size)] * len(own)
     numbers = [number for number, own in enumerate(groups) for _ in own]
-    return torch.stack(maps).unflatten(-1, grid_of(towers.model, images, tokens.shape[1])), numbers, fields
+    return torch.stack(maps).unflatten(-1, grid_of(towers.model, images, len(maps[0]))), numbers, fields
 
 # %% ../../nbs/5_evaluation/12_probes.ipynb #7ec08009
 def _annotation_mask(index, annotation, points):

@@ -12,7 +12,7 @@ import math
 import re
 import textwrap
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -212,7 +212,13 @@ def _as_latex(table):
 
 
 _as_page = partial(_as_html, doctype_html=True)
-FORMS = {"text": _as_text, "markdown": _as_markdown, "html": _as_html, "page": _as_page, "latex": _as_latex}
+FORMS: dict[str, Callable[[Table], str]] = {
+    "text": _as_text,
+    "markdown": _as_markdown,
+    "html": _as_html,
+    "page": _as_page,
+    "latex": _as_latex,
+}
 "Form → what prints it: a terminal's text, Markdown, HTML for a notebook or as a whole page, LaTeX for booktabs"
 
 

@@ -135,7 +135,7 @@ def binding_scenes(
     made: list[Scene] = []
     for number in itertools.count():
         if len(made) == n:
-            return made
+            break
         dice = Dice("c2lip binding", split, held_out, number)
         nouns, colours = dice.shuffled(NOUNS)[:2], dice.shuffled(COLOURS)[:2]
         pairs = [(noun, colour) for noun in nouns for colour in colours]
@@ -144,6 +144,7 @@ def binding_scenes(
             own = zip(scene.things, dice.shuffled(pairs))
             things = tuple(replace(thing, noun=noun, colour=colour) for thing, (noun, colour) in own)
             made.append(replace(scene, things=things))
+    return made
 
 
 def _annotations(number, scene, size):

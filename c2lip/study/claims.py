@@ -83,9 +83,9 @@ def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict
     rows = []
     for claim in yaml.safe_load(shipped("claims.yaml").read_text(encoding="utf8")):
         row, rung, against = "/".join(claim["row"]), claim["rung"], claim["against"]
-        change = _stored_change(claim["record"], rung, against, row)
-        measured = f"{row_label(row)}: {rung} against {against}, {change_text(*change)}"
-        rows.append((claim["claim"], claim["source"], measured, verdict(*change, claim.get("above", 0))))
+        mean, half = _stored_change(claim["record"], rung, against, row)
+        measured = f"{row_label(row)}: {rung} against {against}, {change_text(mean, half)}"
+        rows.append((claim["claim"], claim["source"], measured, verdict(mean, half, claim.get("above", 0))))
     return pd.DataFrame(rows, columns=["claim", "of", "measured here, points", "verdict"])
 
 
