@@ -305,8 +305,8 @@ def run_folders(dice, folder):
 def command_line(dice, folder):
     put_small_images(folder)
     write_rows(folder / "t.csv", ROWS)
-    usual = ["prepare", "list", "runs", str(folder / "t.csv"), str(folder / "out"), "recipes", "-j", "0", "--write"]
-    usual += ["--rule", "max_words=0", "--max-skipped", "2", "--match", "--clean", "--captions", "--caption-column"]
+    usual = ["prepare", "list", "runs", str(folder / "t.csv"), str(folder / "out"), "recipes", "-j", "0"]
+    usual += ["--rule", "max_words=0", "--max-skipped", "2", "--clean", "--captions", "--caption-column"]
     words = [dice.choice([*usual, odd_text(dice)]) for _ in range(dice.randrange(1, 6))]
     if words[0] == "prepare" and str(folder / "t.csv") in words and str(folder / "out") in words:
         words += ["--pipeline", "none"]  # what would be done is refused

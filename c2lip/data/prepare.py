@@ -131,7 +131,7 @@ def _in_ray(work, jobs, workers, address):
             ray.shutdown()
 
 # %% ../../nbs/4_data/07_prepare.ipynb #b8f7eeff
-PARTS_FORMAT = 5  # changes with what a part holds: older parts are made again
+PARTS_FORMAT = 6  # changes with what a part holds: older parts are made again
 PATIENCE = 10.0  # seconds to wait for another prepare that is just ending
 OURS = ("captions.parquet", "manifest.json", "join.*", "part-*")  # names of what is written
 MARK = "prepare.json"  # says that files of these names are ours
