@@ -135,9 +135,7 @@ class _Run:
         method.objective.to(device).train()
         self.first = deepcopy(towers.model) if cfg.alpha < 1 else None
         self.autocast = autocast_of(cfg, device)
-        self.settings = {**binding(cfg), "per_epoch": self.per_epoch}  # that the checkpoint belongs to
-        if not samples.records.drawn:
-            self.settings["captions"] = samples.records.digest()[:12]
+        self.settings = binding(cfg, samples.records)  # that the checkpoint belongs to
         self.neighbours: np.ndarray | None = None  # (n,k) of the samples, where batches are made of them
         self.done = 0  # steps
         self.rows: list[dict] = []  # of the steps since the last line of the log
