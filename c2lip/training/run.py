@@ -156,12 +156,13 @@ def train(
     setup: Setup | None = None,  # where the caller has already called `set_up` on them
 ) -> Towers:  # the tuned towers, also released in folder/model
     "Load, train and release, in this process or over `gpus` processes"
-    ranks = setup.cfg.gpus if setup else Config.of(settings).gpus
+    cfg = setup.cfg if setup else Config.of(settings)
     with disk_errors(folder):
-        if ranks > 1 and rank_and_world_size()[1] == 1:
+        if cfg.gpus > 1 and rank_and_world_size()[1] == 1:
             write_json(Path(folder) / "ranks.json", settings)
-            launch_ranks("c2lip.training.run", [Path(folder) / "ranks.json", folder], ranks)
-            return load(str(Path(folder) / "model"))
+            torch.cuda.empty_cache()  # what an evaluation before left, which the first rank needs
+            launch_ranks("c2lip.training.run", [Path(folder) / "ranks.json", folder], cfg.gpus)
+            return load(str(Path(folder) / "model"), pick_device(cfg.device))  # where `set_up` loaded them
         return _train_here(setup or set_up(settings, folder))
 
 
