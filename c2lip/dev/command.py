@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..attention.controls import add_control_flags, flag_changes
-from ..core import UserError, did_you_mean
+from ..core import UserError, did_you_mean, one_line
 from ..core.files import parse_yaml, read_yaml, shipped
 
 # %% ../../nbs/dev/02_command.ipynb #798412c5
@@ -224,6 +224,13 @@ def _add_runs(p):
 
 
 _ABOUT_EXPLORE = "Write the explorer's figure: image, maps of one to four models and, of two, their difference."
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        super().error(one_line(message))
+
+
 _COMMANDS: dict[str, tuple[Any, Any, str, str]] = {  # its work, its options, a line and a page about it
     "prepare": (_prepare, _add_prepare, "find the noun phrases of a data set's captions, once", _ABOUT_PREPARE),
     "explore": (_explore, _add_explore, "where in an image models find a phrase", _ABOUT_EXPLORE),
@@ -237,7 +244,7 @@ def main(
 ) -> int:  # 0 done, 2 something outside the program is wrong, 130 stopped
     "The command `c2lip`; argparse ends the process itself for --help (0) and wrong options (2)"
     about = "Fine-tune contrastive vision-language models with noun-phrase concepts."
-    parser = argparse.ArgumentParser(prog="c2lip", description=about)
+    parser = _Parser(prog="c2lip", description=about)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, add, short, long) in _COMMANDS.items():
         form = argparse.RawDescriptionHelpFormatter
