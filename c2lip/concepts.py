@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import ftfy
 from tqdm.auto import tqdm
 
-from .core import Phrase, UserError, check_choice, did_you_mean
+from .core import Phrase, UserError, check_choice, did_you_mean, one_line
 from .core.files import read_yaml, shipped
 from .trees import base_phrases
 
@@ -109,6 +109,9 @@ def _load(source):
             f"there is no spaCy pipeline {source!r}{did_you_mean(source, PIPELINES)}; expected a folder of spaCy,"
             f" or an installed pipeline: python -m spacy download {known}"
         ) from None
+    except Exception as e:  # spaCy names what its config.cfg asks for and is not installed
+        own = f"{source}/config.cfg asks for code of its own, which is not run, or is damaged"
+        raise UserError(f"{own}: {one_line(e, 200)}") from None
     probe = nlp("A red couch stands by the tall building.")
     if not (probe.has_annotation("DEP") and probe[2].pos_):
         raise UserError(f"the spaCy pipeline {source!r} does not both tag and parse; expected one like en_core_web_sm")

@@ -135,7 +135,7 @@ def _set_up(settings, given, folder):
     seed_everything(given.seed)
     several = ranks > 1 and torch.cuda.is_available() and given.device != "cpu"
     device = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if several else given.device)
-    towers = load(given.model, device)
+    towers = load(given.model, device, given.check_release)
     method = build(given.method, towers, given.options)
     records, held, skips = read_records(given, folder)
     steps, _ = count_steps(records, given, max(given.gpus, ranks))
