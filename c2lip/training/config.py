@@ -46,6 +46,7 @@ class Config:
 
     method: Annotated[str, "c2lip, plain, any other of nbs/3_relatives, or your own"] = "c2lip"
     model: Annotated[str, 'base, a release folder, or an open_clip name, also with ":tag" or ":random"'] = "base"
+    check_release: Annotated[bool, "refuse a release whose files are not those of its record"] = True
     data: Annotated[str, "world for the embedded scenes, or a folder or table of images with captions"] = "world"
     draw_captions: Annotated[bool, "show one caption of several in each step, else the first"] = True
     phrase_rules: Annotated[dict, "rules of noun phrases, such as {max_phrases: 0}"] = field(default_factory=dict)
@@ -96,8 +97,9 @@ class Config:
 
 
 MAY_CHANGE = frozenset(
-    "precision accumulate recompute compiled workers threads device gpus log_every save_every keep_checkpoint "
-    "evaluate_every validation alarm max_skipped items bench_images resume benchmark split run_dir".split()
+    "check_release precision accumulate recompute compiled workers threads device gpus log_every save_every "
+    "keep_checkpoint evaluate_every validation alarm max_skipped items bench_images resume benchmark split "
+    "run_dir".split()
 )
 "What a resumed run may change: it changes no number of the training, or only its rounding"
 
@@ -267,7 +269,7 @@ def read_settings(
     return complete(given | dict(word.split("=", 1) for word in words))
 
 # %% ../../nbs/6_training/01_config.ipynb #840cb560
-_MEASURED = ("split", "items", "bench_images", "device")
+_MEASURED = ("split", "items", "bench_images", "device", "check_release")
 _TRIALS = (*SHARED, *_MEASURED, "threads")
 _TAKES = dict.fromkeys(("train", "pretrain"), tuple(settings_of())) | {"evaluate": _MEASURED}
 _TAKES |= dict.fromkeys(("ablation", "compare", "interpolate"), _TRIALS)  # launcher → settings beside those of its cell

@@ -141,7 +141,7 @@ def _set_up(settings, given, folder):
     seed_everything(given.seed)
     several = ranks > 1 and torch.cuda.is_available() and given.device != "cpu"
     device = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if several else given.device)
-    towers = load(given.model, device)
+    towers = load(given.model, device, given.check_release)
     method = build(given.method, towers, given.options)
     left_out = folder / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
     records, held, skips = read_records(given, left_out if given.resume else None)
@@ -167,12 +167,13 @@ def train(
     setup: Setup | None = None,  # where the caller has already called `set_up` on them
 ) -> Towers:  # the tuned towers, also released in folder/model
     "Load, train and release, in this process or over `gpus` processes"
-    ranks = setup.cfg.gpus if setup else Config.of(settings).gpus
+    cfg = setup.cfg if setup else Config.of(settings)
     with disk_errors(folder):
-        if ranks > 1 and rank_and_world_size()[1] == 1:
+        if cfg.gpus > 1 and rank_and_world_size()[1] == 1:
             write_json(Path(folder) / "ranks.json", settings)
-            launch_ranks("c2lip.training.run", [Path(folder) / "ranks.json", folder], ranks)
-            return load(str(Path(folder) / "model"))
+            torch.cuda.empty_cache()  # what an evaluation before left, which the first rank needs
+            launch_ranks("c2lip.training.run", [Path(folder) / "ranks.json", folder], cfg.gpus)
+            return load(str(Path(folder) / "model"), pick_device(cfg.device))  # where `set_up` loaded them
         return _train_here(setup or set_up(settings, folder))
 
 
