@@ -7,6 +7,7 @@ __all__ = ['BASES', 'BASE_CONFIG', 'BASE_PREPROCESS', 'new_towers', 'centre']
 
 # %% ../nbs/2_world/03_base.ipynb #1507cdc3
 from copy import deepcopy
+from pathlib import Path
 
 import open_clip
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from .core.files import read_yaml, shipped
 from .towers import Towers
-from .towers.folders import quiet_loading
+from .towers.folders import quiet_loading, read_tokenizer
 
 # %% ../nbs/2_world/03_base.ipynb #4ff9ee08
 BASES: dict[str, dict] = read_yaml(shipped("bases.yaml"))
@@ -35,9 +36,7 @@ def new_towers(
     text_cfg = config["text_cfg"]
     layers = {key: deepcopy(value) for key, value in config.items() if key != "custom_text"}
     with quiet_loading():
-        tokenizer = open_clip.tokenizer.HFTokenizer(
-            str(tokenizer_folder), context_length=text_cfg["context_length"], **text_cfg["tokenizer_kwargs"]
-        )
+        tokenizer = read_tokenizer(Path(tokenizer_folder), text_cfg)
         model = open_clip.model.CustomTextCLIP(**layers)
     open_clip.model.set_model_preprocess_cfg(model, preprocess_cfg)
     return Towers(model, tokenizer, deepcopy(config), dict(preprocess_cfg), "new")

@@ -16,8 +16,10 @@ import torch
 from PIL import Image
 from tars import write_tar
 
+from c2lip.base import new_towers
+from c2lip.concepts import load_pipeline
 from c2lip.core import UserError
-from c2lip.core.files import run_folder
+from c2lip.core.files import run_folder, shipped
 from c2lip.data.images import BadImage, open_image
 from c2lip.data.prepare import prepare
 from c2lip.data.records import Skips
@@ -27,6 +29,7 @@ from c2lip.evaluation.base import read_entries
 from c2lip.evaluation.classes import read_classes
 from c2lip.evaluation.suites import read_folder
 from c2lip.release import save
+from c2lip.release.loop import PhraseCollate
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
 from c2lip.training.config import Config, read_parameters, save_parameters
@@ -182,6 +185,11 @@ def far_id(tokenizer):
     vocabulary[max(vocabulary, key=vocabulary.get)] += 1000
 
 
+def twice(tokenizer):
+    rule = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [rule] * 40}
+
+
 def shorter(held):
     held["text.positional_embedding"] = held["text.positional_embedding"][:-1].contiguous()
 
@@ -196,10 +204,19 @@ WEIGHTS, CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
         (WEIGHTS, lambda held: held.update(extra=torch.zeros(2)), ("Unexpected key", "extra")),
         (WEIGHTS, shorter, ("size mismatch", "text.positional_embedding")),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(layers=1_000_000), ("more layers",)),
-        (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(vocab_size=10**12), ("size mismatch",)),
-        (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(std=[0, 0, 0]), ("std", "above 0")),
+        (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(vocab_size=10**12), ("vocab_size must be",)),
+        (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(eos_id=7), ("at another token (pool_type eos)",)),
+        (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(pool_type="argmax"), ("at another token",)),
+        (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(size=48), ("48 pixels (size), the model has 96",)),
+        (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(std=[0, 0, 0]), ("std must be three numbers from 0.001",)),
         (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(mean=["a"] * 3), ("mean",)),
+        (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(interpolation="zzz"), ("bicubic or bilinear",)),
+        (WEIGHTS, lambda held: held["logit_scale"].fill_(1e4), ("not finite, in exp(logit_scale)",)),
+        (WEIGHTS, lambda held: held["text.ln_final.bias"].add_(1), ("SHA-256 differs", "check_release False")),
         ("tokenizer.json", far_id, ("the tokenizer has ids up to",)),
+        ("tokenizer.json", lambda held: held["model"].update(vocab={}, merges=[]), ("gives no token",)),
+        ("tokenizer.json", twice, ("1,000 times longer",)),
+        ("tokenizer_config.json", lambda held: held.update(padding_side="left"), ("padding_side must be right",)),
     ],
 )
 def test_a_release_is_compared_before_it_is_built(tmp_path, name, change, words):
@@ -212,6 +229,60 @@ def test_a_release_of_pipes(tmp_path, name):
     (folder / name).unlink()
     os.mkfifo(folder / name)
     refused(lambda: load(str(folder)), name, "is no regular file")
+
+
+CODE = "from pathlib import Path\nPath('canary').mkdir()\nclass Evil: pass\n"
+MAPS = {"AutoTokenizer": ["evil.Evil", "evil.Evil"], "AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}
+
+
+@pytest.mark.parametrize(
+    "name, change, key",
+    [
+        ("tokenizer_config.json", {"auto_map": MAPS}, "auto_map"),
+        ("tokenizer_config.json", {"tokenizer_class": "Evil"}, "tokenizer_class"),
+        ("config.json", {"auto_map": MAPS, "model_type": "evil"}, "auto_map"),
+        (CONFIG, {"tokenizer_kwargs": {"trust_remote_code": True}}, "trust_remote_code"),
+    ],
+)
+def test_no_code_of_a_model_folder_runs(tmp_path, monkeypatch, name, change, key):
+    "By name, from the hub's cache, as the start of a run, in new towers; also where standard input says yes"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda *words: "y")
+    cache = tmp_path / "models--somebody--evil"
+    folder = Path(
+        changed_release(cache / "snapshots" / "1", CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(change))
+    )
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("1")
+    (folder / "evil.py").write_text(CODE)
+    if name != CONFIG:
+        shutil.copy(base_folder() / CONFIG, folder)
+        held = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+        (folder / name).write_text(json.dumps(held | change))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    doors = [partial(load, str(folder)), partial(load, "hf-hub:somebody/evil")]
+    doors += [partial(train, {**SMALL, "model": str(folder), "resume": True}, tmp_path / "run")]
+    for door in doors if name == CONFIG else [*doors, partial(new_towers, folder)]:
+        refused(door, name, key)
+    assert not (tmp_path / "canary").exists()
+    exec(CODE, {})
+    assert (tmp_path / "canary").exists()
+
+
+def test_no_code_of_a_pipeline_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(shipped("pipeline"), tmp_path / "pipeline")
+    config = (folder / "config.cfg").read_text()
+    assert "after_creation = null" in config
+    changed = config.replace("after_creation = null", 'after_creation = {"@callbacks": "evil"}')
+    (folder / "config.cfg").write_text(changed)
+    (folder / "evil.py").write_text(CODE)
+    words = str(folder / "config.cfg"), "code of its own", "evil"
+    table(tmp_path / "data")
+    refused(lambda: load_pipeline(str(folder)), *words)
+    refused(lambda: prepare(str(tmp_path / "data"), tmp_path / "out", nlp=str(folder), progress=False), *words)
+    refused(lambda: PhraseCollate(nlp=str(folder))([(torch.zeros(3, 2, 2), "a red mug")]), *words)
+    assert not (tmp_path / "canary").exists()
 
 
 class Canary:

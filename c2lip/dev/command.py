@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..attention.controls import add_control_flags, flag_changes
-from ..core import UserError, did_you_mean
+from ..core import UserError, did_you_mean, one_line
 from ..core.files import parse_yaml, read_yaml, shipped
 
 # %% ../../nbs/dev/02_command.ipynb #798412c5
@@ -59,7 +59,8 @@ def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress
     options |= dict(image_folder=_absolute(image_folder), captions=_absolute(captions), nlp=_folder_or_name(nlp))
     manifest = prepare(source, _absolute(folder), rules=rules, progress=progress, **options)
     if progress:
-        _print_summary(manifest, folder)
+        chosen = f"-f {_absolute(recipe)}" if recipe else "-p model ViT-B-16-SigLIP"
+        _print_summary(manifest, folder, chosen)
 
 
 def _absolute(path):
@@ -92,7 +93,7 @@ _COUNTS = {
 }
 
 
-def _print_summary(manifest, target):
+def _print_summary(manifest, target, chosen):
     captions, phrases = manifest["captions"], manifest["phrases"]
     print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {target}")
     found = manifest | manifest.get("joined", {})
@@ -100,7 +101,8 @@ def _print_summary(manifest, target):
     counts += [f"{n:,} left out: {cause}" for cause, n in manifest["skipped"].items()]
     pipeline = manifest["made_by"]
     print(*counts, f"pipeline {pipeline['pipeline']} {pipeline['version']}, digest {pipeline['digest'][:12]}", sep="\n")
-    print(f"train on it, in a clone of the workbook:  papermill nbs/train.ipynb -p data {_absolute(target)}")
+    line = f"papermill nbs/train.ipynb {chosen} -p data {_absolute(target)}"
+    print(f"train on it, in a clone of the workbook:  {line}")
 
 # %% ../../nbs/dev/02_command.ipynb #606bad42
 def _first_line(text):
@@ -224,6 +226,13 @@ def _add_runs(p):
 
 
 _ABOUT_EXPLORE = "Write the explorer's figure: image, maps of one to four models and, of two, their difference."
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        super().error(one_line(message))
+
+
 _COMMANDS: dict[str, tuple[Any, Any, str, str]] = {  # its work, its options, a line and a page about it
     "prepare": (_prepare, _add_prepare, "find the noun phrases of a data set's captions, once", _ABOUT_PREPARE),
     "explore": (_explore, _add_explore, "where in an image models find a phrase", _ABOUT_EXPLORE),
@@ -237,7 +246,7 @@ def main(
 ) -> int:  # 0 done, 2 something outside the program is wrong, 130 stopped
     "The command `c2lip`; argparse ends the process itself for --help (0) and wrong options (2)"
     about = "Fine-tune contrastive vision-language models with noun-phrase concepts."
-    parser = argparse.ArgumentParser(prog="c2lip", description=about)
+    parser = _Parser(prog="c2lip", description=about)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, add, short, long) in _COMMANDS.items():
         form = argparse.RawDescriptionHelpFormatter

@@ -9,6 +9,7 @@ __all__ = ['block_questions', 'plan_study', 'run_study', 'paired_changes']
 import hashlib
 import itertools
 import json
+import re
 from dataclasses import asdict, fields
 from functools import lru_cache
 from pathlib import Path
@@ -35,11 +36,12 @@ class _Rung(NamedTuple):
     drawn: tuple  # (name, value) of what differs in its images and captions
 
 
-_DRAWN = dict(thing=1.0, colour=1.0, salient=0, length="", single=0.35, placed=0.75, objects=0, phrases=0, heads=0)
+_DRAWN = dict(thing=1.0, colour=1.0, salient=0, length="", single=0.35, placed=0.75, objects=0)
+_DRAWN |= dict(phrases=0, heads=0, relations=0)
 "What a block may vary of images and captions (`_drawn_records`), and what it is unless varied"
 
 _READING = ("xac_scale", "concepts", "duplicates")
-_CONCEPT_SETTINGS = ("lambda_npc", "lambda_xac", *_READING, "concept_loss", "phrases", "heads")
+_CONCEPT_SETTINGS = ("lambda_npc", "lambda_xac", *_READING, "concept_loss", "phrases", "heads", "relations")
 "Settings that plain fine-tuning does not have"
 
 
@@ -104,6 +106,7 @@ def _drawn_records(
     images: int,
     phrases: int = 0,  # most phrases of a caption, its first ones; 0 for all
     heads: int = 0,  # 1: every phrase's noun alone is a phrase too
+    relations: int = 0,  # 1: a relation with its second thing is a phrase too, as "left of a blue boat"
     length: str = "",  # of the captions: one of `LENGTHS`; empty for detailed ones
     single: float = 0.35,  # share of images with one object
     placed: float = 0.75,  # share of the other images whose objects come from one place
@@ -119,11 +122,13 @@ def _drawn_records(
         texts = [caption_of_length(numbered[i], row[2], length, i) for i, row in enumerate(rows)]
         rows = [(key, draw, text) for (key, draw, _), text in zip(rows, texts)]
     records = Records(rows, drawn=True)
-    if phrases or heads:
+    if phrases or heads or relations:
         changed = []
         for record in records:
             kept = record.phrases[:phrases] if phrases else record.phrases
-            changed.append(record._replace(phrases=[*kept, *map(_bare_noun, kept)] if heads else kept))
+            more = list(map(_bare_noun, kept)) if heads else []
+            more += _relations(record.caption, kept) if relations else []
+            changed.append(record._replace(phrases=[*kept, *more]))
         records = Records(changed, drawn=True)
     return records
 
@@ -132,6 +137,15 @@ def _bare_noun(phrase):
     "The noun of a phrase of the embedded world with an article, without a place: a striped red mug → a mug"
     noun = phrase.text.split()[-1]
     return Phrase(f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}", -1, -1)
+
+
+def _relations(caption, phrases):
+    "What stands between two things of a sentence, with the second one; not where they are only listed"
+    found = []
+    for start, end in zip(phrases, phrases[1:]):
+        if not re.search(r"[.,]|\b(?:and|there)\b", caption[start.end : end.start]):
+            found.append(Phrase(caption[start.end + 1 : end.end], start.end + 1, end.end))
+    return found
 
 # %% ../../nbs/9_study/03_blocks.ipynb #b10c000b
 def _plan_block(rungs, seeds, shared, steps=0):

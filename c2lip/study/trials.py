@@ -55,7 +55,7 @@ def start_trials(
     own = {name: settings[name] for name in SHARED if name in settings}
     first = {name: value[0] if isinstance(value, list) and value else value for name, value in own.items()}
     given = Config.of({**first, "evaluate_every": 0})
-    base = load(settings["model"], device)
+    base = load(settings["model"], device, settings.get("check_release", True))
     records, held, skips = read_records(given)
     drawn = records.drawn
     steps, _ = count_steps(records, given)
@@ -126,7 +126,7 @@ def trial(
     if trained.exists():
         model = load(trained, setup.device)
     else:
-        model = load(cfg.model, setup.device)
+        model = load(cfg.model, setup.device, setup.launcher.get("check_release", True))
         method = build(cfg.method, model, cfg.options)
         fit(model, method, setup.samples, cfg, folder, setup.device)
         save(model, trained, {"settings": settings})

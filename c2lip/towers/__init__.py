@@ -171,12 +171,13 @@ def _load_named(name):
     return model, tokenizer, spec.config
 
 
-def _load_repository(name):
-    "The same of hf-hub:owner/name"
+def _repository(name):
+    "The folder of hf-hub:owner/name in the hub's cache: what is plain data, no pickle and no code"
+    from huggingface_hub import snapshot_download
+
     repo = name.removeprefix("hf-hub:")
     with _from_hub("the repository", repo.split("/")[-1], repo):
-        tokenizer, cfg = open_clip.get_tokenizer(name), open_clip.get_model_config(name)
-        return open_clip.create_model(name, require_pretrained=True, weights_only=True), tokenizer, cfg
+        return Path(snapshot_download(repo, allow_patterns=["*.json", "*.safetensors"]))
 
 # %% ../../nbs/1_method/09_towers.ipynb #def70a86
 def describe(
@@ -200,16 +201,16 @@ def _path_of(name):
     return path if path.is_absolute() or os.path.exists(path) else project_root() / path
 
 
-def _load_parts(name):
+def _load_parts(name, check):
     "(model, tokenizer, model_cfg) of anything that `load` takes"
     if name.startswith("hf-hub:"):
-        return _load_repository(name)
+        return load_folder(_repository(name), check)
     path, file = _path_of(name), user_path(name.partition(":")[2])
     known = _model_name(name) in open_clip.list_models()
     if known and file.suffix in (".safetensors", ".npz", *PICKLES):
-        return load_folder(release_folder(file))
+        return load_folder(release_folder(file), check)
     if os.path.isdir(path) or os.path.exists(path) and not known:
-        return load_folder(release_folder(path))
+        return load_folder(release_folder(path), check)
     if "/" in name and not known:
         raise UserError(f"there is no folder {path}")
     return _load_named(name)
@@ -218,8 +219,9 @@ def _load_parts(name):
 def load(
     name: str = "base",  # base, base_clip, a release or run folder, an open_clip name[:tag], hf-hub:owner/name
     device="cpu",  # a torch device or its name
+    check: bool = True,  # that the files of a folder are those of its record
 ) -> Towers:  # in evaluation mode
     "Load towers with their own tokenizer and preprocessing; a wrong name is a `UserError` with the most similar one"
     name = str(name)
-    model, tokenizer, cfg = _load_parts(name)
+    model, tokenizer, cfg = _load_parts(name, check)
     return Towers(model.to(device).eval(), tokenizer, cfg, deepcopy(open_clip.get_model_preprocess_cfg(model)), name)
