@@ -66,7 +66,7 @@ class Reading:
             )
         self.scorer, self.row = scorer, {name: i for i, name in enumerate(images)}
         self.tokens = embed_tokens(towers, list(images), images, **how)
-        self.embed = partial(embed_texts, towers, cache=cache, **how)
+        self.towers, self.how = towers, {"cache": cache, **how}
         self.number: dict[str, int] = {}  # phrase → row of `concepts`
         self.concepts = first.new_empty(0, first.shape[-1])  # (U,D) unit
         self.phrases: dict[str, list[int]] = {}  # text → rows of `concepts`
@@ -79,7 +79,7 @@ class Reading:
         new = [text for text in dict.fromkeys(texts) if text not in self.phrases]
         if fresh := [w for w in dict.fromkeys(w for text in new for w in _WORDS[text]) if w not in self.number]:
             self.number.update(zip(fresh, range(len(self.number), len(self.number) + len(fresh))))
-            self.concepts = torch.cat([self.concepts, self.embed(fresh)])
+            self.concepts = torch.cat([self.concepts, embed_texts(self.towers, fresh, **self.how)])
         self.phrases.update((text, [self.number[w] for w in _WORDS[text]]) for text in new)
 
     def _cosines(self, owner, count, phrase, readout):
