@@ -53,6 +53,8 @@ def complete_line(
     added = ["--engine", "c2lip", "--log-output", "--no-progress-bar"]
     second = next((word for word in (rest[:1] + rest[-1:]) if word.endswith(".ipynb")), "")
     if second or (rest and not rest[0].startswith("-")):
+        if not second and "://" not in rest[0]:
+            raise UserError(f"the executed notebook cannot be written over {rest[0]}: name a file that ends in .ipynb")
         if second and "://" not in second:
             output_place(Path.cwd() / second)  # not the launcher itself
         return [*argv, *added]
