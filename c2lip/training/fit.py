@@ -114,8 +114,8 @@ def average_weights(
     for name, value in last.items():
         if value.is_floating_point():
             between = (1 - alpha) * first[name].double().cpu() + alpha * value.double().cpu()
-            ends = {0: first[name], 1: value}  # bit by bit, the sign of zero too
-            found[name] = ends.get(alpha, between).to(value.device, value.dtype)
+            ends = first[name] if alpha == 0 else value  # bit by bit, the sign of zero too
+            found[name] = (between if 0 < alpha < 1 else ends).to(value.device, value.dtype)
     return found
 
 # %% ../../nbs/6_training/05_fit.ipynb #dd8d6986

@@ -224,7 +224,7 @@ def launch_ranks(
     path = os.pathsep.join([str(project_root()), os.environ.get("PYTHONPATH", "")])
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "C2LIP_WATCHED": "1"}
     last: deque[str] = deque(maxlen=500)
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    pipes: dict = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     with subprocess.Popen(command, text=True, env=environment, **pipes) as job:
         assert job.stdout is not None  # it is a pipe
         try:
