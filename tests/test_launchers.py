@@ -53,3 +53,11 @@ def test_bad_input_is_one_clear_line(run, tmp_path):
     lines = [line for line in done.out.splitlines() if line.startswith("c2lip: ") and "go to" not in line]
     assert done.returncode == 1 and "Traceback" not in done.out, done.out[-3000:]
     assert len(lines) == 1 and "ViT-B-16-SigLIP" in lines[0]
+
+
+def test_the_walkthrough_with_four_ranks(run, tmp_path):
+    "Shards and captions of CC3M's form, only not downloaded: prepared, trained by four ranks, resumed, released"
+    words = "-p", "gpus", "4", "-p", "run_dir", tmp_path / "dry"
+    done = run("papermill", "nbs/walkthrough.ipynb", *words, timeout=500)
+    assert done.returncode == 0 and "the same weights, bit for bit" in done.out, done.out[-6000:]
+    assert read_json(tmp_path / "dry" / "train" / "ranks.json")["gpus"] == 4
