@@ -50,7 +50,14 @@ def project_root() -> Path:  # the folder with settings.ini; outside of a clone 
 
 # %% ../../nbs/1_method/02_files.ipynb #c67b44e0
 _SOURCES = ("nbs", "c2lip", "data", "tests", ".git")  # of the project: nothing is written there
-RUN_FILES = ("params.json", "metrics.jsonl", "checkpoint.pt", "checkpoint.previous.pt")  # what a run leaves
+RUN_FILES = (
+    "params.json",
+    "metrics.jsonl",
+    "checkpoint.pt",
+    "checkpoint.previous.pt",
+    "model",
+    "table.csv",
+)  # what a run leaves
 
 
 def is_utf8(text) -> bool:  # a text or a path
