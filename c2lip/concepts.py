@@ -139,6 +139,8 @@ class Rules:
     of_merge: str = "classifier"  # which "A of B" are one phrase: "none", "classifier" (a cup of tea), "all"
     drop_generic: bool = True  # drop heads that name the image, a place in it or a time: image, background, top
     drop_places: bool = False  # drop bare general places too: home, street, school
+    drop_pronouns: bool = True  # drop it, she, someone, others
+    drop_repeats: bool = True  # of equal phrases of a caption keep the first alone
     none: str = "skip"  # a caption without a phrase gives nothing ("skip"), or itself ("caption", as the reference)
     max_phrases: int = 16  # per caption, the first ones; 0: all
     max_words: int = 10  # longer phrases are dropped; 0: none is
@@ -192,7 +194,7 @@ def _is_generic(span, words, rules):
         return False
     noun, before = words[head], [w for w in words[first:head] if w not in _LISTS["determiners"]]
     if noun in _LISTS["pronouns"]:
-        return not before or noun not in ("one", "ones")
+        return rules.drop_pronouns and (not before or noun not in ("one", "ones"))
     place = noun in _PLACES and all(w in _LISTS["relative"] or w.isdigit() for w in before)
     if rules.drop_generic and (noun in _FRAMES or place):
         return True
@@ -212,6 +214,10 @@ def _characters(doc, text, first, end):
 def _candidates(doc, words, rules):
     # the spans that the rules leave, as (first word, one past the last)
     spans = base_phrases(doc)
+    if not rules.drop_pronouns:  # the tree's nouns are without them
+        inside = {i for first, end, _ in spans for i in range(first, end)}
+        spans += [(t.i, t.i + 1, t.i) for t in doc if t.pos_ == "PRON" and t.dep_ != "expl" and t.i not in inside]
+        spans.sort()
     if rules.of_merge != "none":
         spans = _join_of(spans, words, rules)
     for span in spans:
@@ -239,7 +245,7 @@ def phrases_of(
     for first, end in _candidates(doc, words, rules):
         phrase = _characters(doc, text, first, end)
         key = phrase_number(phrase.text)
-        if len(phrase.text) > 1 and key not in seen and any(map(str.isalpha, phrase.text)):
+        if len(phrase.text) > 1 and not (rules.drop_repeats and key in seen) and any(map(str.isalpha, phrase.text)):
             seen.add(key)
             found.append(phrase)
     return found[: rules.max_phrases or None]

@@ -16,6 +16,7 @@ import pytest
 from c2lip.core import UserError
 from c2lip.core.files import write_json
 from c2lip.towers import load
+from c2lip.training import run as run_room
 from c2lip.training.config import complete
 from c2lip.training.log import read_log
 from c2lip.training.run import launch_ranks, train
@@ -147,3 +148,23 @@ def test_two_machines_train_what_one_process_does(own, tmp_path):
     two, before = load(str(tmp_path / "two" / "model")).model.state_dict(), load().model.state_dict()
     far = max(((one[k] - two[k]).norm() / ((one[k] - before[k]).norm() + 1e-6)).item() for k in one)
     assert far < 0.05, f"weights differ by {far:.1e} of what they moved"
+
+
+def test_after_several_ranks_the_model_is_loaded_where_the_base_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_room, "launch_ranks", lambda *words: None)
+    monkeypatch.setattr(run_room, "load", lambda name, device="cpu": (Path(name), device))
+    monkeypatch.setattr(run_room, "pick_device", lambda name: f"where {name} is")
+    assert train({**SMALL, "gpus": 8, "device": "auto"}, tmp_path) == (tmp_path / "model", "where auto is")
+
+
+def test_slurm_s_file_may_be_submitted_again_before_the_first_checkpoint(own, tmp_path):
+    "Its last line is run twice, the first time up to the settings; what it does not say is the recipe's"
+    line = (ROOT / "data/recipes/cluster.sbatch").read_text().split("-m c2lip.training.run ")[1].splitlines()[0]
+    words = line.strip("'").split()
+    assert words == ['"$RECIPE"', '"$RUN"', "resume=True"]
+    recipe, home = tmp_path / "r.yaml", tmp_path / "run"
+    recipe.write_text("".join(f"{k}: {v}\n" for k, v in {**SMALL, "data": own}.items()))
+    home.mkdir()
+    (home / "params.json").write_text("{}")  # a job that ended while it loaded
+    run_room.train_from_terminal([str(recipe), str(home), words[-1]])
+    assert read_log(home)[-1]["step"] == 4

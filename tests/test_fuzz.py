@@ -299,7 +299,9 @@ def run_folders(dice, folder):
     table = list_runs(folder / "runs")
     assert len(table) == 1
     assert len(read_log(run)) <= 9
-    check_run_dir(run, "train", declared(ROOT / "nbs" / "train.ipynb"))
+    check_run_dir(
+        run, "train", {n: s.default for n, s in declared(ROOT / "nbs" / "train.ipynb").items()} | {"run_dir": str(run)}
+    )
 
 
 def command_line(dice, folder):

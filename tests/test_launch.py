@@ -207,7 +207,7 @@ def test_a_signal(toy, number):
         shown = job.stderr.read()
     assert job.returncode == 128 + number and "Traceback" not in shown and "Aborted" not in shown, shown
     assert "c2lip: stopped by " in shown and "start again" in shown
-    assert run_state(toy / "x") == "failed"
+    assert run_state(toy / "x") == "stopped"
     with pytest.raises(ProcessLookupError):
         os.kill(kernel, 0)
 

@@ -48,8 +48,36 @@ def test_the_record_repeats_the_run(trained, run, tmp_path):
 
 
 def test_bad_input_is_one_clear_line(run, tmp_path):
-    words = [*TINY, "-p", "run_dir", tmp_path / "run", "-p", "model", "ViT-B-61-SigLIP"]
-    done = run("papermill", "nbs/train.ipynb", *words)
-    lines = [line for line in done.out.splitlines() if line.startswith("c2lip: ") and "go to" not in line]
-    assert done.returncode == 1 and "Traceback" not in done.out, done.out[-3000:]
-    assert len(lines) == 1 and "ViT-B-16-SigLIP" in lines[0]
+    words = [*TINY, "-p", "run_dir", tmp_path / "run", "-p", "model"]
+    done = run("papermill", "nbs/train.ipynb", *words, "ViT-B-61-SigLIP")
+    assert done.returncode == 2 and done.out.count("\n") == 1 and "ViT-B-16-SigLIP" in done.out, done.out[-3000:]
+    done = run("papermill", "nbs/train.ipynb", *words, "hf-hub:no/model")  # seen only once torch is there
+    assert done.returncode == 2 and "Traceback" not in done.out and "cannot be had" in done.out, done.out[-3000:]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_call_leaves_a_finished_run_as_it_was(trained, run):
+    def state():
+        return {path: path.read_bytes() for path in trained[0].rglob("*") if path.is_file()}
+
+    before = state()
+    given = [*TINY, "-p", "lambda_xac", "0.01", "-p", "run_dir", trained[0]]
+    for words, message in (
+        (["-p", "resume", "True", "-p", "epochs", 9], "train on from its end"),
+        (["-p", "resume", "True", "-p", "lambda_xak", 3], "did you mean lambda_xac?"),
+        ([], "holds a run"),
+    ):
+        done = run("papermill", "nbs/train.ipynb", *given, *words)
+        assert done.returncode == 2 and message in done.out and state() == before, done.out[-3000:]
+    (trained[0] / "checkpoint.pt").write_bytes(b"damaged")
+    done = run("papermill", "nbs/train.ipynb", *given, "-p", "resume", "True")  # seen in the kernel
+    assert done.returncode == 2 and "cannot go on" in done.out, done.out[-3000:]
+    assert state() == before | {trained[0] / "checkpoint.pt": b"damaged"}
+
+
+def test_the_walkthrough_with_four_ranks(run, tmp_path):
+    "Shards and captions of CC3M's form, only not downloaded: prepared, trained by four ranks, resumed, released"
+    words = "-p", "gpus", "4", "-p", "run_dir", tmp_path / "dry"
+    done = run("papermill", "nbs/walkthrough.ipynb", *words, timeout=500)
+    assert done.returncode == 0 and "the same weights, bit for bit" in done.out, done.out[-6000:]
+    assert read_json(tmp_path / "dry" / "train" / "ranks.json")["gpus"] == 4

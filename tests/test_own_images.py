@@ -82,7 +82,8 @@ def test_the_readme_s_own_data_command(many_photos, small_checkpoint, tmp_path, 
     taken, given = read_json(tmp_path / "run" / "params.json"), read_json(tmp_path / "run" / "given.json")
     assert (taken["lr"], taken["warmup"], given["lr"], given["warmup"]) == (1e-5, 1, "auto", "auto")
     assert "retrieval" in (tmp_path / "run" / "table.csv").read_text()
-    assert "validation/zero-shot" in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "held back from training, in percent" in (tmp_path / "run" / "model" / "README.md").read_text()
+    assert '"validation/R@1"' in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
 def test_train_on_photographs(my_photos, tmp_path, run):

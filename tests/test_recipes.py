@@ -112,6 +112,10 @@ def test_the_paper_s_recipe_holds_the_paper_s_values():
     assert given.items() >= (PAPER | dict(weight_decay=0.1)).items()
     assert {k for k in given if given[k] != one.get(k)} <= {"gpus", "workers"}
     assert set(one) - set(given) == {"accumulate"}
+    letter, baseline = read_recipe("c2lip_paper"), read_recipe("c2lip_paper_baseline")
+    assert baseline == letter | dict(lambda_npc=0, lambda_xac=0), "the fair control differs in the two weights alone"
+    short = re.search(r"-p epochs ([\d.]+) -p run_dir runs/cc3m-short", (ROOT / "nbs/walkthrough.ipynb").read_text())
+    assert float(short[1]) * 3673 > 2 * given["warmup"], "the short run gets past its warm-up"
 
 
 def test_the_recommended_recipe_names_its_evidence():
@@ -191,6 +195,8 @@ def test_prepare_follows_a_recipe_and_training_warns(tmp_path, capsys):
         assert made["rules"].items() >= read_settings(recipe)["phrase_rules"].items()
     assert read_json(tmp_path / "c2lip_paper" / "manifest.json")["phrases"] == 80  # "A picture" too
     assert read_json(tmp_path / "cc3m_c2lip" / "manifest.json")["phrases"] == 40
+    words = ["prepare", str(tmp_path / "captions.jsonl"), str(tmp_path / "cc3m_c2lip"), "--recipe", recipe]
+    assert main(words) == 0 and f"train.ipynb -f {recipe} -p data {words[2]}\n" in capsys.readouterr().out
     rules = read_recipe("c2lip_paper")["phrase_rules"]
     for name, warned in (("c2lip_paper", False), ("cc3m_c2lip", True)):
         run_room.set_up({**TINY, "data": str(tmp_path / name), "phrase_rules": rules}, tmp_path / f"run-{name}")

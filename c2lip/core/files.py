@@ -50,10 +50,15 @@ def project_root() -> Path:  # the folder with settings.ini; outside of a clone 
 
 # %% ../../nbs/1_method/02_files.ipynb #c67b44e0
 _SOURCES = ("nbs", "c2lip", "data", "tests", ".git")  # of the project: nothing is written there
-RUN_FILES = tuple(
-    "params.json metrics.jsonl checkpoint.pt checkpoint.previous.pt open_clip_config.json "
-    "model/open_clip_config.json".split()
-)  # what a run leaves, or a release
+RUN_FILES = (
+    "params.json",
+    "metrics.jsonl",
+    "checkpoint.pt",
+    "checkpoint.previous.pt",
+    "model",
+    "table.csv",
+    "open_clip_config.json",
+)  # what a run leaves
 
 
 def is_utf8(text) -> bool:  # a text or a path

@@ -13,7 +13,7 @@ import io
 import itertools
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -30,14 +30,27 @@ from .records import Caption, Record, Records, Skips, caption_texts, captions_of
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
 
 
+def _coco_rows(file):
+    "An image a row of COCO's captions (captions_train2014.json) or of Karpathy's split (its train and restval images)"
+    captions = defaultdict(list)
+    for note in file.get("annotations", ()):
+        captions[note["image_id"]].append(note["caption"])
+    for image in file["images"]:
+        if image.get("split", "train") in ("train", "restval"):
+            name = image.get("file_name") or image["filename"]
+            texts = captions[image["id"]] if "annotations" in file else [s["raw"] for s in image["sentences"]]
+            yield dict(image=f"{image['filepath']}/{name}" if "filepath" in image else name, captions=texts)
+
+
 def _numbered_rows(file, kind, path):
     # (line number, row) of each row; the row of a .jsonl is not parsed yet
     if kind == "jsonl":
         return ((n, line) for n, line in enumerate(file, 1) if line.strip())
     if kind == "json":
         rows = json.load(file)
+        rows = list(_coco_rows(rows)) if isinstance(rows, dict) and isinstance(rows.get("images"), list) else rows
         if not isinstance(rows, list):
-            raise UserError(f"{path}: a .json table is a list of objects")
+            raise UserError(f"{path}: a .json table is a list of objects, or a file of COCO's captions")
         return enumerate(rows, 1)
     if kind == "parquet":
         table = pyarrow.parquet.ParquetFile(file)

@@ -59,7 +59,8 @@ def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress
     options |= dict(image_folder=_absolute(image_folder), captions=_absolute(captions), nlp=_folder_or_name(nlp))
     manifest = prepare(source, _absolute(folder), rules=rules, progress=progress, **options)
     if progress:
-        _print_summary(manifest, folder)
+        chosen = f"-f {_absolute(recipe)}" if recipe else "-p model ViT-B-16-SigLIP"
+        _print_summary(manifest, folder, chosen)
 
 
 def _absolute(path):
@@ -92,7 +93,7 @@ _COUNTS = {
 }
 
 
-def _print_summary(manifest, target):
+def _print_summary(manifest, target, chosen):
     captions, phrases = manifest["captions"], manifest["phrases"]
     print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {target}")
     found = manifest | manifest.get("joined", {})
@@ -100,7 +101,8 @@ def _print_summary(manifest, target):
     counts += [f"{n:,} left out: {cause}" for cause, n in manifest["skipped"].items()]
     pipeline = manifest["made_by"]
     print(*counts, f"pipeline {pipeline['pipeline']} {pipeline['version']}, digest {pipeline['digest'][:12]}", sep="\n")
-    print(f"train on it, in a clone of the workbook:  papermill nbs/train.ipynb -p data {_absolute(target)}")
+    line = f"papermill nbs/train.ipynb {chosen} -p data {_absolute(target)}"
+    print(f"train on it, in a clone of the workbook:  {line}")
 
 # %% ../../nbs/dev/02_command.ipynb #606bad42
 def _first_line(text):

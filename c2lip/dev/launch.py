@@ -25,6 +25,9 @@ from ..core.files import output_place, project_of, run_folder
 from ..training.config import Setting, check, check_run_dir, launcher_settings
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a35
+_DATED: list[str] = []  # run_dir of the line, where the user gave none
+
+
 def _new_folder(stem):
     "Make a folder, or the first of STEM-2, -3 … that is free; it is removed at the end if it is empty"
     for folder in (stem if number == 1 else Path(f"{stem}-{number}") for number in count(1)):
@@ -53,13 +56,14 @@ def complete_line(
     added = ["--engine", "c2lip", "--log-output", "--no-progress-bar"]
     second = next((word for word in (rest[:1] + rest[-1:]) if word.endswith(".ipynb")), "")
     if second or (rest and not rest[0].startswith("-")):
-        if not second and "://" not in rest[0]:
-            raise UserError(f"the executed notebook cannot be written over {rest[0]}: name a file that ends in .ipynb")
+        if not second:
+            raise UserError(f"{rest[0]} is no place for the executed notebook: give a name that ends in .ipynb")
         if second and "://" not in second:
             output_place(Path.cwd() / second)  # not the launcher itself
         return [*argv, *added]
     if not any("run_dir" in word for word in rest):
         folder = _new_folder(root / f"runs/{notebook.stem}-{datetime.now():%Y%m%d-%H%M%S}").relative_to(root)
+        _DATED.append(str(folder))
         added += ["-b", base64.b64encode(f"run_dir: {folder}".encode()).decode()]
     return [*argv[:2], f"{{run_dir}}/{notebook.name}", *added, *rest]
 
@@ -74,8 +78,11 @@ def check_run(
     folder = (project_of(notebook) or Path.cwd()) / settings["run_dir"]
     if settings["run_dir"].startswith("~"):
         raise UserError(f"run_dir {settings['run_dir']}: write the home folder out")
-    if settings["run_dir"]:
-        check_run_dir(output_place(folder), Path(notebook).stem, declared, settings.get("resume", False))
+    place = output_place(folder) if settings["run_dir"] else folder
+    check_run_dir(place, Path(notebook).stem, settings)
+    executed = folder / Path(notebook).name
+    if settings["run_dir"] and executed.is_file() and b'"papermill"' not in executed.read_bytes():
+        raise UserError(f"{executed} is no notebook of a run, and is not overwritten: take another run_dir")
     return folder
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3a
@@ -91,6 +98,7 @@ class RunOutput:
     def __init__(self, screen=None):
         self.screen = screen or sys.stderr
         self.drawn = ""  # the line that the next carriage return replaces
+        self.steps: list[str] = []  # done and in all, from the last bar that was drawn
         self.next = 0.0  # moment of the next line of progress
 
     def filter(self, record) -> bool:
@@ -102,6 +110,7 @@ class RunOutput:
             end = "" if "\r" in text or text.endswith("\n") else "\n"
             *lines, rest = f"{self.drawn}{cut}{text}{end}".split("\n")
             drawn = rest.rpartition("\r")[2].rstrip()
+            self.steps[:] = re.findall(r"^(\d+)/(\d+) .* left", drawn)[:1] or self.steps
             self.drawn = rest and f"\r{drawn}"
             lines = [line.rpartition("\r")[2].rstrip() for line in lines if not re.search(r"\r\s*$", line)]  # or wiped
             with suppress(OSError, ValueError):  # a closed terminal
@@ -135,6 +144,7 @@ def _stop(number, frame):
 def failure(
     error,  # what ended the run
     output: Path,  # the executed notebook
+    steps: tuple = (),  # done and in all, where training had begun
 ) -> str:  # what the terminal shows
     "An end in two lines: the cause, and where to read more or how to go on"
     if hasattr(error, "ename"):  # of a cell
@@ -143,6 +153,7 @@ def failure(
     cause = f"{type(error).__name__}: {one_line(str(error))}; --log-level DEBUG shows the traceback"
     if isinstance(error, SystemExit):
         cause = f"stopped by {signal.Signals(int(error.code or 0) - 128).name.replace('SIGINT', 'Ctrl-C')}"
+        cause += " at step {} of {}".format(*steps) if steps else ""
     elif type(error).__name__ == "DeadKernelError":
         cause = "the kernel died: it was killed from outside, as a system without memory does"
     folder = output.parent
@@ -154,6 +165,24 @@ def failure(
     return f"{cause}\n       {way}"
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3f
+_SCREEN = RunOutput()
+
+
+def _content(path):
+    with suppress(OSError):
+        return path.read_bytes()
+
+
+def _restore(path, content):
+    "Put a file back as it was; without content it goes, and so does the folder that held it alone"
+    with suppress(OSError):
+        if content is None:
+            path.unlink()
+            path.parent.rmdir()
+        else:
+            path.write_bytes(content)
+
+
 class Engine:
     "papermill's engine, with a check before the run and one line at its end"
 
@@ -176,7 +205,8 @@ class Engine:
         given, output = dict(notes["parameters"]), Path(notes["output_path"])
         ours = str(notes["output_path"]) == f"{given.get('run_dir')}/{Path(input_path).name}"
         try:
-            folder = check_run(input_path, given if ours else given | {"run_dir": ""})
+            check_run(input_path, given | ({"run_dir": ""} if not ours or given["run_dir"] in _DATED else {}))
+            folder = (project_of(input_path) or Path.cwd()) / given.get("run_dir", "")
             if ours:
                 run_folder(str(folder))
         except UserError as e:
@@ -190,19 +220,25 @@ class Engine:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, _stop)
         start, quiet = time.monotonic(), ["--IPKernelApp.log_level=50"]
+        before, taken = (_content(folder / name) if ours else None for name in (output.name, "params.json"))
         try:
             nb = NBClientEngine.execute_notebook(
                 nb, kernel_name, output_path=output_path, extra_arguments=quiet, **options
             )
             raise_for_execution_errors(nb, notes["output_path"])
         except BaseException as e:
+            refused = ours and getattr(e, "ename", "") == "UserError" and _content(folder / "params.json") == taken
             if not hasattr(e, "ename"):  # no cell shows it
-                notes["exception"] = True
+                notes["stopped" if isinstance(e, SystemExit) else "exception"] = True
                 with suppress(OSError):
                     write_ipynb(nb, notes["output_path"])
+            if refused:  # before anything was begun: the folder is as it was
+                _restore(folder / output.name, before)
+                _print(one_line(e.evalue))
+                raise SystemExit(2) from None
             if logging.getLogger("papermill").isEnabledFor(logging.DEBUG) and isinstance(e, Exception):
                 raise
-            _print(failure(e, output))
+            _print(failure(e, output, *_SCREEN.steps))
             raise SystemExit(getattr(e, "code", 138 if type(e).__name__ == "DeadKernelError" else 1)) from None
         minutes, seconds = divmod(round(time.monotonic() - start), 60)
         _print(f"done in {minutes} min {seconds} s; everything is in {output.parent}")
@@ -218,7 +254,7 @@ def enter():
         raise SystemExit(2) from None
     if line is not sys.argv and "DEBUG" not in line:
         sys.excepthook = lambda kind, error, trace: _print(f"{kind.__name__}: {one_line(error)}")
-        logging.getLogger("papermill").addFilter(RunOutput())
+        logging.getLogger("papermill").addFilter(_SCREEN)
     sys.argv[:] = line
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # their defaults warn in every run
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

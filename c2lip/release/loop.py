@@ -6,6 +6,7 @@
 __all__ = ['towers_of', 'PhraseCollate', 'C2LIPLoss']
 
 # %% ../../nbs/8_release/05_own_loop.ipynb #517107fc
+import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..concepts import canonical_caption, make_rules, noun_phrases_many
-from ..core import Phrase, Sample, UserError
+from ..core import Phrase, Sample, UserError, short
 from ..data.loading import has_token_positions
 from ..data.records import find_phrases
 from ..methods import Step
@@ -153,6 +154,22 @@ def _found_phrases(captions, nlp=None, **rules):
     return [[(phrase.text, phrase.start, phrase.end) for phrase in phrases] for phrases in found]
 
 
+def _no_text(caption):
+    "The error for a caption that is none"
+    given = f"{short(caption)} ({type(caption).__name__})"
+    ways = "give texts, not token ids or bytes; of a list of texts one is drawn; leave out images without a caption"
+    return UserError(f"a caption is {given}: {ways}")
+
+
+def _clean(caption):
+    "A caption, cleaned; of a list of texts one is drawn by torch's generator; `UserError` where it is none"
+    several = isinstance(caption, (list, tuple)) and caption and all(isinstance(text, str) for text in caption)
+    text = caption[int(torch.randint(len(caption), ()))] if several else caption
+    if not isinstance(text, str):
+        raise _no_text(caption)
+    return canonical_caption(text)
+
+
 class PhraseCollate:
     "A DataLoader's collate_fn: images stacked, captions cleaned, their noun phrases found; all in the loader's worker"
 
@@ -168,9 +185,21 @@ class PhraseCollate:
 
     def __call__(self, items: list) -> dict:  # B items → images (B,3,H,W), captions and phrases, as `C2LIPLoss` takes
         "The batch of some items of the data set"
-        captions = [canonical_caption(item[self.caption]) for item in items]
-        images = torch.stack([item[self.image] for item in items])
+        captions = [_clean(self._part(item, self.caption)) for item in items]
+        tensors = [self._part(item, self.image) for item in items]
+        if not all(isinstance(image, Tensor) for image in tensors):
+            raise UserError(f"an image is a {type(tensors[0]).__name__}, not a tensor (3,H,W): preprocess it first")
+        images = torch.stack(tensors)
         return {"images": images, "captions": captions, "phrases": _found_phrases(captions, self.nlp, **self.rules)}
+
+    def _part(self, item, name):
+        "One part of an item of the data set"
+        try:
+            return item[name]
+        except (LookupError, TypeError):
+            found = f"has {', '.join(map(str, item))}" if isinstance(item, dict) else f"is a {type(item).__name__}"
+        way = 'name its image and its caption, such as PhraseCollate("image", "text")'
+        raise UserError(f"an item of the data set has no {name!r}, it {found}: {way}")
 
 # %% ../../nbs/8_release/05_own_loop.ipynb #4d98285e
 def _samples(images, captions, phrases):
@@ -178,6 +207,9 @@ def _samples(images, captions, phrases):
     for what, values in (("captions", captions), ("lists of phrases", phrases)):
         if len(values) != len(images):
             raise UserError(f"there are {len(images)} images and {len(values)} {what}; each image has one")
+    for caption in captions:
+        if not isinstance(caption, str):
+            raise _no_text(caption)
     return [
         Sample(str(i), image, caption, [_placed_phrase(caption, phrase) for phrase in of_caption])
         for i, (image, caption, of_caption) in enumerate(zip(images, captions, phrases))
@@ -202,6 +234,11 @@ class C2LIPLoss(Step):
         method = c2lip(towers, lambda_npc, lambda_xac, xac_scale, concepts, duplicates)
         super().__init__(towers, method)
         self.model, self.view, self.nlp, self.concepts = model, method.view, nlp, concepts
+        self.images_seen = self.phrases_seen = 0  # by this process
+        self.warned = False  # of a batch without any phrase, once
+        self.tokens = max(
+            (part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), default=0
+        )
         if concepts == "pool" and not has_token_positions(self.towers.tokenizer):
             raise UserError('this tokenizer does not give the tokens of a phrase; use a fast one, or concepts "encode"')
 
@@ -213,10 +250,21 @@ class C2LIPLoss(Step):
     ) -> dict[str, Tensor]:  # contrastive, npc, xac, total: () each; a term with weight 0 is not computed nor named
         "The losses, of which total is to be minimised; all ranks must call it together. `UserError` for a wrong batch"
         if phrases is None:
-            captions = [canonical_caption(caption) for caption in captions]
+            captions = [_clean(caption) for caption in captions]
             phrases = _found_phrases(captions, self.nlp)
         samples = _samples(images, captions, phrases)
         unplaced = [phrase.text for sample in samples for phrase in sample.phrases if phrase.start < 0]
         if self.concepts == "pool" and unplaced:
             raise UserError(f'{unplaced[0]!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
-        return super().forward(self.view(samples, 0).to(self.towers.model.logit_scale.device))
+        if not self.warned and not any(sample.phrases for sample in samples):
+            self.warned = True
+            example = f"no noun phrase in {len(samples)} captions, such as {short(samples[0].caption)}"
+            warnings.warn(f"{example}: npc and xac are 0 there; the embedded pipeline reads English", stacklevel=2)
+        self.images_seen += len(samples)
+        self.phrases_seen += sum(len(sample.phrases) for sample in samples)
+        batch = self.view(samples, 0)
+        ids = [texts.ids for texts in batch.texts.values() if texts.ids is not None and texts.ids.numel()]
+        largest = max((int(rows.max()) for rows in ids), default=0)
+        if 0 < self.tokens <= largest:
+            raise UserError(f"the tokenizer gives token {largest}, the model has {self.tokens}: give the model's own")
+        return super().forward(batch.to(self.towers.model.logit_scale.device))

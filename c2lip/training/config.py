@@ -9,15 +9,18 @@ __all__ = ['AUTO', 'MAY_CHANGE', 'SHARED', 'KINDS', 'Config', 'Setting', 'settin
 
 # %% ../../nbs/6_training/01_config.ipynb #2a5c8cb0
 import ast
+import importlib.util
 import inspect
 import json
 import math
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -300,29 +303,85 @@ def _foreign_file(folder):
         with suppress(UserError, TypeError, LookupError):
             if file.suffix == ".ipynb" and "papermill" in read_json(file)["metadata"]:
                 continue
-        if file.is_file() and file.name not in (*RUN_FILES, *_EARLY) and file.name[0] != ".":
+        if file.is_file() and file.name not in (*RUN_FILES[:4], *_EARLY) and file.name[0] != ".":
             return file.name
     return ""
+
+
+def _check_names(settings):
+    "Raise `UserError` for a method, a model or data that cannot be there, without torch"
+    root, home = project_root(), Path(str(resources.files("c2lip"))) / "methods"
+    method, model = str(settings["method"]), str(settings["model"])
+    made = re.compile(r"^def (?!build\b)([a-z]\w*)\((?:(?!^def ).)*?\) -> [\"']?(?:\w+\.)?Method\b", re.M | re.S)
+    files = {file.stem: file.read_text(encoding="utf8", errors="replace") for file in home.glob("*.py")}
+    methods = [found for text in files.values() for found in made.findall(text)]
+    if method not in methods and method not in files:
+        raise UserError(f"there is no method {method!r}{did_you_mean(method, methods)}; there are {', '.join(methods)}")
+    clip = importlib.util.find_spec("open_clip")
+    places = clip.submodule_search_locations if clip and clip.submodule_search_locations else []
+    models = [file.stem for place in places for file in Path(place).glob("model_configs/*.json")]
+    named = model.partition(":")[0].replace("/", "-")
+    there = any(os.path.exists(place) for place in (user_path(model), root / user_path(model)))
+    if models and not there and "/" not in model and ":" not in model and named not in ("base", "base_clip", *models):
+        hint = did_you_mean(named, ["base", *models])
+        raise UserError(f"there is no model {named!r}: give base, a release folder, or an open_clip name{hint}")
+    for what in ("data", "benchmark", "validation"):
+        path = root / user_path(settings.get(what) or "")
+        plain = not re.search(r"[*?{\[\n]|://|^(world|auto|none)?$", str(settings.get(what) or ""))
+        if plain and not os.path.exists(path):
+            near = [p.name for p in path.parent.iterdir()] if os.path.isdir(path.parent) else []
+            raise UserError(f"there is no {what} at {path}{did_you_mean(path.name, near)}")
+
+
+def _difference(folder, settings):
+    "What a run's checkpoint was not made with; empty where the run may go on"
+    found: list[dict] = []
+    for file in ("given.json", "params.json"):
+        with suppress(UserError):  # a missing or damaged file says nothing
+            found.append(dict(read_json(folder / file)))
+    for name, value in settings.items():
+        made_with = [settings_there[name] for settings_there in found if name in settings_there]
+        if name not in MAY_CHANGE and made_with and value not in made_with:
+            return f"{name} {made_with[-1]}, not {value}"
+    return ""
+
+
+def _check_resume(folder, settings):
+    "Raise `UserError` where a run cannot go on with these settings, and where no run is named"
+    if not settings["run_dir"]:
+        kept = sorted(project_root().glob("runs/*/checkpoint.pt"), key=os.path.getmtime, reverse=True)
+        same = next((file.parent for file in kept if not _difference(file.parent, settings)), None)
+        way = f"-p run_dir {same.relative_to(project_root())} is the newest with these settings" if same else ""
+        raise UserError(f"resume True needs the run_dir of a run; {way or 'no run has these settings, see c2lip runs'}")
+    other = _difference(folder, settings) if any(folder.glob("checkpoint*.pt")) else ""
+    if other:
+        done = (
+            f", or train on from its end: -p model {folder} and another run_dir" if (folder / "model").exists() else ""
+        )
+        raise UserError(f"{folder} was made with {other}: resume with the same settings, or take another run_dir{done}")
 
 
 def check_run_dir(
     folder: Path,  # existing or not
     name: str,  # the launcher
-    declared,  # names of its settings
-    resume: bool = False,  # the run in it is to go on
+    settings: dict,  # its settings
 ):
-    "Raise `UserError` where a folder holds the run of another launcher, or one that would be overwritten"
-    if name == "explore":  # it writes beside a run
+    "Raise `UserError` where a run cannot begin: wrong names, another launcher's folder, a run to be overwritten"
+    if name == "train" and "data" in settings:
+        _check_names(settings)
+    if settings.get("resume"):
+        _check_resume(folder, settings)
+    if name == "explore" or not settings.get("run_dir"):  # the explorer writes beside a run
         return
     others: list[str] = []
     with suppress(UserError, TypeError):  # a missing or damaged file says nothing
-        others = [str(other) for other in read_json(folder / "params.json") if other not in declared]
+        others = [str(other) for other in read_json(folder / "params.json") if other not in settings]
     if others:
         holds = f"{folder} holds the run of another launcher than {name} (its params.json has {', '.join(others[:3])})"
         raise UserError(f"{holds}, which is not overwritten: take another run_dir, or delete that folder if it may go")
-    if not resume:
-        files = [file for file in RUN_FILES if file != "params.json" or name not in _GOES_ON]
-        check_free(folder, files, resumable="resume" in declared)
+    if not settings.get("resume"):
+        files = [file for file in RUN_FILES if file not in ("params.json", "table.csv") or name not in _GOES_ON]
+        check_free(folder, files, resumable="resume" in settings)
     if foreign := _foreign_file(folder):
         raise UserError(f"{folder} holds {foreign}, which is of no run: take another run_dir, or a folder of its own")
 
@@ -348,8 +407,7 @@ def parameters(
         given |= small | {"run_dir": tempfile.mkdtemp(prefix=f"c2lip-{Path(name).name}-")}
     declared = launcher_settings(notebook, given)
     settings = check(declared, given, f"nbs/{name}.ipynb")
-    if settings.get("run_dir"):
-        check_run_dir(root / user_path(settings["run_dir"]), name, declared, settings.get("resume", False))
+    check_run_dir(root / user_path(settings.get("run_dir") or ""), name, settings)
     namespace.update(settings)
     return settings
 

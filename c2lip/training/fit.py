@@ -7,6 +7,7 @@ __all__ = ['RUN_RESULTS', 'count_steps', 'make_validator', 'average_weights', 'f
 
 # %% ../../nbs/6_training/05_fit.ipynb #5abdc2f5
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -70,17 +71,27 @@ def _summary(table):
     zero_shot = [v for k, v in rows.items() if k.startswith("zeroshot ")]
     recall = [v for k, v in rows.items() if k.startswith("retrieval ") and k.endswith("R@1")]
     found = zero_shot or recall
-    return {"zero-shot": sum(found) / len(found), **rows} if found else rows
+    if not found:
+        return rows
+    at = table.suite.eq("zeroshot") if zero_shot else table.suite.eq("retrieval") & table.name.str.endswith("R@1")
+    return {"zero-shot" if zero_shot else "R@1": sum(found) / len(found), "items": float(table[at].n.sum()), **rows}
 
 
 def _compare_with_start(now, start, alarm):
     "A line of the main numbers with their changes since the start, and a second where zero-shot fell by over `alarm`"
     shown = [name for name in now if name.endswith(("zero-shot", "average", "R@1")) and not name.startswith("heldout/")]
     line = " · ".join(f"{name} {now[name]:.1f} ({now[name] - start.get(name, now[name]):+.1f})" for name in shown)
-    lost = start.get("zero-shot", 0) - now.get("zero-shot", 0)
+    kept = next((name for name in ("zero-shot", "R@1") if name in now and name in start), "")
+    lost = start[kept] - now[kept] if kept else 0.0
     if lost <= alarm:
         return line
-    fall = f"ALARM: zero-shot has fallen {lost:.1f} points below the start, more than {alarm:g}"
+    n = now.get("items", math.inf)
+    shares = [(numbers[kept] / 100 * n + 1) / (n + 2) if n < math.inf else 0.0 for numbers in (start, now)]
+    wide = 196 * math.sqrt(sum(p * (1 - p) / n for p in shares))
+    if lost < wide:
+        fall = f"warning: {kept} is {lost:.1f} points below the start, within ± {wide:.1f}"
+        return f"{line}\n{fall}: {n:.0f} items are too few to tell; raise hold_back, or give validation a folder"
+    fall = f"ALARM: {kept} has fallen {lost:.1f} points below the start, more than {alarm:g}"
     return f"{line}\n{fall}; a lower lr, fewer epochs or a smaller alpha would keep more"
 
 
@@ -99,7 +110,7 @@ def make_validator(
         )
 
     def validator(towers):
-        return _summary(evaluate(towers, home, batch_size=250, progress=False, cache=None))
+        return _summary(evaluate(towers, home, batch_size=250, progress=False, cache=None, readouts={}))
 
     return validator
 
@@ -145,10 +156,8 @@ class _Run:
         method.objective.to(device).train()
         self.first = deepcopy(towers.model) if cfg.alpha < 1 else None
         self.autocast = autocast_of(cfg, device)
-        self.settings = {**binding(cfg), "per_epoch": self.per_epoch, "first_weights": _digest(towers)}
+        self.settings = {**binding(cfg, samples.records), "first_weights": _digest(towers)}
         "What the checkpoint belongs to"
-        if not samples.records.drawn:
-            self.settings["captions"] = samples.records.digest()[:12]
         self.neighbours: np.ndarray | None = None  # (n,k) of the samples, where batches are made of them
         self.done = 0  # steps
         self.rows: list[dict] = []  # of the steps since the last line of the log

@@ -32,7 +32,7 @@ from ..encoding import rank_and_world_size
 from ..methods import Method, build
 from ..release import save
 from ..towers import Towers, load
-from .checkpoint import disk_errors
+from .checkpoint import binding, disk_errors, read_checkpoint
 from .config import AUTO, Config, read_settings, save_parameters
 from .fit import RUN_RESULTS, count_steps, fit, make_validator
 from .step import CHOSEN, choose_by_model, kind_of_model, values_by_model
@@ -40,17 +40,12 @@ from .step import CHOSEN, choose_by_model, kind_of_model, values_by_model
 # %% ../../nbs/8_release/04_run.ipynb #df9a286d
 def read_records(
     cfg: Config,
-    folder=None,  # the run folder, for the list of what is left out
+    before: Path | None = None,  # skipped.jsonl of the run that goes on, whose lines count
 ) -> tuple[Records, Records, Skips]:  # records to train on, records held back, the count of what was left out
     "The data that the settings name, and the share of it that is held out"
-    rank = rank_and_world_size()[0]
-    path = Path(folder) / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl") if folder else None
-    if path and not cfg.resume:
-        check_free(path.parent, RUN_RESULTS)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
-    skips = Skips(cfg.max_skipped, path)
-    counted = Skips(cfg.max_skipped) if rank else skips  # counted by one process of all
+    skips = Skips(cfg.max_skipped, before)
+    skips.path = None  # nothing is written before all is checked
+    counted = Skips(cfg.max_skipped) if rank_and_world_size()[0] else skips  # counted by one process of all
     make_rules(cfg.phrase_rules)
     rules = cfg.phrase_rules or None
     records = open_data(cfg.data, images=cfg.images, skips=counted, workers=cfg.workers, rules=rules)
@@ -124,6 +119,15 @@ def set_up(
         return _set_up(settings, Config.of(settings), Path(folder))
 
 
+def _keep_list(skips, path):
+    "Write what was left out so far, and each further thing as it comes"
+    skips.path, rows, skips.rows = path.with_suffix(".tmp"), skips.rows, {}
+    skips.path.write_text("")
+    for where, why in rows.items():
+        skips.add(where, *why)
+    skips.path = skips.path.replace(path)
+
+
 def _set_up(settings, given, folder):
     rank, ranks = rank_and_world_size()
     if given.resume and (folder / "model" / "record.json").exists() and not list(folder.glob("checkpoint*.pt")):
@@ -131,6 +135,8 @@ def _set_up(settings, given, folder):
             f"{folder} holds a finished run without its checkpoint (keep_checkpoint False), so there is nothing to "
             f"resume: its model is {folder / 'model'}; take another run_dir to train anew"
         )
+    if not given.resume:
+        check_free(folder, RUN_RESULTS)
     if given.threads:
         torch.set_num_threads(given.threads)
     seed_everything(given.seed)
@@ -138,12 +144,17 @@ def _set_up(settings, given, folder):
     device = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if several else given.device)
     towers = load(given.model, device, given.check_release)
     method = build(given.method, towers, given.options)
-    records, held, skips = read_records(given, folder)
+    left_out = folder / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
+    records, held, skips = read_records(given, left_out if given.resume else None)
     steps, _ = count_steps(records, given, max(given.gpus, ranks))
     cfg = choose_by_model(given, towers, steps)
     if given.evaluate_every == AUTO and not records.drawn and len(held) < 2 and cfg.validation == AUTO:
         cfg = replace(cfg, evaluate_every=0)  # there is nothing to evaluate on
     taken = settings | {name: getattr(cfg, name) for name in CHOSEN}
+    if given.resume:
+        read_checkpoint(folder, binding(cfg, records))  # the last check: from here on the folder is written
+    folder.mkdir(parents=True, exist_ok=True)
+    _keep_list(skips, left_out)
     if rank == 0:
         save_parameters(settings, folder, "given.json")
         save_parameters(taken, folder)
@@ -157,12 +168,13 @@ def train(
     setup: Setup | None = None,  # where the caller has already called `set_up` on them
 ) -> Towers:  # the tuned towers, also released in folder/model
     "Load, train and release, in this process or over `gpus` processes"
-    ranks = setup.cfg.gpus if setup else Config.of(settings).gpus
+    cfg = setup.cfg if setup else Config.of(settings)
     with disk_errors(folder):
-        if ranks > 1 and rank_and_world_size()[1] == 1:
+        if cfg.gpus > 1 and rank_and_world_size()[1] == 1:
             write_json(Path(folder) / "ranks.json", settings)
-            launch_ranks("c2lip.training.run", [Path(folder) / "ranks.json", folder], ranks)
-            return load(str(Path(folder) / "model"))
+            torch.cuda.empty_cache()  # what an evaluation before left, which the first rank needs
+            launch_ranks("c2lip.training.run", [Path(folder) / "ranks.json", folder], cfg.gpus)
+            return load(str(Path(folder) / "model"), pick_device(cfg.device))  # where `set_up` loaded them
         return _train_here(setup or set_up(settings, folder))
 
 

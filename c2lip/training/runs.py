@@ -72,8 +72,8 @@ def run_state(folder) -> str:  # running, done, stopped, failed or empty
     notes = _papermill_notes(folder)
     if _is_locked(folder):
         return "running"
-    if notes.get("exception"):
-        return "failed"
+    if notes.get("exception") or notes.get("stopped"):
+        return "failed" if notes.get("exception") else "stopped"
     if notes.get("end_time") or (not notes and any(any(folder.glob(pattern)) for pattern in _RESULTS)):
         return "done"
     if _changed_lately(folder):
