@@ -47,15 +47,15 @@ class Scorer:
 
     image: Lookup  # images → (n,D) unit
     text: Lookup  # texts → (n,D) unit
-    readout: PairScore | None = None  # another score of an image and a text than v·t
     towers: Any = None  # for suites that look at visual tokens
+    phrases: PairScore | None = None  # x: how well an image fits a text's phrases
+    share: float = 0.0  # of x in the score; the rest is v·t
 
     def pairs(self, images: list, texts: list[str]) -> Tensor:
         "n images and n texts → (n,) how well each image fits its text"
-        if self.readout:
-            return self.readout(images, texts)
         parts = [slice(n, n + 10_000) for n in range(0, len(images), 10_000)]  # not all vectors in memory together
-        return torch.cat([similarity(self.image(images[part]), self.text(texts[part])) for part in parts])
+        whole = torch.cat([similarity(self.image(images[part]), self.text(texts[part])) for part in parts])
+        return (1 - self.share) * whole + self.share * self.phrases(images, texts) if self.phrases else whole
 
 
 class Item(NamedTuple):

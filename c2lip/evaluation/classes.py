@@ -22,7 +22,7 @@ from ..core.files import read_json, read_yaml, shipped
 from ..data.images import IMAGES
 from . import base
 from .base import Entry, Item, Request, Suite, images_of, macro, require_files
-from .scores import Hits, class_embeddings, recall_hits, zero_shot_hits
+from .scores import Hits, class_embeddings, recall_hits, similarities, zero_shot_hits
 
 # %% ../../nbs/5_evaluation/09_classes.ipynb #0b44f346
 class ClassSet(NamedTuple):
@@ -39,8 +39,12 @@ def _labels(items):
 
 def _zeroshot_task(data, items, scorer):
     "Is the right class strictly the nearest?"
-    classes = class_embeddings(scorer.text, data.classnames, data.templates)
-    return zero_shot_hits(scorer.image([item.image for item in items]), classes, _labels(items))
+    classes, images = class_embeddings(scorer.text, data.classnames, data.templates), [item.image for item in items]
+    if not scorer.phrases:
+        return zero_shot_hits(scorer.image(images), classes, _labels(items))
+    pairs = [image for image in images for _ in data.classnames], data.classnames * len(images)
+    scores = (1 - scorer.share) * similarities(scorer.image(images), classes)
+    return recall_hits(scores + scorer.share * scorer.phrases(*pairs).view(scores.shape), _labels(items), (1,))[1]
 
 
 def _class_texts(data):
@@ -81,7 +85,7 @@ def read_own_classes(request: Request) -> Suite:
         return [(task, _zeroshot_task(data, items, scorer)) for task, (data, items) in tasks.items()]
 
     images = images_of({f"{request.name} {task}": data.items for task, (data, _) in tasks.items()})
-    return Suite(images, texts, measure, any_score=False)
+    return Suite(images, texts, measure)
 
 # %% ../../nbs/5_evaluation/09_classes.ipynb #42019475
 @cache

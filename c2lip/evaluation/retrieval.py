@@ -67,8 +67,8 @@ def retrieval_task(
         return scorer.pairs([images[n] for n in image.tolist()], [texts[n] for n in text.tolist()])
 
     v, t = scorer.image(images), scorer.text(texts)
-    i2t = search_hits(v, t, right, ks, again=pairs if scorer.readout else None)
-    t2i = search_hits(t, v, right.T, ks, again=(lambda q, c: pairs(c, q)) if scorer.readout else None)
+    i2t = search_hits(v, t, right, ks, again=pairs if scorer.phrases else None)
+    t2i = search_hits(t, v, right.T, ks, again=(lambda q, c: pairs(c, q)) if scorer.phrases else None)
     for way, found in (("i2t", i2t), ("t2i", t2i)):
         for k, hits in found.items():
             yield f"{way} R@{k}", hits

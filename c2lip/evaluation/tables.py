@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMS', 'read_layouts', 'suite_label', 'task_label', 'model_label', 'row_list', 'pick_rows', 'Cell', 'Table',
-           'markdown_table', 'render', 'write_forms', 'mark_best', 'frame_table']
+           'markdown_table', 'render', 'write_forms', 'mark_best', 'frame_table', 'score_table']
 
 # %% ../../nbs/5_evaluation/13_tables.ipynb #0c1f2a03
 import html
@@ -22,7 +22,7 @@ import pandas as pd
 import yaml
 
 from ..core.files import shipped
-from .records import change_text, split_changes, summarise
+from .records import FRAME, change_text, split_changes, summarise
 
 # %% ../../nbs/5_evaluation/13_tables.ipynb #0c1f2a06
 @cache
@@ -32,12 +32,12 @@ def read_layouts() -> dict:  # suites, words, models, means, first_look, layouts
 
 
 def suite_label(
-    suite: str,  # as in a table: sugarcrepe_pp, heldout/retrieval
-) -> str:  # SugarCrepe++, Retrieval · held out
+    suite: str,  # as in a table: sugarcrepe_pp, mixture/heldout/retrieval
+) -> str:  # SugarCrepe++; Retrieval · held out, mixture
     "What a suite is called in tables and figures"
-    kind = suite.split("/")[-1]
-    label = read_layouts()["suites"].get(kind, kind)
-    return f"{label} · held out" if "/" in suite else label
+    *about, kind = suite.split("/")
+    label = read_layouts()["suites"].get(kind, kind) + " · held out" * ("heldout" in about)
+    return ", ".join([label, *(word for word in about if word != "heldout")])
 
 
 def task_label(
@@ -312,3 +312,17 @@ def frame_table(
     rows = [(suite_label(suite), task_label(name)) for suite, name in keys]
     heads = [("", model_label(head)) for head in columns]
     return Table(rows, heads, [list(row) for row in zip(*columns.values())], caption)
+
+
+def score_table(
+    frame: pd.DataFrame,  # of results
+    caption: str = "",  # a line above it
+) -> Table:
+    "The main rows of every model by v·t and by the mixture, side by side, with their changes"
+    keys, parts = row_list("two scores"), []
+    for model in dict.fromkeys(frame.model):
+        for prefix, score in (("", "v·t"), ("mixture/", "mixture")):
+            own = frame[(frame.model == model) & frame.suite.str.startswith(prefix)]
+            own = pick_rows(own.assign(suite=own.suite.str.removeprefix(prefix), model=f"{model}, {score}"), keys)
+            parts.append(own[FRAME])
+    return frame_table(pd.concat(parts, ignore_index=True), caption)

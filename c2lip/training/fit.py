@@ -109,7 +109,7 @@ def make_validator(
         )
 
     def validator(towers):
-        return _summary(evaluate(towers, home, batch_size=250, progress=False, cache=None))
+        return _summary(evaluate(towers, home, batch_size=250, progress=False, cache=None, readouts={}))
 
     return validator
 
