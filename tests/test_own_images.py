@@ -12,6 +12,7 @@ from c2lip.base import BASE_CONFIG, new_towers
 from c2lip.core.files import project_root, read_json
 from c2lip.release import save
 from c2lip.towers.folders import base_folder
+from c2lip.training.run import trained_images
 
 PHOTOGRAPHS = {  # photographs that come inside scikit-image and scikit-learn, with captions written for this test
     "astronaut": (
@@ -83,6 +84,8 @@ def test_the_readme_s_own_data_command(many_photos, small_checkpoint, tmp_path, 
     assert (taken["lr"], taken["warmup"], given["lr"], given["warmup"]) == (1e-5, 1, "auto", "auto")
     assert "retrieval" in (tmp_path / "run" / "table.csv").read_text()
     assert "held back from training, in percent" in (tmp_path / "run" / "model" / "README.md").read_text()
+    assert trained_images(str(tmp_path / "run"), str(many_photos))[1] == 90
+    assert trained_images(str(tmp_path / "run"), "world") == (0, 0)
     assert '"validation/R@1"' in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 

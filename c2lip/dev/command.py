@@ -9,10 +9,13 @@ __all__ = ['main']
 import argparse
 import os
 import re
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..attention.controls import add_control_flags, flag_changes
 from ..core import UserError, did_you_mean, one_line
 from ..core.files import parse_yaml, read_yaml, shipped
@@ -166,11 +169,14 @@ _LISTS = {  # what → rows, heads, how a name is used
 
 def _print_table(heads, rows):
     "Columns as wide as their words, but for the last"
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
     lines = [heads, *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in list(zip(*lines))[:-1]] + [0]
+    indent = min(sum(widths) + 2 * len(widths) - 2, room // 2)
     for line in lines:
         text = "  ".join(map(str.ljust, line, widths))
-        print("".join(c if c.isprintable() else "?" for c in text).rstrip())
+        text = "".join(c if c.isprintable() else "?" for c in text).rstrip()
+        print(textwrap.fill(text, room, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False))
 
 
 def _list(what, word):
@@ -247,6 +253,7 @@ def main(
     "The command `c2lip`; argparse ends the process itself for --help (0) and wrong options (2)"
     about = "Fine-tune contrastive vision-language models with noun-phrase concepts."
     parser = _Parser(prog="c2lip", description=about)
+    parser.add_argument("--version", action="version", version=f"c2lip {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, add, short, long) in _COMMANDS.items():
         form = argparse.RawDescriptionHelpFormatter

@@ -19,6 +19,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from textwrap import fill
 
 from ..core import UserError, did_you_mean, one_line
 from ..core.files import output_place, project_of, run_folder
@@ -105,6 +106,9 @@ class RunOutput:
         "Write one record; False, so that nobody writes it again"
         text = record.getMessage()
         if not _ABOUT_ITSELF.match(text):
+            if text.startswith("c2lip: ") and self.screen.isatty():
+                lines, columns = text.split("\n"), shutil.get_terminal_size().columns
+                text = "\n".join(fill(line, columns, break_long_words=False, break_on_hyphens=False) for line in lines)
             wipe = "\r\x1b[K" if self.drawn and self.screen.isatty() else ""
             cut = "\n" if self.drawn and text[:1] not in "\r\n" else ""
             end = "" if "\r" in text or text.endswith("\n") else "\n"
@@ -197,10 +201,18 @@ class Engine:
     @staticmethod
     def execute_notebook(nb, kernel_name, output_path=None, input_path=None, **options):
         "Check, run, and print how it ended; exit code 2: a wrong parameter, 1: an error, 138: a dead kernel"
+        from papermill.clientwrap import PapermillNotebookClient
         from papermill.engines import NBClientEngine
         from papermill.execute import raise_for_execution_errors
         from papermill.iorw import papermill_io, write_ipynb
 
+        usual = PapermillNotebookClient.log_output_message
+
+        def log_printed(client, output):  # what is printed; what is displayed is for the notebook
+            if output.output_type == "stream":
+                usual(client, output)
+
+        PapermillNotebookClient.log_output_message = log_printed  # type: ignore[method-assign]
         notes = nb.metadata.papermill
         given, output = dict(notes["parameters"]), Path(notes["output_path"])
         ours = str(notes["output_path"]) == f"{given.get('run_dir')}/{Path(input_path).name}"

@@ -52,6 +52,8 @@ def values_by_model(
     "What `auto` stands for with this model, this method and so many steps"
     kind = kind_of_model(towers)
     values = dict(BY_MODEL[kind])
+    if steps < values["warmup"]:
+        values["warmup"] = max(1, round(0.1 * steps))
     if kind == "pretrained":
         recipes = map(read_yaml, shipped("recipes").glob("*.yaml"))
         values["lr"] = min(values["lr"], *(r["lr"] for r in recipes if r.get("method") == method and "lr" in r))
