@@ -10,6 +10,8 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import safetensors.torch
 import torch
@@ -24,7 +26,7 @@ from c2lip.data.images import BadImage, open_image
 from c2lip.data.prepare import prepare
 from c2lip.data.records import Skips
 from c2lip.data.sources import Tables, find_source, open_data
-from c2lip.dev.launch import check_run
+from c2lip.dev.launch import check_run, complete_line
 from c2lip.evaluation.base import read_entries
 from c2lip.evaluation.classes import read_classes
 from c2lip.evaluation.suites import read_folder
@@ -116,15 +118,41 @@ def test_a_run_is_not_written_over(tmp_path):
     assert len(read_log(tmp_path)) == 4
 
 
-def test_a_resumed_run_has_the_data_it_began_with(tmp_path):
-    data = table(tmp_path / "data", 40)
-    settings = {**SMALL, "data": str(data), "hold_back": 0.0}
-    train(settings, tmp_path / "run")
-    settings["resume"] = True
-    train(settings, tmp_path / "run")
-    text = (data / "captions.csv").read_text().replace("mug number 5", "cup number 5")
-    (data / "captions.csv").write_text(text)
-    refused(lambda: train(settings, tmp_path / "run"), "captions")
+def test_a_resumed_run_has_what_it_began_with(tmp_path):
+    "The captions, the images that lie in the table itself, the weights of the start; neighbours only of a checkpoint"
+    data, run = tmp_path / "data" / "t.parquet", tmp_path / "run"
+    start = changed_release(tmp_path / "start", "record.json", lambda held: held.pop("sha256"))
+    folder = table(tmp_path / "data", 40)
+    rows = [{"image": (folder / f"i{i}.png").read_bytes(), "caption": f"a red mug {i} and a box"} for i in range(40)]
+    settings = {**SMALL, "data": str(data), "hold_back": 0.0, "model": start, "batches": "neighbours", "resume": True}
+    run.mkdir()
+    np.save(run / "neighbours.npy", np.zeros((40, 3), np.int32))  # of a run that died
+    for change in ("", "captions", "image", "weights"):
+        changed = [row | {"caption": row["caption"].replace("mug 5", "cup 5")} for row in rows]
+        if change == "image":
+            changed = [row | {"image": other["image"]} for row, other in zip(rows, rows[::-1])]
+        pd.DataFrame(changed if change in ("captions", "image") else rows).to_parquet(data)
+        if change == "weights":
+            held = safetensors.torch.load_file(Path(start) / WEIGHTS)
+            safetensors.torch.save_file(held | {"logit_bias": held["logit_bias"] + 1}, Path(start) / WEIGHTS)
+        if change:
+            refused(lambda: train(settings, run), {"image": "captions", "weights": "first_weights"}.get(change, change))
+        else:
+            train(settings, run)
+            assert np.load(run / "neighbours.npy").any()
+
+
+def test_a_folder_of_the_users_own_is_no_run_dir(tmp_path):
+    for name in ("train.ipynb", "table.csv", "model/open_clip_config.json", "t.parquet"):
+        place = tmp_path / name.replace("/", "-")
+        (place / name).parent.mkdir(parents=True)
+        (place / name).write_text("{}")
+        for given in ({}, {"resume": True})[: 1 + (place / name).parent.samefile(place)]:
+            call = partial(check_run, ROOT / "nbs" / "train.ipynb", {"run_dir": str(place), **given})
+            refused(call, "holds", name.split("/")[0], "another run_dir")
+    for name in ("README.md", "settings.ini"):
+        line = ["papermill", str(ROOT / "nbs" / "train.ipynb"), name]
+        refused(partial(complete_line, line), f"{name} is no place for the executed notebook")
 
 
 @pytest.mark.parametrize("left", ["checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl"])

@@ -57,6 +57,7 @@ RUN_FILES = (
     "checkpoint.previous.pt",
     "model",
     "table.csv",
+    "open_clip_config.json",
 )  # what a run leaves
 
 

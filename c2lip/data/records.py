@@ -114,10 +114,11 @@ class Record(NamedTuple):
 
     @property
     def mark(self) -> int:  # below 2^64
-        "A hash of the key, the captions and their phrases"
+        "A hash of the key, the captions and their phrases, and of an image that lies in the table itself"
         captions = [(c.text, [tuple(p) for p in c.phrases or ()]) for c in self.captions]
         text = repr((self.key, captions)).encode("utf8", "surrogatepass")
-        return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+        image = self.image if isinstance(self.image, bytes) else b""
+        return int.from_bytes(hashlib.sha256(text + image).digest()[:8], "little")
 
 
 def caption_texts(*values) -> list[str]:

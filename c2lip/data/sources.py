@@ -166,7 +166,7 @@ def _find_in_folder(path):
     raise UserError(f"{path} holds no {tables}, no images with .txt files, no .tar shards and no .parquet tables")
 
 # %% ../../nbs/4_data/05_sources.ipynb #d82f37ab
-INDEX_FORMAT = 11  # changes with what an index holds: an older one is not found
+INDEX_FORMAT = 12  # changes with what an index holds: an older one is not found
 
 
 def _index_part(source, rules, part):

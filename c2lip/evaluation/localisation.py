@@ -47,10 +47,10 @@ def measure_map(
     inside: Tensor,  # (M,) coverage of the phrase's object
     rivals: dict,  # name → (M,) coverage
     scale: float = 10.0,  # β of the mass
-) -> dict:  # name → 0…1; NaN where the model does not see the object, or the rival
+) -> dict:  # name → 0…1; NaN where the model does not see the object, or the rival, or gives NaN
     "AUROC, mass and pointing of one map; `auroc colour` and so on against each rival"
     weights, own = (scale * values).softmax(0), own_patches(inside)
-    seen = bool(own.any() and not own.all())
+    seen = bool(own.any() and not own.all() and not values.isnan().any())
     found: dict[str, float] = {}
     for name, outside in {"": 1 - inside, **rivals}.items():
         theirs = own_patches(outside) if name else ~own

@@ -54,7 +54,7 @@ def interpolate(
 ) -> Towers:  # a third model, on the CPU; the two are unchanged
     "Average the weights, every float parameter and buffer: (1 − α)·before + α·after; `UserError` if they do not match"
     before, after = (x if isinstance(x, Towers) else load(str(x)) for x in (before, after))
-    if not 0 <= alpha <= 1:
+    if not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
         raise UserError(f"alpha is from 0 (before) to 1 (after), not {alpha}")
     if why := _difference(before, after):
         raise UserError(f"{before.name} and {after.name} cannot be averaged: {why}")

@@ -179,7 +179,7 @@ def _check_digests(folder):
         return
     record = read_json(folder / "record.json")
     for name in RELEASED:
-        known = record["sha256"] if name == _WEIGHTS[0] else record.get("files", {}).get(name)
+        known = record.get("sha256") if name == _WEIGHTS[0] else record.get("files", {}).get(name)
         if known and not ((folder / name).is_file() and digest(folder, name) == known):
             changed = f"{folder}: {name} is not the file that record.json was written with (SHA-256 differs)"
             raise UserError(f"{changed}; if that is intended, check_release False loads it all the same")

@@ -294,6 +294,20 @@ def launcher_settings(
     return known
 
 
+_EARLY = ("skipped.jsonl", "given.json", "ranks.json", "lock", "neighbours.npy")  # there before params.json is
+
+
+def _foreign_file(folder):
+    "The first file of a folder without params.json that no run has written; empty where there is none"
+    for file in [] if (folder / "params.json").exists() or not folder.is_dir() else sorted(folder.iterdir()):
+        with suppress(UserError, TypeError, LookupError):
+            if file.suffix == ".ipynb" and "papermill" in read_json(file)["metadata"]:
+                continue
+        if file.is_file() and file.name not in (*RUN_FILES[:4], *_EARLY) and file.name[0] != ".":
+            return file.name
+    return ""
+
+
 def _check_names(settings):
     "Raise `UserError` for a method, a model or data that cannot be there, without torch"
     root, home = project_root(), Path(str(resources.files("c2lip"))) / "methods"
@@ -368,6 +382,8 @@ def check_run_dir(
     if not settings.get("resume"):
         files = [file for file in RUN_FILES if file not in ("params.json", "table.csv") or name not in _GOES_ON]
         check_free(folder, files, resumable="resume" in settings)
+    if foreign := _foreign_file(folder):
+        raise UserError(f"{folder} holds {foreign}, which is of no run: take another run_dir, or a folder of its own")
 
 # %% ../../nbs/6_training/01_config.ipynb #9b4bfbf0
 def _injected(namespace):

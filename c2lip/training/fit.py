@@ -6,6 +6,7 @@
 __all__ = ['RUN_RESULTS', 'count_steps', 'make_validator', 'average_weights', 'fit']
 
 # %% ../../nbs/6_training/05_fit.ipynb #5abdc2f5
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -124,10 +125,19 @@ def average_weights(
     for name, value in last.items():
         if value.is_floating_point():
             between = (1 - alpha) * first[name].double().cpu() + alpha * value.double().cpu()
-            found[name] = between.to(value.device, value.dtype)
+            ends = first[name] if alpha == 0 else value  # bit by bit, the sign of zero too
+            found[name] = (between if 0 < alpha < 1 else ends).to(value.device, value.dtype)
     return found
 
 # %% ../../nbs/6_training/05_fit.ipynb #dd8d6986
+def _digest(towers):
+    "What tells the weights of towers from others, twelve hexadecimal digits"
+    sha = hashlib.sha256()
+    for weight in towers.model.state_dict().values():
+        sha.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return sha.hexdigest()[:12]
+
+
 class _Run:
     "Everything that the steps of one training run share, on one rank"
 
@@ -146,7 +156,8 @@ class _Run:
         method.objective.to(device).train()
         self.first = deepcopy(towers.model) if cfg.alpha < 1 else None
         self.autocast = autocast_of(cfg, device)
-        self.settings = binding(cfg, samples.records)  # that the checkpoint belongs to
+        self.settings = {**binding(cfg, samples.records), "first_weights": _digest(towers)}
+        "What the checkpoint belongs to"
         self.neighbours: np.ndarray | None = None  # (n,k) of the samples, where batches are made of them
         self.done = 0  # steps
         self.rows: list[dict] = []  # of the steps since the last line of the log
@@ -155,6 +166,8 @@ class _Run:
         "Measure the start, restore the checkpoint of a resumed run, and open the log"
         if self.rank == 0 and not self.cfg.resume:
             check_free(Path(self.folder), RUN_RESULTS)
+        if self.rank == 0 and not list(Path(self.folder).glob("checkpoint*.pt")):
+            Path(self.folder, "neighbours.npy").unlink(missing_ok=True)  # of a run that died before its first step
         self.before = self.validate(self.towers)  # of a resumed run too: its weights are not restored yet
         if self.ranks > 1:
             dist.barrier()  # all read the checkpoint when the first rank holds the folder, not before

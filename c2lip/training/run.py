@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import traceback
 from collections import deque
 from dataclasses import asdict, dataclass, replace
@@ -245,9 +246,10 @@ def launch_ranks(
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [*torchrun, "-m", module, *map(str, words)]
     path = os.pathsep.join([str(project_root()), os.environ.get("PYTHONPATH", "")])
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "C2LIP_WATCHED": "1"}
     last: deque[str] = deque(maxlen=500)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as job:
+    pipes: dict = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as job:
         assert job.stdout is not None  # it is a pipe
         try:
             for line in job.stdout:
@@ -258,6 +260,12 @@ def launch_ranks(
             raise  # the notebook was interrupted: torchrun ends its ranks
     if job.returncode:
         raise UserError(f"the run on {ranks} processes failed: {_cause_of(list(last))}")
+
+
+def _end_with_parent():
+    "Wait until the process that called `launch_ranks` is gone, also by a kill, and end this rank"
+    sys.stdin.buffer.read()
+    os._exit(1)
 
 
 def _exit_as_rank(error):
@@ -280,6 +288,8 @@ def train_from_terminal(argv: list[str] | None = None):  # file, folder, name=va
     file, folder, *words = argv
     repeated = file.endswith(".json") and not words  # a record of `train`, already checked and written
     several = "RANK" in os.environ
+    if several and os.environ.get("C2LIP_WATCHED"):
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         settings = read_json(file) if repeated else read_settings(os.path.abspath(file), words)
         if several:  # enter the group of ranks that torchrun's variables name
