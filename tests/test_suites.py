@@ -24,7 +24,7 @@ from c2lip.evaluation.classes import linear_probe, probe_suite, protocol_templat
 from c2lip.evaluation.embeddings import embed_images, embed_texts, keep_rows, read_rows
 from c2lip.evaluation.retrieval import search_hits
 from c2lip.evaluation.scores import Hits, recall_hits
-from c2lip.evaluation.suites import READERS, evaluate, read_folder
+from c2lip.evaluation.suites import READERS, benchmark_folder, evaluate, read_folder
 from c2lip.towers import load
 
 
@@ -387,13 +387,29 @@ def test_what_suites_share_is_embedded_once_and_kept(examples, tmp_path, monkeyp
     model, suites = towers(Eyes()), read_folder(examples, NAMES)
     embed_images(model, [image for suite in suites.values() for image in suite.images], progress=False)
     assert model.model.seen <= 12 + 4 + 12  # as many images as differ: side by side, upright, and cut from wide ones
-    first = evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path)
+    first = evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path, readouts={})
     for name in ("encode_images", "encode_texts"):
         monkeypatch.setattr(f"c2lip.evaluation.embeddings.{name}", lambda *a, **k: pytest.fail("embedded again"))
-    same(evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path), first)
-    same(evaluate(load("base"), examples, "iiw", progress=False, cache=tmp_path), first[first.suite == "iiw"])
+    same(evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path, readouts={}), first)
+    same(
+        evaluate(load("base"), examples, "iiw", progress=False, cache=tmp_path, readouts={}),
+        first[first.suite == "iiw"],
+    )
     monkeypatch.undo()
-    same(evaluate(load("base"), examples, NAMES, progress=False, cache=None), first)
+    same(evaluate(load("base"), examples, NAMES, progress=False, cache=None, readouts={}), first)
+
+
+def test_two_scores(examples, capsys):
+    "Of a CLIP too; a model without tokens has v·t alone, and says so"
+    home = benchmark_folder("world", "validation", items=6, images=30)
+    one, two = (evaluate(load("base_clip"), home, progress=False, cache=None, readouts=r) for r in ({}, None))
+    assert two[: len(one)].equals(one)
+    mixed = two[len(one) :].set_index(["suite", "name"]).value
+    assert {"mixture/retrieval", "mixture/heldout/zeroshot"} <= set(mixed.index.get_level_values(0))
+    assert mixed["mixture/sugarcrepe", "average"] != one.set_index(["suite", "name"]).value["sugarcrepe", "average"]
+    capsys.readouterr()
+    assert not run(examples, ["winoground"]).suite.str.startswith("mixture").any()
+    assert capsys.readouterr().out.startswith("no mixture: visual tokens are known for SigLIP")
 
 
 def test_embedded_once_and_in_order(tmp_path):

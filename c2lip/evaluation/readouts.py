@@ -6,6 +6,7 @@
 __all__ = ['Readout', 'own_readout', 'Reading']
 
 # %% ../../nbs/5_evaluation/12_readouts.ipynb #ce513183
+import math
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -116,13 +117,19 @@ class Reading:
         sums = torch.zeros(len(n)).index_add(0, torch.arange(len(n)).repeat_interleave(n), x[back])
         return sums / n
 
-    def score(self, readout: Readout) -> Scorer:
+    def score(
+        self,
+        readout: Readout | list,  # or its fields in order
+    ) -> Scorer:
         "The scorer of a readout; raise `UserError` for one that there is not"
-        mixture, scale, of = readout
-        if of not in _KINDS or not 0 <= mixture <= 1 or not scale >= 0:
-            kinds = ", ".join(_KINDS)
-            raise UserError(
-                f"a readout has a mixture from 0 to 1, a scale from 0, and one of {kinds}; not {tuple(readout)}"
-            )
-        phrases = partial(self._mean_over_phrases, readout) if mixture else None
-        return replace(self.scorer, phrases=phrases, share=mixture)
+        try:
+            mixture, scale, of = Readout(*readout)
+            chosen = Readout(float(mixture), float(scale), of)
+            fits = of in _KINDS and 0 <= chosen.mixture <= 1 and 0 <= chosen.scale < math.inf
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            wanted = f"a mixture from 0 to 1, a scale from 0, and one of {', '.join(_KINDS)}"
+            raise UserError(f"a readout has {wanted}; not {', '.join(map(str, readout))}")
+        phrases = partial(self._mean_over_phrases, chosen) if chosen.mixture else None
+        return replace(self.scorer, phrases=phrases, share=chosen.mixture)

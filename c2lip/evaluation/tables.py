@@ -319,10 +319,14 @@ def score_table(
     caption: str = "",  # a line above it
 ) -> Table:
     "The main rows of every model by v·t and by the mixture, side by side, with their changes"
-    keys, parts = row_list("two scores"), []
+    there, parts = dict.fromkeys(zip(frame.suite, frame.name)), []
+    both = [(suite, name) for suite, name in there if (f"mixture/{suite}", name) in there]
+    keys = [key for key in row_list("two scores") if key in there] or both or list(there)
     for model in dict.fromkeys(frame.model):
         for prefix, score in (("", "v·t"), ("mixture/", "mixture")):
             own = frame[(frame.model == model) & frame.suite.str.startswith(prefix)]
-            own = pick_rows(own.assign(suite=own.suite.str.removeprefix(prefix), model=f"{model}, {score}"), keys)
+            own = pick_rows(
+                own.assign(suite=own.suite.str.removeprefix(prefix), model=f"{model_label(model)}, {score}"), keys
+            )
             parts.append(own[FRAME])
     return frame_table(pd.concat(parts, ignore_index=True), caption)
