@@ -1,5 +1,6 @@
 """What an attack on an older version found: each ends in one clear line, and nothing is lost."""
 
+import io
 import json
 import os
 import pickle
@@ -233,6 +234,10 @@ WEIGHTS, CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
         (WEIGHTS, shorter, ("size mismatch", "text.positional_embedding")),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(layers=1_000_000), ("more layers",)),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(vocab_size=10**12), ("vocab_size must be",)),
+        (CONFIG, lambda cfg: cfg["model_cfg"].update(embed_dim=65), ("size mismatch",)),
+        (CONFIG, lambda cfg: cfg.pop("model_cfg"), ("lacks model_cfg",)),
+        (CONFIG, lambda cfg: cfg.pop("preprocess_cfg"), ("does not say the mean",)),
+        (CONFIG, lambda cfg: cfg["preprocess_cfg"].pop("std"), ("does not say the std",)),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(eos_id=7), ("at another token (pool_type eos)",)),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(pool_type="argmax"), ("at another token",)),
         (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(size=48), ("48 pixels (size), the model has 96",)),
@@ -331,6 +336,30 @@ def test_a_pickled_benchmark_is_not_opened(tmp_path, monkeypatch):
     refused(lambda: read_classes(tmp_path / "set"))
     refused(lambda: read_folder(tmp_path / "own"))
     assert not (tmp_path / "canary").exists() and pickle.loads(evil) is None and (tmp_path / "canary").exists()
+
+
+def test_a_shards_loss_is_counted(tmp_path):
+    "Joined by cat, zeroed inside, in another encoding, two images of one key; shards of one name are counted as two"
+    png = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(png, "png")
+    members = [(f"s{i}.{end}", png.getvalue()) for i in range(4) for end in ("png", "jpg")]
+    members = [m for i in range(4) for m in (*members[2 * i : 2 * i + 2], (f"s{i}.txt", b"a mug"))]
+    (tmp_path / "a").mkdir()
+    write_tar(tmp_path / "a" / "0.tar", members)
+    whole = (tmp_path / "a" / "0.tar").read_bytes()
+    assert "4 further image of a sample" in str(counted([tmp_path / "a" / "0.tar"]))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "0.tar").write_bytes(whole + whole)
+    (tmp_path / "a" / "0.tar").write_bytes(whole[:1024] + bytes(1024) + whole[2048:])
+    assert counted([tmp_path / "a" / "0.tar", tmp_path / "b" / "0.tar"]).counts["damaged shard"] == 2
+    write_tar(tmp_path / "c.tar", [("s.png", png.getvalue()), ("s.txt", "a café".encode("latin1"))])
+    assert counted([tmp_path / "c.tar"]).counts == {"bad text file": 1}
+
+
+def counted(shards):
+    skips = Skips(1)
+    find_source(list(map(str, shards))).records(skips)
+    return skips
 
 
 # What hangs

@@ -98,21 +98,24 @@ class _StrictInfo(tarfile.TarInfo):
 def shard_samples(
     url: str,  # one of `shard_urls`
     skips: Skips,  # counts what is left out
+    name: str | None = None,  # of `shard_names`, so that two shards of one name are counted as two; None: the file's
 ) -> Iterator[dict]:  # {"__key__": …, "__url__": …, extension: bytes, or an image's TarPart}
     "The samples of one shard, in its order"
     os.environ["WDS_SECURE"] = "1"  # before webdataset is imported: it then refuses pickles and shell commands
     from webdataset.tariterators import group_by_keys
 
+    name = (name or Path(url).stem) + Path(url).suffix
+
     def count_duplicate(error):
-        where = f"{Path(url).name}/{str(error.args[0]).split(': ')[0]}"[:160]
+        where = f"{name}/{str(error.args[0]).split(': ')[0]}"[:160]
         return skips.add(where, "duplicate member")
 
-    yield from group_by_keys(_members(url, skips), handler=count_duplicate)
+    yield from group_by_keys(_members(url, skips, name), handler=count_duplicate)
 
 
-def _members(url, skips):
+def _members(url, skips, name):
     # the members of a shard, as webdataset groups them; an error ends the shard and is counted
-    name, cause = Path(url).name, "unreachable shard"
+    cause = "unreachable shard"
     try:
         with regular(local_copy(url)).open("rb") as file:
             cause = "compressed shard" if file.read(6).startswith(PACKED) else "damaged shard"
@@ -128,6 +131,9 @@ def _members(url, skips):
                         yield dict(fname=info.name, data=TarPart(url, info.offset_data, info.size), __url__=url)
                     elif kind:
                         yield dict(fname=info.name, data=tar.extractfile(info).read(), __url__=url)
+            file.seek(min(tar.offset, end))
+            if any(part.strip(b"\0") for part in iter(lambda: file.read(2**20), b"")):
+                raise tarfile.ReadError("it goes on after its end, as tars joined by cat or with zeroed blocks do")
     except FileNotFoundError:
         skips.add(name, "missing shard", url)
     except UserError:
@@ -245,7 +251,7 @@ def _own_captions(found, facts, caption_column):
         texts = caption_texts(*map(facts.get, names))
     else:
         usual = next(filter(None, (caption_texts(facts.get(name)) for name in CAPTION_NAMES)), [])
-        texts = usual or caption_texts(found.get("txt", b"").decode("utf8", "replace"))
+        texts = usual or caption_texts(found.get("txt", b"").decode("utf-8-sig"))
     return captions_of(texts, facts) if texts else ("", None, ())
 
 
@@ -260,7 +266,7 @@ def shard_records(
 ]:  # of a join also: unmatched images, example (one of them), matched: numbers of rows found
     "The records of one shard, phrases as their source gives them; images stay in the shard"
     records, more, matched_rows = {}, {}, list[int]()
-    samples: Iterable[dict] = shard_samples(url, skips)
+    samples: Iterable[dict] = shard_samples(url, skips, name)
     if join:
         rows, places = _rows_of(samples := list(samples), *join)
         missing = [place for place in places if place not in rows]
@@ -270,7 +276,8 @@ def shard_records(
     for found in samples:
         skips.seen += 1
         key, cause, detail = f"{name or Path(url).stem}/{found['__key__']}", "bad JSON", ""
-        image = next((found[kind] for kind in SHARD_IMAGES if kind in found), None)
+        image, *others = [found[kind] for kind in SHARD_IMAGES if kind in found] or [None]
+        skips.unread.update(["further image of a sample"] * len(others))
         try:
             if join:
                 number, captions = next(matched)
@@ -279,7 +286,7 @@ def shard_records(
                 captions = _own_captions(found, facts, caption_column)
             cause = "empty caption" if not captions[0] else "" if image else "missing file"
         except ValueError as e:
-            detail = str(e)
+            cause, detail = "bad text file" if isinstance(e, UnicodeError) else cause, str(e)
         if not is_utf8(key) or not is_utf8(url):
             cause = "name is not UTF-8"
         if not cause and key in records:

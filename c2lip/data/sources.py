@@ -159,11 +159,13 @@ def _find_in_folder(path):
         return Tables, captions
     if any(file.suffix == ".txt" for file in _walk_files(path)):
         return Folder, [str(path)]
-    for kind, pattern in ((Shards, "*.tar"), (Tables, "*.parquet")):
-        if found := sorted(map(str, path.glob(pattern))):
-            return kind, found
-    tables = "captions.{" + ",".join(TABLES) + "}"
-    raise UserError(f"{path} holds no {tables}, no images with .txt files, no .tar shards and no .parquet tables")
+    shards, tables = (sorted(map(str, path.glob(pattern))) for pattern in ("*.tar", "*.parquet"))
+    if shards and tables:
+        raise UserError(f"{path} holds .tar shards and .parquet tables: name those that count, as {path}/*.tar")
+    if shards or tables:
+        return (Shards, shards) if shards else (Tables, tables)
+    usual = "captions.{" + ",".join(TABLES) + "}"
+    raise UserError(f"{path} holds no {usual}, no images with .txt files, no .tar shards and no .parquet tables")
 
 # %% ../../nbs/4_data/05_sources.ipynb #d82f37ab
 INDEX_FORMAT = 12  # changes with what an index holds: an older one is not found
