@@ -35,7 +35,8 @@ from c2lip.release import save
 from c2lip.release.loop import PhraseCollate
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
-from c2lip.training.config import Config, read_parameters, save_parameters
+from c2lip.training.config import Config, read_parameters
+from c2lip.training.launchers import save_parameters
 from c2lip.training.log import read_log
 from c2lip.training.run import train
 

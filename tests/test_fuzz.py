@@ -37,7 +37,8 @@ from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.towers.folders import base_folder
 from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
-from c2lip.training.config import Config, check, check_run_dir, read_parameters, read_settings
+from c2lip.training.config import Config, check, read_parameters, read_settings
+from c2lip.training.launchers import check_run_dir
 from c2lip.training.log import read_log
 from c2lip.training.runs import list_runs
 from c2lip.training.step import parameter_groups

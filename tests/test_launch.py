@@ -45,7 +45,7 @@ print("step 9, validation: " + " · ".join(f"suite {i} 98.5 (-0.4)" for i in ran
 print("step 1 loss 0.5", flush=True)"""
 IMPORTS = """import os, time
 from c2lip.core.files import project_root
-from c2lip.training.config import parameters, save_parameters"""
+from c2lip.training.config import save_parameters"""
 
 
 @pytest.fixture

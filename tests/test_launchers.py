@@ -5,7 +5,7 @@ import json
 import pytest
 
 from c2lip.core.files import read_json, read_yaml, shipped
-from c2lip.training.config import launcher_settings
+from c2lip.training.launchers import launcher_settings
 from c2lip.training.log import read_log
 
 # those of data/smoke.yaml, which nbdev_test takes too

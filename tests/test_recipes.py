@@ -25,7 +25,8 @@ from c2lip.methods import build
 from c2lip.study.claims import change_between
 from c2lip.towers import load
 from c2lip.training import run as run_room
-from c2lip.training.config import Config, check, launcher_settings, read_settings
+from c2lip.training.config import Config, check, read_settings
+from c2lip.training.launchers import launcher_settings
 from c2lip.training.log import read_log
 from c2lip.training.run import train_from_terminal
 from c2lip.training.step import make_optimizer, train_step

@@ -20,11 +20,11 @@ from c2lip.training.config import (
     Config,
     check,
     complete,
-    launcher_settings,
     options_of,
     read_parameters,
     settings_of,
 )
+from c2lip.training.launchers import launcher_settings
 from c2lip.training.step import BY_MODEL, CHOSEN, parameter_groups
 
 ROOT = Path(__file__).resolve().parent.parent

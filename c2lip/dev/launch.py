@@ -23,7 +23,8 @@ from textwrap import fill
 
 from ..core import UserError, did_you_mean, one_line
 from ..core.files import output_place, project_of, run_folder
-from ..training.config import Setting, check, check_run_dir, launcher_settings
+from ..training.config import Setting, check
+from ..training.launchers import check_run_dir, launcher_settings
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a35
 _DATED: list[str] = []  # run_dir of the line, where the user gave none

@@ -26,8 +26,9 @@ from ..methods import build
 from ..release import save
 from ..release.interpolation import interpolate
 from ..towers import Towers, load
-from ..training.config import SHARED, Config, save_parameters
+from ..training.config import SHARED, Config
 from ..training.fit import count_steps, fit
+from ..training.launchers import save_parameters
 from ..training.run import print_advice, read_records
 from ..training.step import choose_by_model, fill_auto, values_by_model
 

@@ -4,36 +4,26 @@
 
 # %% auto #0
 __all__ = ['AUTO', 'MAY_CHANGE', 'SHARED', 'KINDS', 'Config', 'Setting', 'settings_of', 'options_of', 'read_parameters', 'check',
-           'complete', 'read_settings', 'launcher_settings', 'check_run_dir', 'parameters', 'save_parameters',
-           'command_line']
+           'method_options', 'complete', 'read_settings']
 
 # %% ../../nbs/6_training/01_config.ipynb #2a5c8cb0
 import ast
-import importlib.util
 import inspect
 import json
 import math
-import os
-import re
-import shlex
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from ..core import Range, UserError, did_you_mean, short
 from c2lip.core.files import (
-    RUN_FILES,
-    check_free,
     parse_yaml,
     project_root,
-    read_json,
     read_yaml,
     user_path,
-    write_json,
 )
 
 # %% ../../nbs/6_training/01_config.ipynb #2ff7c6ed
@@ -240,7 +230,7 @@ def check(
     return {name: _check_value(name, s, given.get(name, s.default)) for name, s in declared.items()}
 
 
-def _method_options(method):
+def method_options(method):
     "The options of a method, and those of all, its own first"
     from c2lip.methods import find_methods  # here: it needs torch
 
@@ -252,7 +242,7 @@ def _method_options(method):
 def complete(given: dict) -> dict:  # name → value, or the text of one; name → checked value
     "All settings of a run and the options of its method; an option of another method has no effect, and may be given"
     declared = settings_of()
-    chosen, others = _method_options(given.get("method", Config.method))
+    chosen, others = method_options(given.get("method", Config.method))
     used = {name: option for name, option in chosen.items() if option.default is not ... or name in given}
     passed = {name: others[name] for name in given if name in others and name not in declared | used}
     return check(declared | used | passed, {name: value for name, value in given.items() if name != "options"})
@@ -267,160 +257,3 @@ def read_settings(
     if not isinstance(given, dict):
         raise UserError(f"{path} is not of the form name: value")
     return complete(given | dict(word.split("=", 1) for word in words))
-
-# %% ../../nbs/6_training/01_config.ipynb #840cb560
-_MEASURED = ("split", "items", "bench_images", "device", "check_release")
-_TRIALS = (*SHARED, *_MEASURED, "threads")
-_TAKES = dict.fromkeys(("train", "pretrain"), tuple(settings_of())) | {"evaluate": _MEASURED}
-_TAKES |= dict.fromkeys(("ablation", "compare", "interpolate"), _TRIALS)  # launcher → settings beside those of its cell
-_GOES_ON = ("compare", "ablation", "prepare")  # launchers that skip what is done: their params.json is no hindrance
-_QUIET = ("run_dir", "record", "threads", "device", "resume")  # parameters that change no figure
-
-
-def launcher_settings(
-    notebook,  # path of a launcher
-    given: dict | None = None,  # name → value that was passed
-    light: bool = False,  # load the methods, which need torch, only where something else than 0, 1, 2.5 … is given
-) -> dict[str, Setting]:
-    "What a launcher takes: the parameters of its cell, and further settings of a run"
-    shown, name, given = read_parameters(notebook), Path(notebook).stem, given or {}
-    own = settings_of()
-    known = {n: s for n, s in own.items() if n in _TAKES.get(name, ())} | shown
-    doubtful = [n for n, value in given.items() if n not in known or n not in own and not str(value)[:1].isdigit()]
-    if name == "train" and (doubtful or not light):
-        options = _method_options(given.get("method", Config.method))[1]
-        known |= {n: s._replace(default=shown[n].default) for n, s in options.items() if n in shown}
-        known |= {n: s for n, s in options.items() if n in given and n not in shown}
-    return known
-
-
-_EARLY = ("skipped.jsonl", "given.json", "ranks.json", "lock", "neighbours.npy")  # there before params.json is
-
-
-def _foreign_file(folder):
-    "The first file of a folder without params.json that no run has written; empty where there is none"
-    for file in [] if (folder / "params.json").exists() or not folder.is_dir() else sorted(folder.iterdir()):
-        with suppress(UserError, TypeError, LookupError):
-            if file.suffix == ".ipynb" and "papermill" in read_json(file)["metadata"]:
-                continue
-        if file.is_file() and file.name not in (*RUN_FILES[:4], *_EARLY) and file.name[0] != ".":
-            return file.name
-    return ""
-
-
-def _check_names(settings):
-    "Raise `UserError` for a method, a model or data that cannot be there, without torch"
-    root, home = project_root(), Path(str(resources.files("c2lip"))) / "methods"
-    method, model = str(settings["method"]), str(settings["model"])
-    made = re.compile(r"^def (?!build\b)([a-z]\w*)\((?:(?!^def ).)*?\) -> [\"']?(?:\w+\.)?Method\b", re.M | re.S)
-    files = {file.stem: file.read_text(encoding="utf8", errors="replace") for file in home.glob("*.py")}
-    methods = [found for text in files.values() for found in made.findall(text)]
-    if method not in methods and method not in files:
-        raise UserError(f"there is no method {method!r}{did_you_mean(method, methods)}; there are {', '.join(methods)}")
-    clip = importlib.util.find_spec("open_clip")
-    places = clip.submodule_search_locations if clip and clip.submodule_search_locations else []
-    models = [file.stem for place in places for file in Path(place).glob("model_configs/*.json")]
-    named = model.partition(":")[0].replace("/", "-")
-    there = any(os.path.exists(place) for place in (user_path(model), root / user_path(model)))
-    if models and not there and "/" not in model and ":" not in model and named not in ("base", "base_clip", *models):
-        hint = did_you_mean(named, ["base", *models])
-        raise UserError(f"there is no model {named!r}: give base, a release folder, or an open_clip name{hint}")
-    for what in ("data", "benchmark", "validation"):
-        path = root / user_path(settings.get(what) or "")
-        plain = not re.search(r"[*?{\[\n]|://|^(world|auto|none)?$", str(settings.get(what) or ""))
-        if plain and not os.path.exists(path):
-            near = [p.name for p in path.parent.iterdir()] if os.path.isdir(path.parent) else []
-            raise UserError(f"there is no {what} at {path}{did_you_mean(path.name, near)}")
-
-
-def _difference(folder, settings):
-    "What a run's checkpoint was not made with; empty where the run may go on"
-    found: list[dict] = []
-    for file in ("given.json", "params.json"):
-        with suppress(UserError):  # a missing or damaged file says nothing
-            found.append(dict(read_json(folder / file)))
-    for name, value in settings.items():
-        made_with = [settings_there[name] for settings_there in found if name in settings_there]
-        if name not in MAY_CHANGE and made_with and value not in made_with:
-            return f"{name} {made_with[-1]}, not {value}"
-    return ""
-
-
-def _check_resume(folder, settings):
-    "Raise `UserError` where a run cannot go on with these settings, and where no run is named"
-    if not settings["run_dir"]:
-        kept = sorted(project_root().glob("runs/*/checkpoint.pt"), key=os.path.getmtime, reverse=True)
-        same = next((file.parent for file in kept if not _difference(file.parent, settings)), None)
-        way = f"-p run_dir {same.relative_to(project_root())} is the newest with these settings" if same else ""
-        raise UserError(f"resume True needs the run_dir of a run; {way or 'no run has these settings, see c2lip runs'}")
-    other = _difference(folder, settings) if any(folder.glob("checkpoint*.pt")) else ""
-    if other:
-        done = (
-            f", or train on from its end: -p model {folder} and another run_dir" if (folder / "model").exists() else ""
-        )
-        raise UserError(f"{folder} was made with {other}: resume with the same settings, or take another run_dir{done}")
-
-
-def check_run_dir(
-    folder: Path,  # existing or not
-    name: str,  # the launcher
-    settings: dict,  # its settings
-):
-    "Raise `UserError` where a run cannot begin: wrong names, another launcher's folder, a run to be overwritten"
-    if name == "train" and "data" in settings:
-        _check_names(settings)
-    if settings.get("resume"):
-        _check_resume(folder, settings)
-    if name == "explore" or not settings.get("run_dir"):  # the explorer writes beside a run
-        return
-    others: list[str] = []
-    with suppress(UserError, TypeError):  # a missing or damaged file says nothing
-        others = [str(other) for other in read_json(folder / "params.json") if other not in settings]
-    if others:
-        holds = f"{folder} holds the run of another launcher than {name} (its params.json has {', '.join(others[:3])})"
-        raise UserError(f"{holds}, which is not overwritten: take another run_dir, or delete that folder if it may go")
-    if not settings.get("resume"):
-        files = [file for file in RUN_FILES if file not in ("params.json", "table.csv") or name not in _GOES_ON]
-        check_free(folder, files, resumable="resume" in settings)
-    if foreign := _foreign_file(folder):
-        raise UserError(f"{folder} holds {foreign}, which is of no run: take another run_dir, or a folder of its own")
-
-# %% ../../nbs/6_training/01_config.ipynb #9b4bfbf0
-def _injected(namespace):
-    "The names that papermill assigned, from the cell that it wrote"
-    cells = [cell for cell in namespace.get("In", []) if cell.startswith("# Parameters\n")]
-    nodes = [node for cell in cells for node in ast.parse(cell).body if isinstance(node, ast.Assign)]
-    return {target.id for node in nodes for target in node.targets if isinstance(target, ast.Name)}
-
-
-def parameters(
-    name: str,  # the launcher, such as "train" for nbs/train.ipynb
-    namespace: dict,  # the notebook's globals()
-) -> dict:  # name → checked value
-    "The launcher's settings from the notebook's variables, which take the declared types"
-    root = project_root()
-    notebook = root / "nbs" / f"{name}.ipynb"
-    names = [*read_parameters(notebook), *sorted(_injected(namespace))]
-    given = {n: namespace[n] for n in names if n in namespace}
-    if os.environ.get("IN_TEST"):  # nbdev_test, and nothing else, sets it
-        small = read_yaml(root / "data" / "smoke.yaml").get(name, {})
-        given |= small | {"run_dir": tempfile.mkdtemp(prefix=f"c2lip-{Path(name).name}-")}
-    declared = launcher_settings(notebook, given)
-    settings = check(declared, given, f"nbs/{name}.ipynb")
-    check_run_dir(root / user_path(settings.get("run_dir") or ""), name, settings)
-    namespace.update(settings)
-    return settings
-
-
-def save_parameters(settings: dict, folder, file: str = "params.json"):  # checked; the run's folder
-    "Write params.json, what `papermill … -f` repeats the run from, into another folder"
-    again = {name: value for name, value in settings.items() if name not in ("run_dir", "resume")}
-    write_json(Path(folder) / file, again)
-
-
-def command_line(name: str, settings: dict) -> str:  # the launcher, and what `parameters` gave
-    "The papermill line that gives these settings: those that differ from the defaults"
-    declared = launcher_settings(project_root() / "nbs" / f"{name}.ipynb", settings)
-    given = {n: v for n, v in settings.items() if n not in _QUIET and v != declared[n].default}
-    texts = {n: ",".join(map(str, v)) if isinstance(v, list) else str(v) for n, v in given.items()}
-    return " ".join([f"papermill nbs/{name}.ipynb", *(f"-p {n} {shlex.quote(text)}" for n, text in texts.items())])

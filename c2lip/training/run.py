@@ -33,8 +33,9 @@ from ..methods import Method, build
 from ..release import save
 from ..towers import Towers, load
 from .checkpoint import binding, disk_errors, read_checkpoint
-from .config import AUTO, Config, read_settings, save_parameters
+from .config import AUTO, Config, read_settings
 from .fit import RUN_RESULTS, count_steps, fit, make_validator
+from .launchers import save_parameters
 from .step import CHOSEN, choose_by_model, kind_of_model, values_by_model
 
 # %% ../../nbs/8_release/04_run.ipynb #df9a286d
