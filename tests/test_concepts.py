@@ -12,7 +12,6 @@ import time
 
 import pytest
 from grammar import read_conllu, read_grammar, sentence_text, template_caption, to_doc
-from spacy.tokens import Doc
 
 from c2lip.concepts import (
     Rules,
@@ -46,46 +45,6 @@ def public():
         pytest.skip("no ../shared/benchmarks here: the public captions are not tested")
     captions = {item["caption"] for path in folder.glob("*.json") for item in json.loads(path.read_text()).values()}
     return sorted(map(canonical_caption, captions))
-
-
-# ------------------------------------------------------------------ trees by hand, in both label schemes
-def doc(text, heads, deps, pos):
-    words = text.split()
-    return Doc(load_pipeline().vocab, words, heads=heads, deps=deps.split(), pos=pos.split())
-
-
-HAND = [  # text, universal tags, (heads, arcs) in Universal Dependencies, the same in ClearNLP, the phrases
-    (
-        "A woman holds her dog 's collar and a cup of tea .",
-        "DET NOUN VERB PRON NOUN PART NOUN CCONJ DET NOUN ADP NOUN PUNCT",
-        (
-            [1, 2, 2, 4, 6, 4, 2, 9, 9, 6, 11, 9, 2],
-            "det nsubj ROOT nmod:poss nmod:poss case obj cc det conj case nmod punct",
-        ),
-        ([1, 2, 2, 4, 6, 4, 2, 6, 9, 6, 9, 10, 2], "det nsubj ROOT poss poss case dobj cc det conj prep pobj punct"),
-        ["A woman", "her dog 's collar", "a cup of tea"],
-    ),
-    (
-        "Two large black and white dogs near George Washington",
-        "NUM ADJ ADJ CCONJ ADJ NOUN ADP PROPN PROPN",
-        ([5, 5, 5, 4, 2, 5, 7, 5, 7], "nummod amod amod cc conj ROOT case nmod flat"),
-        ([5, 5, 5, 2, 2, 5, 5, 8, 6], "nummod amod amod cc conj ROOT prep compound pobj"),
-        ["Two large black and white dogs", "George Washington"],
-    ),
-    (
-        "A plate , a fork and a knife",
-        "DET NOUN PUNCT DET NOUN CCONJ DET NOUN",
-        ([1, 1, 4, 4, 1, 7, 7, 1], "det ROOT punct det conj cc det conj"),
-        ([1, 1, 1, 4, 1, 4, 7, 4], "det ROOT punct det conj cc det conj"),
-        ["A plate", "a fork", "a knife"],
-    ),
-]
-
-
-@pytest.mark.parametrize("text,pos,ud,clear,expected", HAND)
-def test_both_label_schemes(text, pos, ud, clear, expected):
-    for heads, deps in (ud, clear):
-        assert [p.text for p in phrases_of(doc(text, heads, deps, pos))] == expected
 
 
 def test_gold_trees_give_whole_phrases():

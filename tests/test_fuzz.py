@@ -38,9 +38,6 @@ from c2lip.towers import load
 from c2lip.towers.folders import base_folder
 from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
 from c2lip.training.config import Config, check, read_parameters, read_settings
-from c2lip.training.launchers import check_run_dir
-from c2lip.training.log import read_log
-from c2lip.training.runs import list_runs
 from c2lip.training.step import parameter_groups
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -284,27 +281,6 @@ def benchmark(dice, folder):
     read_folder(folder)
 
 
-def run_folders(dice, folder):
-    run = folder / "runs" / "one"
-    run.mkdir(parents=True)
-    files = {
-        "params.json": json.dumps({"method": "c2lip", "data": "world", "methods": ["a"], "epochs": 6}),
-        "metrics.jsonl": "".join(json.dumps({"step": i, "lr": 0.1, "total": 3.5}) + "\n" for i in range(4)),
-        "table.csv": "model,suite,name,value,against\nbase,sugarcrepe,average,68.1,\nc2lip,sugarcrepe,average,72.3,\n",
-        "train.ipynb": json.dumps({"cells": [], "metadata": {"papermill": {"end_time": "x", "exception": None}}}),
-    }
-    for name, text in files.items():
-        if name.endswith(("json", "ipynb")) and dice.random() < 0.4:
-            text = json.dumps(twisted(json.loads(text), dice))
-        (run / name).write_bytes(hurt(text.encode(), dice) if dice.random() < 0.5 else text.encode())
-    table = list_runs(folder / "runs")
-    assert len(table) == 1
-    assert len(read_log(run)) <= 9
-    check_run_dir(
-        run, "train", {n: s.default for n, s in declared(ROOT / "nbs" / "train.ipynb").items()} | {"run_dir": str(run)}
-    )
-
-
 def command_line(dice, folder):
     put_small_images(folder)
     write_rows(folder / "t.csv", ROWS)
@@ -362,7 +338,7 @@ def ends_of_papermill(dice, folder):
 
 
 KINDS = {papermill_line: 80, settings_of_a_run: 40, rules_of_a_run: 60, table: 80, data_folder: 50, shards: 50}
-KINDS |= {joined_captions: 30, images: 60, release: 27, benchmark: 40, run_folders: 25, command_line: 30}
+KINDS |= {joined_captions: 30, images: 60, release: 27, benchmark: 40, command_line: 30}
 KINDS |= {damaged_checkpoint: 20, selections: 50, ends_of_papermill: 60}  # kind → cases
 NOT_WATCHED = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "runs", "cache")
 "Folders in which git, Python and the tools of other tests, which run at the same time, write"

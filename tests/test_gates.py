@@ -236,7 +236,7 @@ def test_commands_of_the_readme():
             assert re.search(rf"^{words[0]}:", makefile, re.M), command
         if program == "papermill" and (ROOT / words[0]).exists():
             pairs = [words[i + 1 : i + 3] for i, word in enumerate(words) if word == "-p"]
-            check_run(ROOT / words[0], {key: value for key, value in pairs if key != "run_dir"})
+            check_run(ROOT / words[0], {key: value for key, value in pairs if key not in ("run_dir", "data")})
         if program == "c2lip":
             with pytest.raises(SystemExit) as ended:
                 main([words[0], "--help"])
