@@ -20,7 +20,7 @@ from ..evaluation.tables import Table, frame_table, markdown_table, pick_rows, r
 
 # %% ../../nbs/9_study/02_claims.ipynb #1a250005
 def _summarise_changes(changes, against):
-    "(variant, suite, name) → mean and half of the 95 % interval of its change against the base, plain or another variant"
+    "(variant, suite, name) → mean and half of the 95 % interval of its change against the base, plain or another"
     if against in ("base", "plain"):
         found = changes[changes.against == against]
     else:
