@@ -212,11 +212,20 @@ def rank_and_world_size() -> tuple[int, int]:  # rank, number of ranks
     return 0, 1
 
 
-def _of_all_ranks(x):
-    "The tensors of all ranks, equal in shape; backward sums what every rank sends back to this one's"
-    from torch.distributed.nn.functional import all_gather  # here, since not every build of torch has it
+class _AllGather(torch.autograd.Function):
+    "All ranks' tensors of equal shape, stacked; backward sums what every rank sends back to this one's"
 
-    return all_gather(x)
+    @staticmethod
+    def forward(ctx, x):
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(ctx, grad):
+        sent_here = torch.empty_like(grad, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(sent_here, grad.contiguous())
+        return sent_here.sum(0)
 
 
 def _ring():
@@ -234,7 +243,7 @@ def _gather_all(tensors: dict, counts: dict) -> dict:
     for keys in kinds.values():
         rows, of_rank = torch.cat([tensors[key] for key in keys]), list(zip(*(counts[key] for key in keys)))
         padded = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, max(map(sum, of_rank)) - len(rows)))
-        parts = _of_all_ranks(padded)
+        parts = _AllGather.apply(padded)
         split = [parts[r][: sum(of_rank[r])].split(of_rank[r]) for r in _ring()]
         gathered.update(zip(keys, map(torch.cat, zip(*split))))
     return gathered
@@ -271,7 +280,7 @@ def gather(
     owned = {name: owner for name, owner in owners.items() if owner is not None}
     own = [batch.rows, *(len(features[name]) for name in names), *map(len, owned.values())]
     device = next(iter(features.values())).device
-    counts = torch.stack(_of_all_ranks(torch.tensor(own, device=device))).T.tolist()
+    counts = _AllGather.apply(torch.tensor(own, device=device)).T.tolist()
     images, rows = counts[0], dict(zip(names, counts[1:]))
     mentions = dict(zip(owned, counts[1 + len(names) :]))
     tensors, lengths = {name: features[name] for name in names}, dict(rows)

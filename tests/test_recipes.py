@@ -128,9 +128,9 @@ def test_the_recommended_recipe_names_its_evidence():
     evidence = [re.fullmatch(r"# (study_\w+|repeat|long): (.+) against (.+): (.+)", line) for line in lines]
     figures = [(*found.groups()[:3], figure) for found in evidence if found for figure in found[4].split("; ")]
     assert len(figures) > 10
-    for record, rung, other, figure in figures:
+    for record, variant, other, figure in figures:
         row, mean, half = re.fullmatch(r"(.+) ([+-][\d.]+) ± ([\d.]+)", figure).groups()
-        assert change_between(record, rung, other, row) == f"{mean} ± {half}", (record, rung, row)
+        assert change_between(record, variant, other, row) == f"{mean} ± {half}", (record, variant, row)
 
 
 # what the paper's text and the public code share, or the text leaves to the code

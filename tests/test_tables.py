@@ -17,7 +17,7 @@ from c2lip.evaluation.scores import Hits, change_of_items, mean_of
 from c2lip.evaluation.suites import benchmark_folder, evaluate, tabulate
 from c2lip.evaluation.tables import frame_table, pick_rows, render, row_list, write_forms
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
-from c2lip.study.claims import DEFAULT_RUNG
+from c2lip.study.claims import DEFAULT_VARIANT
 from c2lip.towers import load
 from c2lip.training.step import BY_MODEL
 
@@ -89,7 +89,7 @@ def test_tables_fit_a_terminal(three):
 
 
 def test_the_ladder_says_where_it_comes_from():
-    "Five seeds of every rung on the test split, with command, commit and machine"
+    "Five seeds of every variant on the test split, with command, commit and machine"
     root = Path(__file__).parents[1] / "data" / "results"
     found = read_record("ladder")
     seeds = found[found.model != "base"].groupby("model").seed.unique().map(sorted)
@@ -100,10 +100,10 @@ def test_the_ladder_says_where_it_comes_from():
 
 
 def test_the_default_is_the_chosen_share():
-    "train.ipynb's share is the default rung's, and the best of record interpolation"
+    "train.ipynb's share is the default variant's, and the best of record interpolation"
     sweep = read_record("interpolation")
     assert sweep.alpha[sweep.composition.idxmax()] == BY_MODEL["embedded"]["alpha"] == 0.4
-    assert DEFAULT_RUNG.endswith("α 0.4")
+    assert DEFAULT_VARIANT.endswith("α 0.4")
     again = read_record("repeat")
     assert sorted(again[again.model == "+ npc + xac, α 0.4"].seed.unique()) == [0, 1, 2, 3, 4]
 
@@ -112,8 +112,8 @@ def test_two_machines_agree():
     "The ladder and its repetition differ by less than their seeds do"
     first, again = (read_record(name).groupby(["model", "suite", "name"]).value.mean() for name in ("ladder", "repeat"))
     for suite, name in row_list("ladder table"):
-        for rung in ("base", "plain", "+ npc"):
-            assert abs(first[rung, suite, name] - again[rung, suite, name]) < (0.01 if rung == "base" else 1.0)
+        for variant in ("base", "plain", "+ npc"):
+            assert abs(first[variant, suite, name] - again[variant, suite, name]) < (0.01 if variant == "base" else 1.0)
 
 
 # --- the papers' layouts

@@ -24,6 +24,7 @@ from ..core import Phrase, Sample, UserError, derive_seed, seeded
 from .images import BadImage, in_workers, open_image
 from .records import Records, Skips
 from ..encoding import encode_images
+from ..methods import stack_images
 from ..spans import token_spans
 
 # %% ../../nbs/4_data/06_loading.ipynb #7fd58b41
@@ -249,7 +250,7 @@ def _embed(towers, samples, device="cpu", part=None, workers=0, batch_size=256) 
     chunks = [list(part[i : i + batch_size]) for i in range(0, len(part), batch_size)]
     with torch.no_grad():
         for batch in loader(samples, chunks, workers):
-            images = torch.stack([s.image for s in batch]).to(device)
+            images = stack_images(batch).to(device)
             found.append(encode_images(towers.model, images)[0].float().cpu())
     towers.model.train(training)
     return torch.cat(found)

@@ -209,9 +209,9 @@ def _captions(rows, skips, place_name, caption_names):
             yield dict(place=place, caption=caption, phrases=phrases, further=[c._asdict() for c in further])
 
 
-def _rows_of(samples, path, match):
+def _joined_rows(samples, path, match):
     # place of each sample that has a row in the table → (the row's number, its captions); and all places
-    places = [_place(found, match) for found in samples]
+    places = [_join_place(found, match) for found in samples]
     table = pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
     wanted = pyarrow.array(places, pyarrow.string())
     numbers = np.flatnonzero(pyarrow.compute.is_in(table["place"], wanted).to_numpy())
@@ -219,7 +219,7 @@ def _rows_of(samples, path, match):
     return {row["place"]: (number, row_captions(row)) for number, row in rows}, places
 
 
-def _place(found, match):
+def _join_place(found, match):
     # the address or the key of a sample in a shard
     if match == "key":
         return found["__key__"].rsplit("/", 1)[-1]
@@ -268,7 +268,7 @@ def shard_records(
     records, more, matched_rows = {}, {}, list[int]()
     samples: Iterable[dict] = shard_samples(url, skips, name)
     if join:
-        rows, places = _rows_of(samples := list(samples), *join)
+        rows, places = _joined_rows(samples := list(samples), *join)
         missing = [place for place in places if place not in rows]
         more = dict(unmatched=len(missing), example=missing[0] if missing else None, matched=matched_rows)
         samples = (found for found, place in zip(samples, places) if place in rows)

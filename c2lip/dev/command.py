@@ -85,7 +85,7 @@ def _rule(text):
     return name.strip(), parse_yaml(value, f"--rule {text}")  # true, 8, all
 
 # %% ../../nbs/dev/02_command.ipynb #59499cc6
-_COUNTS = {
+_SUMMARY = {
     "none": "without a phrase",
     "not_english": "not English",
     "truncated": "truncated",
@@ -100,7 +100,7 @@ def _print_summary(manifest, target, chosen):
     captions, phrases = manifest["captions"], manifest["phrases"]
     print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {target}")
     found = manifest | manifest.get("joined", {})
-    counts = [f"{found[name]:,} {words}" for name, words in _COUNTS.items() if found.get(name)]
+    counts = [f"{found[name]:,} {words}" for name, words in _SUMMARY.items() if found.get(name)]
     counts += [f"{n:,} left out: {cause}" for cause, n in manifest["skipped"].items()]
     pipeline = manifest["made_by"]
     print(*counts, f"pipeline {pipeline['pipeline']} {pipeline['version']}, digest {pipeline['digest'][:12]}", sep="\n")
@@ -158,7 +158,7 @@ def _recipes(word):
         yield path.stem, launcher[1] if launcher else "train", _first_line(text)
 
 
-_LISTS = {  # what → rows, heads, how a name is used
+_LISTINGS = {  # what → rows, heads, how a name is used
     "methods": (_methods, "method, what it does, options", "papermill nbs/train.ipynb -p method NAME -p OPTION VALUE"),
     "models": (_models, "model, weights", "-p model NAME; c2lip list models WORD searches what open_clip knows"),
     "recipes": (_recipes, "recipe, launcher, about", "papermill nbs/LAUNCHER.ipynb -f {recipes}/RECIPE.yaml"),
@@ -180,7 +180,7 @@ def _print_table(heads, rows):
 
 
 def _list(what, word):
-    rows, heads, hint = _LISTS[what]
+    rows, heads, hint = _LISTINGS[what]
     found, heads = list(rows(word)), heads.split(", ")
     chosen = [row for row in found if word.lower() in row[0].lower()]
     if not chosen:
@@ -223,7 +223,7 @@ def _explore(output, state, **controls):
 
 # %% ../../nbs/dev/02_command.ipynb #199e3640
 def _add_list(p):
-    p.add_argument("what", choices=_LISTS, help="what is listed")
+    p.add_argument("what", choices=_LISTINGS, help="what is listed")
     p.add_argument("word", nargs="?", default="", metavar="WORD", help="names that hold it; of models, open_clip's")
 
 

@@ -141,7 +141,7 @@ def parameters_digest(
     return hashlib.sha256("".join("".join(cell["source"]) for cell in cells).encode()).hexdigest()
 
 
-def _is_run(cell, flags):
+def _is_executed(cell, flags):
     "Whether nbdev_test runs a cell"
     code = "".join(cell["source"])
     marks = set(re.findall(r"^#\|\s*(.+?)\s*$", code, re.M))
@@ -157,7 +157,7 @@ def _run_and_store(path, folder, flags, parameters, clean):
     notebook = read_json(path)
     with tempfile.TemporaryDirectory() as tmp:
         copy, done = Path(tmp) / path.name, Path(tmp) / "done.ipynb"
-        write_json(copy, notebook | {"cells": [c for c in notebook["cells"] if _is_run(c, flags)]})
+        write_json(copy, notebook | {"cells": [c for c in notebook["cells"] if _is_executed(c, flags)]})
         papermill.execute_notebook(str(copy), str(done), parameters=parameters, cwd=str(folder), progress_bar=False)
         made = {cell["id"]: cell["outputs"] for cell in read_json(done)["cells"] if cell["cell_type"] == "code"}
     for cell in notebook["cells"]:

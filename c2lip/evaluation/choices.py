@@ -163,11 +163,12 @@ def _task_files(request, row):
     if isinstance(tasks, dict):
         base.require_files(at, *(own["file"] for own in tasks.values()))
         return {task: (at / own["file"], row | own) for task, own in tasks.items() if (at / own["file"]).is_file()}
+    folders = row.get("folders", ["."])
     if "home" in row:
-        base.require_files(at, *(f"{folder}/*.json" for folder in row.get("folders", ["."])))
+        base.require_files(at, *(f"{folder}/*.json" for folder in folders))
     names, files = {task: task for task in tasks} | row.get("also", {}), {}
     known = {re.sub("[-_ ]", " ", name): task for name, task in names.items()}
-    for path in [path for folder in row.get("folders", ["."]) for path in sorted((at / folder).glob("*.json"))]:
+    for path in [path for folder in folders for path in sorted((at / folder).glob("*.json"))]:
         task = known.get(re.sub("[-_ ]", " ", path.stem), path.stem)
         if task not in tasks and not row.get("others"):
             hint = did_you_mean(task, tasks)

@@ -195,7 +195,7 @@ def plot_trials(
     fig = Page(figsize=size, layout="constrained")
     axes = fig.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for ax, key in zip(axes, rows):
-        title = f"{suite_label(key[0])}\n{task_label(key[1])}".strip()
+        title = "\n".join([*suite_label(key[0]).split(" · "), task_label(key[1])]).strip()  # panels are narrow
         _row_axes(ax, title, [model_label(model) for model in models])
         for row in panels[key].itertuples():
             y, half = models.index(row.model), 0 if math.isnan(row.half) else row.half

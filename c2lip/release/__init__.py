@@ -21,7 +21,7 @@ from ..towers import Towers, resolve
 from ..towers.folders import EMBEDDED, RELEASED, base_folder, digest
 
 # %% ../../nbs/8_release/02_folder.ipynb #c3503553
-_WEIGHTS = "open_clip_model.safetensors"
+_RELEASED_WEIGHTS = "open_clip_model.safetensors"
 
 
 def origin(towers: Towers) -> dict:  # its name and, where it was a folder, its digest; empty for fresh weights
@@ -31,7 +31,7 @@ def origin(towers: Towers) -> dict:  # its name and, where it was a folder, its 
     tag = towers.name.partition(":")[2]
     name = tag if Path(tag).suffix else towers.name  # ViT-B-32:weights.pt names a file of weights
     path = base_folder(name) if name in EMBEDDED else project_root() / user_path(name)
-    folder = next((at for at in (path, path / "model", path.parent) if (at / _WEIGHTS).is_file()), None)
+    folder = next((at for at in (path, path / "model", path.parent) if (at / _RELEASED_WEIGHTS).is_file()), None)
     if folder is None:
         return {"name": name}
     inside = project_root() in folder.parents
@@ -124,11 +124,11 @@ def _write_card(folder):
 def _write_weights(folder, model):
     "Write a model's weights as float32 in one step: the old file stays whole until the new one is"
     weights = {name: w.detach().float().contiguous().cpu() for name, w in model.state_dict().items()}
-    temporary = folder / f"{_WEIGHTS}.tmp"
+    temporary = folder / f"{_RELEASED_WEIGHTS}.tmp"
     try:
         safetensors.torch.save_file(weights, temporary)
         temporary.chmod(0o644)
-        temporary.replace(folder / _WEIGHTS)
+        temporary.replace(folder / _RELEASED_WEIGHTS)
     except safetensors.SafetensorError as e:  # its error for a full disk
         temporary.unlink(missing_ok=True)
         raise OSError(str(e)) from None
@@ -191,8 +191,8 @@ def push(
 
     folder = Path(folder)
     record = read_json(folder / "record.json")
-    if not (folder / _WEIGHTS).is_file():
-        raise UserError(f"{folder} holds no weights: {_WEIGHTS} is missing")
+    if not (folder / _RELEASED_WEIGHTS).is_file():
+        raise UserError(f"{folder} holds no weights: {_RELEASED_WEIGHTS} is missing")
     if record.get("sha256") != digest(folder):
         raise UserError(f"the weights in {folder} are not those of its record (SHA-256 differs): save it again")
     if repo.count("/") != 1 or not all(repo.split("/")):

@@ -28,7 +28,7 @@ from ..training.config import Config
 from ..world_captions import LENGTHS, caption_of_length, numbered_scene, train_records
 
 # %% ../../nbs/9_study/03_blocks.ipynb #b10c0005
-class _Rung(NamedTuple):
+class _Variant(NamedTuple):
     "One way of training in a block"
 
     name: str
@@ -62,38 +62,38 @@ def _taken(loss, values):
     return taken
 
 
-def _make_rungs(entry, losses, short):
-    "The rungs of one entry of the file, each once"
-    rungs: dict[str, _Rung] = {}
+def _make_variants(entry, losses, short):
+    "The variants of one entry of the file, each once"
+    variants: dict[str, _Variant] = {}
     for loss, values in itertools.product(entry["losses"], itertools.product(*entry["vary"].values())):
         taken = _taken(losses[loss], dict(zip(entry["vary"], values)))
         shown = {k: f"{v:g}" if isinstance(v, int | float) else v for k, v in taken.items()}
         settings = {**losses[loss], **{k: v for k, v in taken.items() if k not in _DRAWN}}
         drawn = tuple((k, v) for k, v in taken.items() if k in _DRAWN and v != _DRAWN[k])
         name = ", ".join([loss, *(f"{short.get(k, k)} {text}" for k, text in shown.items())])
-        rungs.setdefault(name, _Rung(name, settings, drawn))
-    return list(rungs.values())
+        variants.setdefault(name, _Variant(name, settings, drawn))
+    return list(variants.values())
 
 
 def _read_blocks(names):
-    "Block → its rungs; all blocks where no names are given, `UserError` for a name that the file does not have"
+    "Block → its variants; all blocks where no names are given, `UserError` for a name that the file does not have"
     file = _block_file()
     known = file["blocks"]
     for name in names:
         if name not in known:
             raise UserError(f"there is no block {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
-    return {name: _make_rungs(known[name], file["losses"], file["short"]) for name in names or known}
+    return {name: _make_variants(known[name], file["losses"], file["short"]) for name in names or known}
 
 
 def _ladder(launcher):
-    "The rungs of the launcher's lists; only a setting with several values is named"
+    "The variants of the launcher's lists; only a setting with several values is named"
     lists = {name: launcher[name] for name in ("lambda_npc", "lambda_xac", *_READING)}
     first = {name: values[0] for name, values in lists.items() if values}
     losses = {"plain": dict(lambda_npc=0.0, lambda_xac=0.0), "+ npc": {**first, "lambda_xac": 0.0}}
     if lists["lambda_xac"]:
         losses["+ npc + xac"] = first
     vary = {name: values for name, values in lists.items() if len(values) > 1}
-    return _make_rungs(dict(losses=losses, vary=vary), losses, _block_file()["short"])
+    return _make_variants(dict(losses=losses, vary=vary), losses, _block_file()["short"])
 
 
 def block_questions() -> dict[str, str]:  # name of a block, or ladder → its question
@@ -148,16 +148,16 @@ def _relations(caption, phrases):
     return found
 
 # %% ../../nbs/9_study/03_blocks.ipynb #b10c000b
-def _plan_block(rungs, seeds, shared, steps=0):
-    "Every rung with every seed; with `steps` the passes over the images follow from them"
+def _plan_block(variants, seeds, shared, steps=0):
+    "Every variant with every seed; with `steps` the passes over the images follow from them"
     plan = []
-    for rung, seed in itertools.product(rungs, seeds):
-        settings = {**shared, "method": "c2lip", **rung.settings, "seed": seed}
+    for variant, seed in itertools.product(variants, seeds):
+        settings = {**shared, "method": "c2lip", **variant.settings, "seed": seed}
         if own := settings.pop("steps", steps):
             settings["epochs"] = own * settings["batch_size"] / settings["images"]
-        known = json.dumps([asdict(Config.of(settings)), rung.drawn], sort_keys=True)  # with the defaults
+        known = json.dumps([asdict(Config.of(settings)), variant.drawn], sort_keys=True)  # with the defaults
         folder = f"{hashlib.sha256(known.encode()).hexdigest()[:10]}-seed{seed}"
-        plan.append(PlannedTrial(rung.name, settings, folder, drawn=rung.drawn))
+        plan.append(PlannedTrial(variant.name, settings, folder, drawn=variant.drawn))
     return plan
 
 
@@ -171,7 +171,7 @@ def plan_study(
     if not names:
         return {"ladder": _plan_block(_ladder(setup.launcher), seeds, shared)}
     steps = round(shared["epochs"] * shared["images"] / shared["batch_size"])
-    return {name: _plan_block(rungs, seeds, shared, steps) for name, rungs in _read_blocks(names).items()}
+    return {name: _plan_block(variants, seeds, shared, steps) for name, variants in _read_blocks(names).items()}
 
 
 def run_study(
@@ -218,10 +218,10 @@ def _plain_of(planned, plan):
 
 
 def paired_changes(
-    plan: list[PlannedTrial],  # of `plan_rungs`, run
+    plan: list[PlannedTrial],  # of `plan_variants`, run
     run,  # the run folder
 ) -> pd.DataFrame:  # suite, name, value (change in points), se, n, model, against (base or plain), seed
-    "How far every rung lies from the base, and from plain fine-tuning with the same seed and batches"
+    "How far every variant lies from the base, and from plain fine-tuning with the same seed and batches"
     run, parts = Path(run), []
     for planned in plan:
         plain = _plain_of(planned, plan)
