@@ -45,7 +45,7 @@ print("step 9, validation: " + " · ".join(f"suite {i} 98.5 (-0.4)" for i in ran
 print("step 1 loss 0.5", flush=True)"""
 IMPORTS = """import os, time
 from c2lip.core.files import project_root
-from c2lip.training.config import save_parameters"""
+from c2lip.training.launchers import parameters, save_parameters"""
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_second_path_is_kept(toy, monkeypatch):
     monkeypatch.chdir(toy)
     for words in (["out.ipynb", "-p", "lr", "1"], ["-p", "lr", "1", "out.ipynb"]):
         line = complete_line(["papermill", "nbs/train.ipynb", *words])
-        assert line[2 : 2 + len(words)] == words and "{run_dir}/train.ipynb" not in line
+        assert line[-len(words) :] == words and "{run_dir}/train.ipynb" not in line
     with pytest.raises(UserError, match="belongs to the workbook"):
         complete_line(["papermill", "nbs/train.ipynb", "nbs/train.ipynb"])
     assert not (toy / "runs").exists()
@@ -201,10 +201,10 @@ def test_a_failing_notebook(toy, run, how, code, message):
 def test_a_signal(toy, number):
     "Two lines, the kernel ends, and the exit code is the usual one"
     words = ["papermill", "nbs/train.ipynb", "-p", "fail", "wait", "-p", "run_dir", "x"]
-    with subprocess.Popen(words, cwd=toy, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL) as job:
-        kernel = next(int(line.split()[1]) for line in job.stderr if line.startswith("kernel "))
+    with subprocess.Popen(words, cwd=toy, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        kernel = next(int(line.split()[1]) for line in job.stdout if line.startswith("kernel "))
         job.send_signal(number)
-        shown = job.stderr.read()
+        shown = job.stdout.read()
     assert job.returncode == 128 + number and "Traceback" not in shown and "Aborted" not in shown, shown
     assert "c2lip: stopped by " in shown and "start again" in shown
     assert run_state(toy / "x") == "stopped"
