@@ -141,7 +141,6 @@ def write_source(source: Path) -> Site:
     site = Site(source)
     shutil.copy(HERE / "conf.py", source)
     shutil.copytree(HERE / "static", source / "static")
-    (source / "extra").mkdir()
     launchers = {p.stem: p for p in NBS.glob("[a-z]*.ipynb")}
     for path in [*launchers.values(), *(p for c in chapters() for p in sorted((NBS / c).glob("[0-9]*.ipynb")))]:
         site.notebook(path)

@@ -1,5 +1,6 @@
 """Sphinx reads this: what the site is made of. `make site` calls build.py, which calls Sphinx."""
 
+from docutils import nodes
 from latex2mathml.converter import convert
 
 project, author, copyright = "c2lip", "the c2lip developers", "2026 onwards, the c2lip developers"
@@ -15,7 +16,6 @@ html_theme = "furo"
 html_title = "c2lip"
 html_static_path = ["static"]
 html_css_files = ["c2lip.css"]
-html_extra_path = ["extra"]  # the explorer
 html_show_search_summary = False  # summaries are fetched, which a page that is opened from a disk cannot do
 html_copy_source = False
 html_theme_options = {"top_of_page_buttons": [], "navigation_with_keys": True}
@@ -26,8 +26,6 @@ def formula(self, node):
     display = "block" if node.tagname == "math_block" else "inline"
     text = convert(node.astext(), display=display)
     self.body.append(f'<div class="c2lip-formula">{text}</div>' if display == "block" else text)
-    from docutils import nodes
-
     raise nodes.SkipNode
 
 
