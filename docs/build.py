@@ -13,11 +13,12 @@ import re
 import shutil
 import sys
 import time
+from html import unescape
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from exercises import ROOT, read_room, rows, without_body
 from reference import reference_pages
-from sphinx.cmd.build import build_main
 
 HERE = Path(__file__).resolve().parent
 CODE_HOST = "https://github.com/c2lip/c2lip"
@@ -27,7 +28,7 @@ LAUNCHERS = "train evaluate explore prepare ablation compare interpolate walkthr
 
 
 class Site:
-    "The source of the site in a folder; `dead` collects links that lead nowhere, `links` counts those between notebooks"
+    "The source of the site in a folder; `dead` are links that lead nowhere, `links` counts those between notebooks"
 
     def __init__(self, source: Path):
         self.source, self.dead, self.links = source, [], 0
@@ -167,8 +168,30 @@ def write_source(source: Path) -> Site:
     return site
 
 
+def dead_links(home: Path, later=("maps.html",)) -> list[str]:  # `later`: pages that are added to the built site
+    "Links and anchors of built pages that lead nowhere, and files that a page would take from another host"
+    texts = {page: page.read_text(encoding="utf8") for page in home.rglob("*.html") if page.name not in later}
+    names = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in texts.items()}
+    dead = []
+    for page, text in texts.items():
+        dead += [
+            f"{page.name}: {link}"
+            for link in re.findall(r'<(?:script|link|img)\b[^>]*(?:src|href)="(https?:[^"]+)', text)
+        ]
+        for link in re.findall(r'<a\b[^>]*\bhref="([^"]+)"', text):
+            to = urlsplit(unescape(link))
+            target = Path(os.path.normpath(page.parent / unquote(to.path))) if to.path else page
+            if to.scheme or to.path in later:
+                continue
+            if not target.exists() or to.fragment and unquote(to.fragment) not in names.get(target, ()):
+                dead.append(f"{page.relative_to(home)}: {link}")
+    return dead
+
+
 def main(folder: str = "_site"):
     "Build the site; a dead link or a warning of Sphinx ends with exit code 1"
+    from sphinx.cmd.build import build_main  # of the site's own environment
+
     begun, place = time.time(), ROOT / folder
     shutil.rmtree(place, ignore_errors=True)
     source = place / "source"
@@ -180,6 +203,8 @@ def main(folder: str = "_site"):
     shutil.rmtree(place / "html" / ".doctrees", ignore_errors=True)
     if failed:
         raise SystemExit(failed)
+    if dead := dead_links(place / "html"):
+        raise SystemExit("dead links:\n" + "\n".join(dead))
     pages = len([*(place / "html").rglob("*.html")])
     print(f"{pages} pages, {site.links} links between notebooks, {time.time() - begun:.0f} s: {folder}/html/index.html")
 

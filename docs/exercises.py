@@ -115,7 +115,8 @@ def exercise_notebook(room: str, exercises: list[dict]) -> dict:
             left.discard(cell["id"])
         cells.append(cell)
         for function, body in solutions:
-            text = f"<details><summary>Solution of <code>{function}</code></summary>\n\n```python\n{body}\n```\n\n</details>"
+            text = f"<details><summary>Solution of <code>{function}</code></summary>\n\n"
+            text += f"```python\n{body}\n```\n\n</details>"
             cells.append(_markdown(f"see-{function.replace('.', '-')}", text))
     if left:
         raise SystemExit(f"data/exercises.yaml: {room} has no cell {', '.join(sorted(left))}")
@@ -152,8 +153,8 @@ def failure(code: str, names: dict) -> str:
         return f"{type(e).__name__}: {' '.join(str(e).split())[:100]}"
 
 
-def answers(room: str, notebook: dict) -> dict[str, str]:  # cell → source
-    "What a student wrote: each cell of the room's that holds an exercise"
+def answers(notebook: dict) -> dict[str, str]:  # cell → source
+    "What a student wrote"
     return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"}
 
 
@@ -192,7 +193,7 @@ def check(folder: Path):
         file = folder / f"{room}.ipynb"
         if not file.exists():
             raise SystemExit(f"{file} is not there; make exercises writes it")
-        written = answers(room, json.loads(file.read_text(encoding="utf8")))
+        written = answers(json.loads(file.read_text(encoding="utf8")))
         for row, wrong in check_room(room, exercises, written):
             passed += not wrong
             print(f"{'passes ' if not wrong else 'not yet'}  {room}  {row['function']}  {wrong}".rstrip(), flush=True)

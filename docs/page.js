@@ -244,15 +244,14 @@ const c2lip = (() => {
     const side = Math.sqrt(pixels.length / 4), out = new Uint8ClampedArray(pixels.length);
     const spread = column.high > column.low ? column.high - column.low : 1;
     const colours = column.values.map(v => colour(column, (v - column.low) / spread));
-    for (let i = 0; i < side * side; i++) {
-      const [r, g, b] = pixels.subarray(4 * i, 4 * i + 3);
-      const grey = ((r * 19595 + g * 38470 + b * 7471 + 0x8000) >> 16) / 255;
+    for (let i = 0, at = 0; i < side * side; i++, at += 4) {
+      const grey = ((pixels[at] * 19595 + pixels[at + 1] * 38470 + pixels[at + 2] * 7471 + 0x8000) >> 16) / 255;
       const patch = Math.floor(Math.floor(i / side) * GRID / side) * GRID + Math.floor(i % side * GRID / side);
       for (let c = 0; c < 3; c++) {
         const painted = (1 - opacity + opacity * colours[patch][c] / 255) * (1 - (1 - grey) * (1 - opacity));
-        out[4 * i + c] = Math.floor(painted * 255 + 0.5);
+        out[at + c] = Math.floor(painted * 255 + 0.5);
       }
-      out[4 * i + 3] = 255;
+      out[at + 3] = 255;
     }
     return out;
   }

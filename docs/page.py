@@ -1,6 +1,6 @@
 """Writes the page that needs no kernel: one HTML file with two models, twenty scenes and the code that runs them.
 
-    python docs/page.py FILE [BEFORE AFTER]     BEFORE and AFTER: names or folders of models made from the embedded base
+python docs/page.py FILE [BEFORE AFTER]     BEFORE and AFTER: names or folders of models made from the embedded base
 """
 
 import base64

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import tokenize
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def _parameters(node):
 
 
 def _docstring(node):
-    return (ast.get_docstring(node) or "").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_").replace("$", "\\$")
+    text = (ast.get_docstring(node) or "").replace("<", "&lt;")
+    return re.sub(r"([*_$])", r"\\\1", text)
 
 
 def _function(node, comments, level, owner=""):
@@ -91,9 +93,7 @@ def reference_pages(package: Path) -> dict[str, str]:  # place in the site → m
         room = source.partition("nbs/")[2].rstrip(". ").removesuffix(".ipynb")
         head = f"# {module.replace('_', chr(92) + '_')}\n\n{_docstring(tree)}\n\n"
         head += f"Made in [{room.replace('_', chr(92) + '_')}](../{room}.ipynb).\n\n" if room else ""
-        parts = [
-            _class(n, comments) if isinstance(n, ast.ClassDef) else _function(n, comments, "##") for n in defined
-        ]
+        parts = [_class(n, comments) if isinstance(n, ast.ClassDef) else _function(n, comments, "##") for n in defined]
         pages[f"reference/{module}.md"] = head + "\n".join(parts)
         names.append(module)
     contents = "# The library\n\nEvery public function and class, with the meaning of its parameters.\n\n"
