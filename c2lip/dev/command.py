@@ -114,27 +114,24 @@ def _first_line(text):
 
 def _methods(word):
     from c2lip.methods import find_methods
-    from c2lip.training.config import options_of
+    from c2lip.training.config import method_options
 
     found, wrong = find_methods()
     for name, function in sorted(found.items()):
-        options = [n if s.default is ... else f"{n}={s.default}" for n, s in options_of(function).items()]
+        options = [n if s.default is ... else f"{n}={s.default}" for n, s in method_options(name)[0].items()]
         yield name, _first_line(function.__doc__), ", ".join(options)
     yield from ((name, why, "") for name, why in wrong.items() if not name.startswith("__"))
 
 
 def _models(word):
-    import open_clip
-
+    from c2lip.training.launchers import open_clip_models
     from c2lip.training.runs import release_folders
 
-    if not word:
-        yield "base", "SigLIP's form, of the embedded world"
-        yield "base_clip", "CLIP's form, of the embedded world"
-        yield from ((place, "a run") for place in release_folders().values())
-        return
-    tags = {name: open_clip.list_pretrained_tags_by_model(name) for name in open_clip.list_models()}
-    yield from ((name, ", ".join(known)) for name, known in tags.items() if known)
+    yield "base", "SigLIP's form, of the embedded world"
+    yield "base_clip", "CLIP's form, of the embedded world"
+    yield "tuned", "what C2LIP made of base"
+    yield from ((place, "a run") for place in release_folders().values())
+    yield from ((name, ", ".join(tags)) for name, tags in open_clip_models().items() if tags and word)
 
 
 def _suites(word):

@@ -29,11 +29,11 @@ from ..core import Range, UserError, one_line, short
 from ..core.files import read_json, regular, shipped
 
 # %% ../../nbs/1_method/08_model_folders.ipynb #0e5ff07e
-EMBEDDED = ("base", "base_clip")  # the models that ship as a start, in the form of SigLIP and of CLIP
+EMBEDDED = ("base", "base_clip", "tuned")  # that ship: a start in the form of SigLIP and of CLIP, what C2LIP made
 
 
 def base_folder(name: str = "base") -> Path:  # one of EMBEDDED → an open_clip release folder
-    "An embedded base model"
+    "An embedded model"
     return shipped(name)
 
 
