@@ -224,6 +224,14 @@ def _add_list(p):
     p.add_argument("word", nargs="?", default="", metavar="WORD", help="names that hold it; of models, open_clip's")
 
 
+def _launch(name, *words):
+    "Become papermill, which takes the words as they are"
+    from c2lip.training.launchers import launcher
+
+    words = tuple("--help-notebook" if word in ("-h", "--help") else word for word in words)
+    os.execv(sys.executable, [sys.executable, "-m", "papermill", str(launcher(name)), *words])
+
+
 def _add_runs(p):
     p.add_argument("folder", nargs="?", default="", metavar="FOLDER", help="where the runs lie (default: runs/)")
 
@@ -239,6 +247,8 @@ class _Parser(argparse.ArgumentParser):
 _COMMANDS: dict[str, tuple[Any, Any, str, str]] = {  # its work, its options, a line and a page about it
     "prepare": (_prepare, _add_prepare, "find the noun phrases of a data set's captions, once", _ABOUT_PREPARE),
     "explore": (_explore, _add_explore, "where in an image models find a phrase", _ABOUT_EXPLORE),
+    "train": (_launch, str, "fine-tune a model: papermill nbs/train.ipynb, with all that it takes", ""),
+    "evaluate": (_launch, str, "measure models: papermill nbs/evaluate.ipynb, with all that it takes", ""),
     "list": (_list, _add_list, "settings, methods, models, recipes or suites that there are", ""),
     "runs": (_runs, _add_runs, "what has been run, the newest first, and how it ended", ""),
 }
@@ -255,6 +265,9 @@ def main(
     for name, (_, add, short, long) in _COMMANDS.items():
         form = argparse.RawDescriptionHelpFormatter
         add(commands.add_parser(name, help=short, description=long, formatter_class=form))
+    words = sys.argv[1:] if words is None else words
+    if words and _COMMANDS.get(words[0], [0])[0] is _launch:
+        _launch(*words)
     options = vars(parser.parse_args(words))
     command = options.pop("command")
     try:

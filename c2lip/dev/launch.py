@@ -20,7 +20,7 @@ from pathlib import Path
 from textwrap import fill
 
 from ..core import UserError, did_you_mean, one_line
-from ..core.files import output_place, project_of, run_folder
+from ..core.files import output_place, project_of, project_root, run_folder, shipped
 from ..training.config import Setting, check
 from ..training.launchers import check_run_dir, launcher_settings
 
@@ -28,12 +28,18 @@ from ..training.launchers import check_run_dir, launcher_settings
 _dated: list[str] = []  # run_dir of the line, where the user gave none
 
 
+def _root_of(notebook):
+    "Where a launcher's relative paths start; None for a notebook of another project"
+    ships = Path(notebook).resolve().parent == shipped("base").parent / "nbs"
+    return project_root() if ships else project_of(notebook)
+
+
 def complete_line(
     argv: list[str],  # a command line, program first
 ) -> list[str]:  # the line that papermill shall read; the same where it runs no notebook of this project
     "Choose our engine, and the place of the executed notebook; `UserError` where there is no such notebook"
     notebook, rest = Path(argv[1] if len(argv) > 1 else ""), argv[2:]
-    root = project_of(notebook) if notebook.suffix == ".ipynb" and "://" not in argv[1] else None
+    root = _root_of(notebook) if notebook.suffix == ".ipynb" and "://" not in argv[1] else None
     if root is None or {"-h", "--help", "--version", "--help-notebook", "--engine"} & set(rest):
         return argv
     if not notebook.is_file():
@@ -63,7 +69,7 @@ def check_run(
     run_dir = settings["run_dir"]
     if run_dir.startswith("~"):
         raise UserError(f"run_dir {run_dir}: write the home folder out")
-    folder = (project_of(notebook) or Path.cwd()) / run_dir
+    folder = (_root_of(notebook) or Path.cwd()) / run_dir
     check_run_dir(output_place(folder) if run_dir else folder, Path(notebook).stem, settings)
     executed = folder / Path(notebook).name
     if run_dir and executed.is_file() and b'"papermill"' not in executed.read_bytes():
@@ -71,11 +77,15 @@ def check_run(
     return folder
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3a
+def _wrap(line, wide):
+    return fill(line, wide, break_long_words=False, break_on_hyphens=False)
+
+
 def _print(text):
     "Our own line; a terminal breaks it between words"
     wide = shutil.get_terminal_size().columns if sys.stderr.isatty() else 10**6
     for line in f"c2lip: {text}".split("\n"):
-        print(fill(line, wide, break_long_words=False, break_on_hyphens=False), file=sys.stderr, flush=True)
+        print(_wrap(line, wide), file=sys.stderr, flush=True)
 
 
 class Screen:
@@ -91,7 +101,9 @@ class Screen:
         *lines, drawn = (line.rpartition("\r")[2].rstrip() for line in f"{self.drawn}{text}".split("\n"))
         shown = "".join(f"{line}\n" for line in lines)
         if terminal:
-            shown = wipe + shown + drawn[: shutil.get_terminal_size().columns - 1]
+            wide = shutil.get_terminal_size().columns
+            shown = "".join(f"{_wrap(line, wide)}\n" for line in lines)
+            shown = wipe + shown + drawn[: wide - 1]
         elif drawn and time.monotonic() > self.next:
             self.next = time.monotonic() + 10.0
             shown += f"{drawn}\n"
@@ -143,7 +155,7 @@ class Engine:
         from papermill.execute import raise_for_execution_errors
         from papermill.iorw import papermill_io, write_ipynb
 
-        notes, start, screen, root = nb.metadata.papermill, time.time(), Screen(sys.stdout), project_of(input_path)
+        notes, start, screen, root = nb.metadata.papermill, time.time(), Screen(sys.stdout), _root_of(input_path)
         given, output = dict(notes["parameters"]), Path(notes["output_path"])
         ours = str(output) == f"{given.get('run_dir')}/{Path(input_path).name}"
         folder = root / given["run_dir"] if ours else output.parent
