@@ -110,11 +110,11 @@ def _check_names(settings):
             raise UserError(f"there is no method {method!r}{names}; there are {', '.join(methods)}")
     for name in (name for kind in ("model", "models", "before", "after") for name in given.get(kind, [])):
         model = str(name).rpartition("=")[2]
+        named = model.partition(":")[0].replace("/", "-")  # the papers write ViT-B/32
         there = any(os.path.exists(place) for place in (user_path(model), root / user_path(model)))
-        named = model.replace("/", "-")
-        if not there and "/" not in model and named.partition(":")[0] not in models and "hf-hub:" not in model:
-            hint = did_you_mean(named, models)
-            raise UserError(f"there is no model {named!r}: give base, a release folder, or an open_clip name{hint}")
+        if not there and named not in models and named != "hf-hub":
+            ways = f"give base, a release folder, or an open_clip name{did_you_mean(named, models)}"
+            raise UserError(f"there is no folder {model}" if "/" in model else f"there is no model {model!r}: {ways}")
     for suite in given.get("suites", []):
         known = read_yaml(shipped("suites.yaml"))["suites"]
         if suite not in known:

@@ -101,7 +101,8 @@ def print_advice(
         print(f"{shorten(records[i].caption, 70, placeholder=' …')}\n    → {phrases}")
     values = ", ".join(f"{name} {getattr(taken, name)}" for name in CHOSEN if getattr(given, name) == AUTO)
     if values:
-        print(f"auto, for this {kind_of_model(towers)} model: {values}")
+        kind = "untrained" if towers.name.endswith(":random") else kind_of_model(towers)
+        print(f"auto, for this {kind} model: {values}")
     for line in _warnings(taken, steps, towers, records):
         print(f"warning: {line}", flush=True)
 
