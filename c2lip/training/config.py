@@ -19,12 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from ..core import Range, UserError, did_you_mean, short
-from c2lip.core.files import (
-    parse_yaml,
-    project_root,
-    read_yaml,
-    user_path,
-)
+from ..core.files import parse_yaml, project_root, read_yaml, user_path
 
 # %% ../../nbs/6_training/01_config.ipynb #2ff7c6ed
 AUTO: Any = "auto"  # the value that leaves a setting to the model
@@ -148,8 +143,9 @@ def _options(function):
 
 def read_methods() -> dict[str, dict[str, Setting]]:  # method → its options
     "The methods of c2lip.methods, from their sources: an import needs torch, which takes seconds"
-    spec, found = importlib.util.find_spec("c2lip.methods"), {}
-    for file in [file for place in spec.submodule_search_locations for file in sorted(Path(place).glob("*.py"))]:
+    spec, found = importlib.util.find_spec("c2lip.methods"), dict[str, dict[str, Setting]]()
+    places = (spec and spec.submodule_search_locations) or []
+    for file in [file for place in places for file in sorted(Path(place).glob("*.py"))]:
         with suppress(SyntaxError, ValueError):  # `find_methods` names what cannot be imported
             nodes = [n for n in ast.parse(file.read_text(encoding="utf8")).body if isinstance(n, ast.FunctionDef)]
             made = [n for n in nodes if n.returns and re.search(r"\bMethod\W*$", ast.unparse(n.returns))]

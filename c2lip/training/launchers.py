@@ -14,18 +14,10 @@ import shlex
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ..core import UserError, did_you_mean
-from c2lip.core.files import (
-    RUN_FILES,
-    check_free,
-    project_root,
-    read_json,
-    read_yaml,
-    shipped,
-    user_path,
-    write_json,
-)
+from ..core.files import RUN_FILES, check_free, project_root, read_json, read_yaml, shipped, user_path, write_json
 from c2lip.training.config import (
     MAY_CHANGE,
     SHARED,
@@ -84,18 +76,14 @@ def _foreign_file(folder):
 def open_clip_models() -> dict[str, list[str]]:  # name → tags of its weights
     "The models that open_clip knows, from its files, since its import takes seconds; a quickgelu form has no tags here"
     spec = importlib.util.find_spec("open_clip")
-    assert spec and spec.submodule_search_locations  # a requirement of this library
-    home, tables = Path(spec.submodule_search_locations[0]), {}
+    home, tables = Path(str(spec and spec.origin)).parent, dict[str, Any]()
     for node in ast.parse((home / "pretrained.py").read_text(encoding="utf8")).body:
         if isinstance(node, ast.Assign):
             tables[ast.unparse(node.targets[0])] = node.value
-    known = {key.value: tables.get(ast.unparse(value), value) for key, value in _items(tables.get("_PRETRAINED"))}
+    table = tables.get("_PRETRAINED", ast.Dict([], []))
+    known = {ast.literal_eval(key): tables.get(ast.unparse(v), v) for key, v in zip(table.keys, table.values)}
     names = sorted(file.stem for file in home.glob("model_configs/*.json"))
     return {name: [word.arg for word in getattr(known.get(name), "keywords", [])] for name in names}
-
-
-def _items(table):
-    return zip(getattr(table, "keys", []), getattr(table, "values", []))
 
 
 def _check_names(settings):
@@ -108,8 +96,8 @@ def _check_names(settings):
         if method not in methods and importlib.util.find_spec(f"c2lip.methods.{method}".rstrip(".")) is None:
             names = did_you_mean(method, methods)
             raise UserError(f"there is no method {method!r}{names}; there are {', '.join(methods)}")
-    for name in (name for kind in ("model", "models", "before", "after") for name in given.get(kind, [])):
-        model = str(name).rpartition("=")[2]
+    chosen = [re.sub("^[^/=]*=", "", str(model)) for model in given.get("models", [])]
+    for model in map(str, chosen + [given[kind][0] for kind in ("model", "before", "after") if kind in given]):
         named = model.partition(":")[0].replace("/", "-")  # the papers write ViT-B/32
         there = any(os.path.exists(place) for place in (user_path(model), root / user_path(model)))
         if not there and named not in models and named != "hf-hub":
@@ -149,10 +137,9 @@ def _check_resume(folder, settings):
         raise UserError(f"resume True needs the run_dir of a run; {way or 'no run has these settings, see c2lip runs'}")
     other = _difference(folder, settings) if any(folder.glob("checkpoint*.pt")) else ""
     if other:
-        done = (
-            f", or train on from its end: -p model {folder} and another run_dir" if (folder / "model").exists() else ""
-        )
-        raise UserError(f"{folder} was made with {other}: resume with the same settings, or take another run_dir{done}")
+        way = f"train on from its end, -p model {folder / 'model'}, in another run_dir"
+        way = way if (folder / "model").exists() else "take another run_dir"
+        raise UserError(f"{folder} was made with {other}: resume with the same settings, or {way}")
 
 
 def check_run_dir(

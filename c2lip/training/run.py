@@ -145,10 +145,8 @@ def _keep_list(skips, path):
 def _set_up(settings, given, folder):
     rank, ranks = rank_and_world_size()
     if given.resume and (folder / "model" / "record.json").exists() and not list(folder.glob("checkpoint*.pt")):
-        raise UserError(
-            f"{folder} holds a finished run without its checkpoint (keep_checkpoint False), so there is nothing to "
-            f"resume: its model is {folder / 'model'}; take another run_dir to train anew"
-        )
+        done = f"{folder} holds a finished run without its checkpoint (keep_checkpoint False)"
+        raise UserError(f"{done}: its model is {folder / 'model'}; take another run_dir to train anew")
     if not given.resume:
         check_free(folder, RUN_RESULTS)
     if given.threads:
