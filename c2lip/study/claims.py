@@ -97,12 +97,13 @@ def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, q, fi
     "Every claim of data/claims.yaml beside what its record says"
     rows, p = [], []
     for claim in yaml.safe_load(shipped("claims.yaml").read_text(encoding="utf8")):
-        row, variant, against = "/".join(claim["row"]), claim["variant"], claim["against"]
-        mean, half = _stored_change(claim["record"], variant, against, row)
-        measured = f"{row_label(row)}: {variant} against {against}, {change_text(mean, half)}"
-        above = claim.get("above", 0)
-        rows.append((claim["claim"], claim["source"], measured, verdict(mean, half, above), f"± {1.43 * half:.1f}"))
-        p.append(2 * norm.sf(1.96 * abs(mean - above) / half) if half else float(mean == above))
+        row, against, above = "/".join(claim["row"]), claim["against"], claim.get("above", 0)
+        for variant in claim["variant"] if isinstance(claim["variant"], list) else [claim["variant"]]:
+            mean, half = _stored_change(claim["record"], variant, against, row)
+            measured = f"{row_label(row)}: {variant} against {against}, {change_text(mean, half)}"
+            sure = verdict(mean, half, above), f"± {1.43 * half:.1f}"
+            rows.append((claim["claim"], claim["source"], measured, *sure))
+            p.append(2 * norm.sf(1.96 * abs(mean - above) / half) if half else float(mean == above))
     found = pd.DataFrame(rows, columns=["claim", "of", "measured here, points", "verdict", "finds"])
     return found.assign(q=[f"{q:.3f}" for q in _q_values(p)])
 
