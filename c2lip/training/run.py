@@ -265,7 +265,7 @@ def launch_ranks(
 
 def _end_with_parent():
     "Wait until the process that called `launch_ranks` is gone, also by a kill, and end this rank"
-    sys.stdin.buffer.read()
+    os.read(0, 1)  # sys.stdin would hold a lock that the interpreter needs at its end
     os._exit(1)
 
 
