@@ -265,7 +265,8 @@ def launch_ranks(
 
 def _end_with_parent():
     "Wait until the process that called `launch_ranks` is gone, also by a kill, and end this rank"
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # sys.stdin would stay locked as the rank ends
+        pass
     os._exit(1)
 
 
