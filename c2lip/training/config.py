@@ -235,7 +235,7 @@ def method_options(method):
     from c2lip.methods import find_methods  # here: it needs torch
 
     methods = {name: options_of(function) for name, function in find_methods()[0].items()}
-    own = methods.get(method, {})
+    own = methods.get(method, {}) if isinstance(method, str) else {}
     return own, {name: option for options in methods.values() for name, option in options.items()} | own
 
 
