@@ -20,7 +20,7 @@ import numpy as np
 
 from ..concepts import canonical_caption, noun_phrases_many
 from ..core import Phrase, UserError, derive_seed, one_line
-from ..core.files import parse_json
+from ..core.files import parse_json, regular
 
 # %% ../../nbs/4_data/01_records.ipynb #b22fd0f3
 TRIED_AT_LEAST = 1000  # images tried before their share of failures counts
@@ -39,9 +39,9 @@ class Skips:
         self.unread: Counter[str] = Counter()  # what is odd and no loss: other members of shards, rows of several lines
         self.tried = self.failed = 0  # images that training asked for, and those of them that could not be opened
         if path and Path(path).exists():  # a resumed run: what it had left out still counts
-            for line in Path(path).read_text(encoding="utf8", errors="surrogateescape").splitlines():
+            for line in regular(path).read_text(encoding="utf8", errors="surrogateescape").splitlines():
                 with suppress(ValueError, KeyError, TypeError):  # a truncated last line
-                    row = json.loads(line)
+                    row = parse_json(line)
                     self.rows[row["where"]] = row["cause"], row["detail"]
 
     def add(
