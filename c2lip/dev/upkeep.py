@@ -81,7 +81,7 @@ def _small_png(data):
     image = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
     image.thumbnail((1250, 5000))  # the figures of the study as their files have them
     file = io.BytesIO()
-    image.quantize(128).save(file, "png", optimize=True)
+    image.quantize(128, Image.Quantize.FASTOCTREE).save(file, "png", optimize=True)
     return base64.b64encode(file.getvalue()).decode() + "\n"
 
 
