@@ -29,7 +29,6 @@ from c2lip.data.prepare import prepare
 from c2lip.data.records import Skips
 from c2lip.data.sources import Tables, find_source, open_data
 from c2lip.dev.launch import check_run, complete_line
-from c2lip.evaluation.base import read_entries
 from c2lip.evaluation.classes import read_classes
 from c2lip.evaluation.suites import read_folder
 from c2lip.release import save
@@ -185,17 +184,6 @@ def test_a_run_of_another_launcher_is_not_written_over(tmp_path, mine, other):
     assert check_run(ROOT / "nbs" / "explore.ipynb", given) == tmp_path
     if other == "compare":
         assert check_run(ROOT / "nbs" / "compare.ipynb", given | {"images": 64}) == tmp_path, "it goes on"
-
-
-def test_prepare_replaces_its_own_files_only(tmp_path):
-    table(tmp_path / "data")
-    for name in ("part-00000.parquet", "captions.parquet", "manifest.json", "join.arrow"):
-        out = tmp_path / name.split(".")[0]
-        out.mkdir()
-        (out / name).write_text("mine")
-        refused(lambda out=out: prepare(str(tmp_path / "data"), out, progress=False), name, "not made by prepare")
-        assert [(p.name, p.read_text()) for p in out.iterdir()] == [(name, "mine")]
-    refused(lambda: prepare(str(tmp_path / "data"), "nbs/prepared", progress=False), "belongs to the workbook")
 
 
 # Releases
@@ -443,15 +431,3 @@ def test_names_that_look_like_patterns(tmp_path, monkeypatch):
         file = folder / "captions.csv"
         for source in map(find_source, (folder, file, [str(file)])):
             assert isinstance(source, Tables) and source.places == [str(file)]
-
-
-def test_nested_json_and_many_phrases(tmp_path):
-    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
-    refused(lambda: read_entries(tmp_path / "deep.jsonl"), "line 1", "not valid JSON")
-    folder = table(tmp_path / "data")
-    (folder / "captions.csv").unlink()
-    rows = [dict(image=f"i{i}.png", caption="a red mug", phrases=["a red mug"] * (i or 100_000)) for i in range(2)]
-    rows.append(dict(image="i2.png", caption="a red mug", phrases="[" * 100_000))
-    (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    records, counts = read(folder, tmp_path)
-    assert (len(records), records.phrase_count, counts) == (2, 100_001, {"bad phrases": 1})

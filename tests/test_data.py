@@ -180,8 +180,14 @@ def test_broken_rows_are_counted(tmp_path):
     (tmp_path / "a.png").write_bytes(encoded())
     good = {"image": "a.png", "caption": "A mug."}
     changes = [{}, {"caption": "A second one."}, {}, {"caption": "  "}, {"image": None}, {"image": "b.png"}]
-    changes += [{"image": "a\0.png"}, {"image": "x" * 5000}, {"image": ["a.png"]}, {"caption": "3.", "phrases": 5}]
-    changes += [{"caption": "4.", "phrases": [["a", "0", 1]]}, {"caption": ["", "Five."]}]
+    changes += [
+        {"image": "a\0.png"},
+        {"image": "x" * 5000},
+        {"image": ["a.png"]},
+        {"caption": "3.", "phrases": "[" * 9999},
+    ]
+    changes += [{"caption": f"{n}.", "phrases": p} for n, p in ((3, "[" * 9999), (4, [["a", "0", 1]]))]
+    changes += [{"caption": ["", "Five."]}]
     rows = [json.dumps(good | change) for change in changes]
     rows += [
         '{"image": "a.png", "caption": "Six.", "caption": "Seven."}',
@@ -267,8 +273,7 @@ def test_links_sparse_and_oversized_members(tmp_path, monkeypatch):
             assert len(read(source, skips)) == 8 and skips.counts.get("member too large", 0) >= 1
 
 
-def test_compressed_bombs(tmp_path, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _: None)
+def test_compressed_bombs(tmp_path):
     header = tarfile.TarInfo("x")
     header.type = tarfile.XHDTYPE
     header.size = 2**32  # an extended header of 4 GB
@@ -278,14 +283,9 @@ def test_compressed_bombs(tmp_path, monkeypatch):
     huge = tarfile.TarInfo("x.bin")
     huge.size = 2**55
     (tmp_path / "b.tar").write_bytes(huge.tobuf(tarfile.GNU_FORMAT) + bytes(2**16))
-    with served(tmp_path) as (web, _):
-        for name in ("a.tar", "b.tar"):
-            with pytest.raises(UserError):
-                read(tmp_path / name)
-            with pytest.raises(UserError):
-                read(f"{web}/{name}")
-    with pytest.raises(UserError, match="compressed shard"):
-        read(tmp_path / "a.tar")
+    for name, cause in (("a.tar", "compressed shard"), ("b.tar", "damaged shard")):
+        with pytest.raises(UserError, match=cause):
+            read(tmp_path / name)
 
 
 def test_duplicates_and_damage(tmp_path):
@@ -437,11 +437,9 @@ def test_a_damaged_index_is_made_anew(tmp_path, name, damage, capsys):
     wanted = opened()
     (file,) = (tmp_path / "i").glob(f"*.{name}")
     content = file.read_bytes()
-    if damage == "pipe":
-        file.unlink()
-        os.mkfifo(file)
-    else:
-        file.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "zeros": bytes(len(content))}[damage])
+    file.unlink()
+    new = {"cut": content[: len(content) // 2], "empty": b"", "zeros": bytes(len(content))}
+    os.mkfifo(file) if damage == "pipe" else file.write_bytes(new[damage])
     assert opened() == opened() == wanted and capsys.readouterr().out.count("is made anew") == 1
     file.unlink()
     assert opened() == wanted
