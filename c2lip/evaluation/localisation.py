@@ -129,14 +129,18 @@ def telling_scene(
     before: Towers,
     after: Towers,
     scenes: list,  # `Scene`s of validation, to choose from
-) -> tuple:  # the scene, its two phrases of largest gain
-    "The scene of several phrases that gained most in AUROC, by their median"
+) -> tuple:  # the scene, its phrases
+    "The scene in which most phrases are found by the second model alone, their difference being highest there too"
     own = [scene_probes([scene]) for scene in scenes]
     probes = [probe for of_scene in own for probe in of_scene]
-    rows = localisation(after, probes)
-    rows["gain"] = rows.auroc - localisation(before, probes).auroc
+    first, rows = localisation(before, probes), localisation(after, probes)
+    shares = [(10 * probe_maps(towers, probes)[0].flatten(1)).softmax(-1) for towers in (before, after)]
+    maps, _, fields = probe_maps(after, probes)
+    rows["rises"] = False
+    for k, (change, probe, field) in enumerate(zip(shares[1] - shares[0], probes, fields)):
+        rows.loc[k, "rises"] = bool(own_patches(coverage(probe.mask, maps.shape[1:], field).flatten())[change.argmax()])
+    rows["anew"] = rows.rises & (rows.pointing > first.pointing)
     rows["scene"] = [number for number, of_scene in enumerate(own) for _ in of_scene]
-    gains = rows.groupby("scene").gain
-    chosen = gains.median()[gains.size() > 1].idxmax()
-    best = rows[rows.scene == chosen].sort_values("gain", ascending=False, kind="stable")
-    return scenes[chosen], best.phrase.head(2).tolist()
+    by_scene = rows.groupby("scene").agg({"anew": "sum", "auroc": "median"})
+    chosen = by_scene.sort_values(["anew", "auroc"], kind="stable").index[-1]
+    return scenes[chosen], [probe.phrase for probe in own[chosen]]

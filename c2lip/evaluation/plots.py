@@ -9,12 +9,15 @@ __all__ = ['SMALL', 'MODEL_COLOURS', 'Page', 'percent_axis', 'plain_axes', 'plot
 import io
 import itertools
 import math
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from IPython.display import Image
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.text import Text
 
 from ..core import UserError
 from .records import split_changes, summarise
@@ -22,14 +25,27 @@ from .tables import model_label, suite_label, task_label
 
 # %% ../../nbs/5_evaluation/16_plots.ipynb #8e1ea9ca
 SMALL = 8  # points, the smallest type of a figure
-MODEL_COLOURS = ("0.6", "#8e44ad", "#e69f00", "seagreen", "#33bbee", "#661100", "#882255", "0.1")
-"Colours of models, in the order of a table; the first is what the others are compared with"
+MODEL_COLOURS = "0.6 #8e44ad #e69f00 seagreen #2aaaff #802a00 #2a0080 #005555 black".split()
+"Colours of nine models, as many as `compare` shows; the first is what the others are compared with"
+
+
+def _drawable(text, font):
+    "A text with ▯ for each letter that a font lacks, and without joiners"
+    known = get_font(findfont(font)).get_charmap()
+    kept = [c for c in text if unicodedata.category(c) != "Cf" and (ord(c) in known or not unicodedata.combining(c))]
+    return "".join(c if ord(c) in known or c == "\n" else "▯" for c in kept)
 
 
 class Page(Figure):
     "A figure that a notebook shows without pyplot, and so without its global state"
 
     shown_dpi = 110
+
+    def draw(self, renderer):
+        "Letters that the font lacks, such as Chinese ones or emoji, are boxes, and nothing warns of them"
+        for text in self.findobj(Text):
+            text.set_text(_drawable(text.get_text(), text.get_fontproperties()))
+        super().draw(renderer)
 
     def _repr_png_(self):
         with io.BytesIO() as f:
