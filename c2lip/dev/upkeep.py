@@ -17,10 +17,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import pandas as pd
 from PIL import Image
 
 from ..core import UserError, did_you_mean
 from ..core.files import project_root, read_json, write_json
+from ..evaluation.records import keep_record
 
 # %% ../../nbs/dev/03_upkeep.ipynb #43580527
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
@@ -174,10 +176,6 @@ def _run_and_store(path, folder, flags, parameters, clean):
 
 def _keep_default(run, seconds):
     "Keep the figures of train's default run, and its seconds, as the record `default`, and its maps for README"
-    import pandas as pd
-
-    from c2lip.evaluation.records import keep_record
-
     tables = {"trials": pd.read_csv(run / "table.csv"), "seconds": pd.DataFrame({"seconds": [round(seconds)]})}
     maps = Image.open(run / "attention.png").convert("RGB")
     maps.save(project_root() / "nbs" / "images" / "overview.png", optimize=True)

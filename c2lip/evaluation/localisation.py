@@ -131,16 +131,13 @@ def telling_scene(
     scenes: list,  # `Scene`s of validation, to choose from
 ) -> tuple:  # the scene, its phrases
     "The scene in which most phrases are found by the second model alone, their difference being highest there too"
-    own = [scene_probes([scene]) for scene in scenes]
-    probes = [probe for of_scene in own for probe in of_scene]
-    first, rows = localisation(before, probes), localisation(after, probes)
-    shares = [(10 * probe_maps(towers, probes)[0].flatten(1)).softmax(-1) for towers in (before, after)]
-    maps, _, fields = probe_maps(after, probes)
-    rows["rises"] = False
-    for k, (change, probe, field) in enumerate(zip(shares[1] - shares[0], probes, fields)):
-        rows.loc[k, "rises"] = bool(own_patches(coverage(probe.mask, maps.shape[1:], field).flatten())[change.argmax()])
-    rows["anew"] = rows.rises & (rows.pointing > first.pointing)
-    rows["scene"] = [number for number, of_scene in enumerate(own) for _ in of_scene]
-    by_scene = rows.groupby("scene").agg({"anew": "sum", "auroc": "median"})
+    probes = scene_probes(scenes)
+    first, rows = (localisation(towers, probes) for towers in (before, after))
+    (old, _, fields), (new, _, _) = (probe_maps(towers, probes) for towers in (before, after))
+    rises = (10 * new.flatten(1)).softmax(-1) - (10 * old.flatten(1)).softmax(-1)
+    covers = [coverage(probe.mask, new.shape[1:], field).flatten() for probe, field in zip(probes, fields)]
+    on_object = [bool(own_patches(cover)[rise.argmax()]) for cover, rise in zip(covers, rises)]
+    rows["anew"] = pd.Series(on_object) & (rows.pointing > first.pointing)
+    by_scene = rows.groupby("image").agg({"anew": "sum", "auroc": "median"})
     chosen = by_scene.sort_values(["anew", "auroc"], kind="stable").index[-1]
-    return scenes[chosen], [probe.phrase for probe in own[chosen]]
+    return scenes[chosen], rows.phrase[rows.image == chosen].tolist()

@@ -87,24 +87,6 @@ def plain_axes(
     ax.grid(axis=lines, color="0.93")
     ax.set_axisbelow(True)
 
-
-def _row_axes(ax, title, names):
-    "Axes with a line of text for each row, from the top"
-    ax.set_yticks(range(len(names)), names, fontsize=SMALL)
-    ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.set_title(title, fontsize=SMALL, loc="left", fontweight="bold")
-    plain_axes(ax, "x")
-    ax.spines["left"].set_visible(False)
-    ax.tick_params(axis="y", length=0)
-    ax.tick_params(axis="x", labelsize=SMALL, labelbottom=True)
-
-
-def _sign_colour(change, half):
-    "Green above 0, violet below, grey where the interval holds 0 or is not known"
-    if not abs(change) > half:
-        return "0.6"
-    return "seagreen" if change > 0 else "#8e44ad"
-
 # %% ../../nbs/5_evaluation/16_plots.ipynb #9f79765a
 def _pareto(points):
     "Of k points (k,2) those that no other is at least as good as in both coordinates, from left to right"
@@ -170,10 +152,18 @@ def plot_trials(
     axes = fig.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for ax, key in zip(axes, rows):
         title = "\n".join([*suite_label(key[0]).split(" · "), task_label(key[1])]).strip()  # panels are narrow
-        _row_axes(ax, title, [model_label(model) for model in models])
+        ax.set_yticks(range(len(models)), [model_label(model) for model in models], fontsize=SMALL)
+        ax.set_ylim(len(models) - 0.5, -0.5)
+        ax.set_title(title, fontsize=SMALL, loc="left", fontweight="bold")
+        plain_axes(ax, "x")
+        ax.spines["left"].set_visible(False)
+        ax.tick_params(axis="y", length=0)
+        ax.tick_params(axis="x", labelsize=SMALL, labelbottom=True)
         for row in panels[key].itertuples():
             y, half = models.index(row.model), 0 if math.isnan(row.half) else row.half
-            colour = _sign_colour(row.mean, row.half) if changes else colours[row.model]
+            colour = colours[row.model]
+            if changes:  # grey where the interval holds 0 or is not known
+                colour = ("seagreen" if row.mean > 0 else "#8e44ad") if abs(row.mean) > row.half else "0.6"
             ax.plot([row.mean - half, row.mean, row.mean + half], [y] * 3, "o-", color=colour, ms=4, markevery=[1])
             own = seeds.get_group((*key, row.model))
             ax.plot(own, [y] * len(own), "|", ms=5, color=colour, alpha=0.65)
