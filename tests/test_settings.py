@@ -8,6 +8,7 @@ import torch
 import yaml
 
 from c2lip.core import UserError
+from c2lip.data.sources import open_data
 from c2lip.methods import find_methods
 from c2lip.methods.c2lip import c2lip
 from c2lip.release import HIDDEN_SETTINGS
@@ -20,7 +21,7 @@ from c2lip.training.config import (
     Config,
     check,
     complete,
-    options_of,
+    read_methods,
     read_parameters,
     settings_of,
 )
@@ -31,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT / "nbs"
 SETTINGS = settings_of()
 METHODS, _ = find_methods()
-OPTIONS = options_of(c2lip)
+OPTIONS = read_methods()["c2lip"]
 
 
 def test_what_depends_on_the_model_is_auto():
@@ -59,8 +60,8 @@ def test_settings_are_well_formed():
     assert check(SETTINGS, {}) == {name: s.default for name, s in SETTINGS.items()}
     assert all(s.kind in KINDS and s.help for s in SETTINGS.values()) and set(SETTINGS) >= MAY_CHANGE
     assert set(SETTINGS) >= HIDDEN_SETTINGS, "the card leaves out known settings only"
-    for method, function in METHODS.items():
-        options = options_of(function)
+    for method in METHODS:
+        options = read_methods()[method]
         assert not set(options) & set(SETTINGS), f"{method} takes a setting of the run as its own"
         check({name: s for name, s in options.items() if s.default is not ...}, {})
 
@@ -100,17 +101,17 @@ def another(name, setting):
 
 def test_a_checkpoint_belongs_to_every_setting_that_may_not_change(tmp_path):
     "Each of them, changed alone, changes what the checkpoint is bound to, and then it is refused; the others do not"
-    towers = load()
+    towers, records = load(), open_data("world", images=64)
     method = c2lip(towers)
     optimizer = torch.optim.AdamW(parameter_groups(towers, method, Config(lr=1e-3)))
-    save_checkpoint(tmp_path, towers, method, optimizer, 1, settings=binding(Config.of({})))
+    save_checkpoint(tmp_path, towers, method, optimizer, 1, settings=binding(Config.of({}), records))
     for name, setting in (SETTINGS | OPTIONS).items():
         cfg = Config.of({name: another(name, setting)} if name != "method" else {"method": "clic"})
         if name in MAY_CHANGE:
-            assert load_checkpoint(tmp_path, towers, method, optimizer, settings=binding(cfg)) == 1
+            assert load_checkpoint(tmp_path, towers, method, optimizer, settings=binding(cfg, records)) == 1
         else:
             with pytest.raises(UserError, match=f"was made with {name} "):
-                load_checkpoint(tmp_path, towers, method, optimizer, settings=binding(cfg))
+                load_checkpoint(tmp_path, towers, method, optimizer, settings=binding(cfg, records))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from c2lip.attention.questions import (
     true_mask,
 )
 from ..core import UserError
-from ..core.files import project_root, run_folder, shipped, write_json
+from ..core.files import project_root, run_folder, write_json
 from ..evaluation.plots import Page
 from ..towers import Towers, load
 from ..towers.folders import EMBEDDED
@@ -62,13 +62,9 @@ def _about_run(row):
 
 
 def _shipped_models():
-    "The models that come with the library: the bases, then others by name"
-    bases = [
-        ModelEntry("base", "base", "the embedded SigLIP"),
-        ModelEntry("base_clip", "base_clip", "the embedded CLIP"),
-    ]
-    folders = sorted(config.parent for config in shipped("base").parent.glob("*/open_clip_config.json"))
-    return bases + [ModelEntry(f.name, str(f), "shipped") for f in folders if f.name not in EMBEDDED]
+    "The models that come with the library"
+    abouts = {"base": "the embedded SigLIP", "base_clip": "the embedded CLIP"}
+    return [ModelEntry(name, name, abouts.get(name, "what C2LIP made of base")) for name in EMBEDDED]
 
 
 def find_models(root: Path | None = None) -> dict[str, ModelEntry]:  # name → entry, in the order of the menu
@@ -84,7 +80,7 @@ def find_models(root: Path | None = None) -> dict[str, ModelEntry]:  # name → 
 
 def usual_models(models: dict[str, ModelEntry]) -> tuple[str, ...]:  # of `find_models` → names: before and after
     "What to compare first: base with the newest run of train, else with a tuned model that ships, else base alone"
-    tuned = [entry.name for entry in models.values() if entry.name not in EMBEDDED and not entry.trial]
+    tuned = [entry.name for entry in models.values() if entry.name not in EMBEDDED[:2] and not entry.trial]
     return ("base", *tuned[:1])
 
 

@@ -111,7 +111,7 @@ class Request:
 # %% ../../nbs/5_evaluation/06_base.ipynb #58e871b2
 def pick(hits: Hits, index) -> Hits:
     "Some of the items, by their numbers or a mask"
-    return Hits(*(column[torch.as_tensor(index)] for column in hits))
+    return Hits(*(column if column is None else column[torch.as_tensor(index)] for column in hits))
 
 
 def all_of(*hits: Hits) -> Hits:
@@ -119,7 +119,7 @@ def all_of(*hits: Hits) -> Hits:
     correct = torch.stack([h.correct for h in hits]).all(0)
     not_lost = torch.stack([h.correct | h.tie for h in hits]).all(0)
     nan = torch.stack([h.nan for h in hits]).any(0)
-    return Hits(correct, not_lost & ~correct, nan)
+    return Hits(correct, not_lost & ~correct, nan, hits[0].cluster)
 
 
 def macro(

@@ -49,7 +49,7 @@ def search_hits(
         parts.append(recall_hits(scores, right, ks))
         most_right = max(most_right, int(right.sum(1).max()))
     fewest_wrong = len(gallery) - most_right
-    joined = {k: Hits(*map(torch.cat, zip(*(part[k] for part in parts)))) for k in ks}
+    joined = {k: Hits(*map(torch.cat, zip(*(part[k][:3] for part in parts)))) for k in ks}
     return {k: hits if k <= fewest_wrong else None for k, hits in joined.items()}
 
 
