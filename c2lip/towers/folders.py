@@ -30,11 +30,11 @@ from ..core.files import read_json, regular, shipped
 from .foreign import foreign_config, load_foreign, register_vit
 
 # %% ../../nbs/1_method/09_model_folders.ipynb #0e5ff07e
-EMBEDDED = ("base", "base_clip")  # the models that ship as a start, in the form of SigLIP and of CLIP
+EMBEDDED = ("base", "base_clip", "tuned")  # that ship: a start in the form of SigLIP and of CLIP, what C2LIP made
 
 
 def base_folder(name: str = "base") -> Path:  # one of EMBEDDED → an open_clip release folder
-    "An embedded base model"
+    "An embedded model"
     return shipped(name)
 
 
