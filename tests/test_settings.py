@@ -21,7 +21,7 @@ from c2lip.training.config import (
     Config,
     check,
     complete,
-    options_of,
+    read_methods,
     read_parameters,
     settings_of,
 )
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT / "nbs"
 SETTINGS = settings_of()
 METHODS, _ = find_methods()
-OPTIONS = options_of(c2lip)
+OPTIONS = read_methods()["c2lip"]
 
 
 def test_what_depends_on_the_model_is_auto():
@@ -60,8 +60,8 @@ def test_settings_are_well_formed():
     assert check(SETTINGS, {}) == {name: s.default for name, s in SETTINGS.items()}
     assert all(s.kind in KINDS and s.help for s in SETTINGS.values()) and set(SETTINGS) >= MAY_CHANGE
     assert set(SETTINGS) >= HIDDEN_SETTINGS, "the card leaves out known settings only"
-    for method, function in METHODS.items():
-        options = options_of(function)
+    for method in METHODS:
+        options = read_methods()[method]
         assert not set(options) & set(SETTINGS), f"{method} takes a setting of the run as its own"
         check({name: s for name, s in options.items() if s.default is not ...}, {})
 

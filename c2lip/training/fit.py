@@ -104,10 +104,7 @@ def make_validator(
     place, counts = Path(folder) / "validation", {"items": cfg.items, "images": cfg.bench_images}
     home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", **counts)
     if home is None:
-        raise UserError(
-            "evaluate_every asks for validation images, and there are none: "
-            "raise hold_back, or give validation a benchmark folder"
-        )
+        raise UserError("evaluate_every needs validation images: raise hold_back, or give validation a folder")
 
     def validator(towers):
         return _summary(evaluate(towers, home, batch_size=250, progress=False, cache=None, readouts={}))
@@ -179,10 +176,8 @@ class _Run:
         if self.cfg.resume:
             self.done = load_checkpoint(self.folder, self.towers, self.method, self.optimizer, self.settings)
         if self._sum(self.done) != self.ranks * self.done:
-            raise UserError(
-                f"rank {self.rank} found the checkpoint of step {self.done}, other ranks another: "
-                f"{self.folder} must be the same disk on every machine"
-            )
+            found = f"rank {self.rank} found the checkpoint of step {self.done}, other ranks another"
+            raise UserError(f"{found}: {self.folder} must be the same disk on every machine")
         prepare_towers(self.towers, self.cfg.recompute, self.cfg.compiled)
         self.step = Step(self.towers, self.method, self.cfg.accumulate, self.autocast)
         if self.ranks > 1:

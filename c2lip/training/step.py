@@ -100,10 +100,7 @@ def _choose_trained(model, text):
         p.requires_grad_(pattern.fullmatch(name) is not None)
     trained = [(name, p) for name, p in named if p.requires_grad]
     if not trained:
-        raise UserError(
-            f"the pattern {text!r} matches no parameter: nothing would be trained; "
-            f"names look like {named[0][0]}, {named[-1][0]}"
-        )
+        raise UserError(f"the pattern {text!r} matches no parameter; names look like {named[0][0]}, {named[-1][0]}")
     return trained
 
 
@@ -193,9 +190,7 @@ def prepare_towers(
         try:
             towers.model.set_grad_checkpointing(True)
         except Exception as e:
-            raise UserError(
-                f"the towers of {towers.name} cannot recompute their activations ({e}); leave recompute off"
-            ) from None
+            raise UserError(f"{towers.name} cannot recompute its activations ({e}); leave recompute off") from None
     if compiled:
         modules = towers.model.named_modules()
         blocks = [b for n, m in modules if n.rpartition(".")[2] in ("blocks", "resblocks") for b in m]
