@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .maps import View, open_user_image
 from ..concepts import canonical_caption, noun_phrases
-from ..core import UserError
+from ..core import UserError, short
 from ..core.files import user_path
 from ..evaluation.world_scenes import binding_scenes
 from ..methods.edits import WORD_KINDS, swap_spans, tag_words
@@ -71,10 +71,11 @@ def open_exhibit(
     "An image to show; one that cannot be opened is a `UserError`"
     if isinstance(image, Exhibit):
         return image
-    if isinstance(image, int) or isinstance(image, str) and image.strip().isdecimal():
-        if not 1 <= int(image) <= len(gallery()):
-            raise UserError(f"the gallery has the images 1 to {len(gallery())}, not {image}")
-        return gallery()[int(image) - 1]
+    if isinstance(image, int | str) and str(image).strip().isdecimal():
+        found = [exhibit for exhibit in gallery() if exhibit.place == str(image).strip()]
+        if not found:
+            raise UserError(f"the gallery has the images 1 to {len(gallery())}, not {short(image)}")
+        return found[0]
     place = str(user_path(image)) if isinstance(image, str | Path) else ""
     opened = open_user_image(place or image, name or str(image) if place else name or "the image")
     return Exhibit(name or Path(place).name or "image", opened, place=place)
@@ -143,6 +144,8 @@ def ask(
     caption: Sequence[str],  # phrases of the caption
 ) -> tuple[str, ...]:  # at most four: the phrases, and what the question makes of them
     "Put a question beside the phrases; a question that changes nothing is a `UserError`"
+    if question not in QUESTIONS:
+        raise UserError(f"there is no question {short(question)}; there are {', '.join(QUESTIONS)}")
     changed = [QUESTIONS[question](phrase, [*phrases, *caption]) for phrase in phrases]
     wanted = tuple(dict.fromkeys([*phrases, *filter(None, changed)]))[:_MOST_PHRASES]
     if wanted == tuple(phrases):
