@@ -113,7 +113,7 @@ class Request:
 # %% ../../nbs/5_evaluation/06_base.ipynb #58e871b2
 def pick(hits: Hits, index) -> Hits:
     "Some of the items, by their numbers or a mask"
-    return Hits(*(column if column is None else column[torch.as_tensor(index)] for column in hits))
+    return Hits._make(column if column is None else column[torch.as_tensor(index)] for column in hits)
 
 
 def all_of(*hits: Hits) -> Hits:
