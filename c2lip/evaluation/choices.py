@@ -120,7 +120,7 @@ def _read_item(entry, row, folders):
     else:
         right, wrong = ([entry.text(key) for key in _as_list(row.get(side, []))] for side in ("right", "wrong"))
     right, wrong = (tuple(row.get("prompt", "{}").format(text) for text in _as_list(side)) for side in (right, wrong))
-    group = entry.value(row["group"]) if "group" in row else ""
+    group = entry.value(row["group"]) if "group" in row else entry.value(row.get("cluster", ""), "")
     return Item(
         str(entry.value(row.get("key", ""), entry.number)),
         image,
@@ -263,13 +263,18 @@ def _rows(row, tasks, scorer):
     "Every task, what is measured of it beyond its items, then the means"
     rows = {}
     for task, items in tasks.items():
+        groups = [item.group for item in items]
+        cluster = (
+            torch.tensor(list(map(sorted(set(groups)).index, groups))) if "cluster" in row and all(groups) else None
+        )
         if row["form"] == "triple":
-            rows |= {f"{task} {question}": hits for question, hits in _triple_hits_of(items, scorer).items()}
+            found = _triple_hits_of(items, scorer).items()
+            rows |= {f"{task} {question}": hits._replace(cluster=cluster) for question, hits in found}
             continue
         own = row["tasks"][task] if isinstance(row.get("tasks"), dict) else {}
-        rows[task] = hits = choice_hits(items, scorer)
+        rows[task] = hits = choice_hits(items, scorer)._replace(cluster=cluster)
         if "macro" in own:
-            rows[task] = base.macro([item.group for item in items], hits, **own["macro"])
+            rows[task] = base.macro(groups, hits, **own["macro"])
             rows[f"{task} micro"] = hits
         if own.get("positions"):
             rows |= {f"{task} {name}": h for name, h in position_hits(items, hits).items()}
