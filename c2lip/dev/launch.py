@@ -138,7 +138,8 @@ def _failure(error, output, drawn):
     if list(folder.glob("checkpoint*.pt")):
         way = "-p resume True goes on from its checkpoint"
     elif not [*folder.glob("*/checkpoint*.pt"), *folder.glob("*/model")]:
-        return f"{cause}\n       {folder} holds no checkpoint yet, so start again"
+        sooner = "; -p save_every 50 keeps one sooner" if output.stem == "train" else ""
+        return f"{cause}\n       {folder} holds no checkpoint yet, so start again{sooner}"
     return f"{cause}\n       the same line with -p run_dir {folder} {way}"
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3f
