@@ -16,6 +16,7 @@ import sys
 import time
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 
@@ -77,8 +78,7 @@ def check_run(
     return folder
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3a
-def _wrap(line, wide):
-    return fill(line, wide, break_long_words=False, break_on_hyphens=False)
+_wrap = partial(fill, break_long_words=False, break_on_hyphens=False)
 
 
 def _print(text):
