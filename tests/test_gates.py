@@ -278,10 +278,10 @@ def test_every_requirement_is_pinned():
 
 
 def test_every_import_is_required():
-    "What the library imports is in settings.ini: requirements; nbdev, which only upkeep needs, and Ray, an extra"
+    "What the library imports is in settings.ini: requirements; nbdev, which only upkeep needs; Ray and ONNX, extras"
     from importlib.metadata import packages_distributions
 
-    required = {plain(r) for r in settings()["requirements"].split()} | {"nbdev", "ray"}
+    required = {plain(r) for r in settings()["requirements"].split()} | {"nbdev", "ray", "onnxruntime", "onnxscript"}
     homes, missing = packages_distributions(), set()
     for f in sorted((ROOT / "c2lip").rglob("*.py")):
         for node in ast.walk(ast.parse(f.read_text(encoding="utf8"))):

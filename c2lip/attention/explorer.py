@@ -19,7 +19,7 @@ import torch
 from matplotlib import rc_context
 from torch import Tensor
 
-from .controls import MAP_CONTROLS, Selection, read_selection, selection_text
+from .controls import MAP_CONTROLS, Selection, read_selection, selection_text, typed
 from .figures import ImageMaps, compare_views, grid_note, maps_figure, maps_html
 from .maps import MAP_KINDS, View, blocks_and_heads, embed_phrases, encode_view
 from c2lip.attention.questions import (
@@ -35,7 +35,7 @@ from c2lip.attention.questions import (
     true_mask,
 )
 from ..core import UserError
-from ..core.files import project_root, run_folder, write_json
+from ..core.files import project_root, read_json, run_folder, write_json
 from ..evaluation.plots import Page
 from ..towers import Towers, load
 from ..towers.folders import EMBEDDED
@@ -202,7 +202,8 @@ class Explorer:
         "The selection with changes made to it"
         changes, new, now = dict(changes), {}, self.selection
         if "state" in changes:
-            changes = read_selection(changes.pop("state")) | changes
+            changes = read_selection(str(changes.pop("state"))) | changes
+        changes = typed(changes)
         if "image" in changes:
             new["image"] = open_exhibit(changes.pop("image"), changes.pop("name", ""))
             changes.setdefault("caption", new["image"].caption)
@@ -217,10 +218,7 @@ class Explorer:
             new["phrase"] = ask(changes.pop("question"), new.get("phrase", now.phrase), caption)
         if "model" in changes:
             new["model"] = self._menu_names(changes.pop("model"))
-        new |= {name: changes.pop(name) for name in MAP_CONTROLS if name in changes}
-        if changes:
-            raise UserError(f"the explorer knows nothing of {', '.join(changes)}")
-        return replace(now, **new)
+        return replace(now, **new, **{name: value for name, value in changes.items() if name in MAP_CONTROLS})
 
     def update(self, **changes) -> bool:  # whether the changes were made
         """Change what is shown; what cannot be done changes nothing but `status`.
@@ -294,6 +292,9 @@ class Explorer:
     def save(self, run_dir: str = "") -> Path:  # the folder; empty: a new dated one
         "Write maps.png, maps.svg, maps.pdf and, in maps.json, what they show"
         folder, chosen = run_folder(run_dir, "explore"), self.selection
+        known = read_json(folder / "maps.json") if (folder / "maps.json").exists() else {}
+        if any(folder.glob("maps.*")) and not (isinstance(known, dict) and "state" in known):
+            raise UserError(f"{folder} holds files maps.* that are not the explorer's: choose another folder")
         for kind in ("png", "svg", "pdf"):
             (folder / f"maps.{kind}").write_bytes(self.file(kind, dpi=300))
         own = zip(chosen.model, self.shown.scores)

@@ -36,11 +36,10 @@ def item_changes(
     pairs = [(seed, before.get(seed, next(iter(before.values()))), items) for seed, items in after.items()]
     rows = []
     for key in pairs[0][2]:
-        both = [(seed, first.get(key), second.get(key)) for seed, first, second in pairs]
-        if all(first and second for _, first, second in both):
-            _, firsts, seconds = zip(*both)
-            _, se, n = change_of_items(over_seeds(firsts), over_seeds(seconds))
-            rows += [(*key, change_of_items(first, second)[0], se, n, seed) for seed, first, second in both]
+        if all(first.get(key) and second.get(key) for _, first, second in pairs):
+            both = [(first[key], second[key]) for _, first, second in pairs]
+            _, se, n = change_of_items(*map(over_seeds, zip(*both)))
+            rows += [(*key, change_of_items(*own)[0], se, n, seed) for own, (seed, *_) in zip(both, pairs)]
     return pd.DataFrame(rows, columns=["suite", "name", "value", "se", "n", "seed"])
 
 
@@ -174,7 +173,8 @@ def read_answers(
     folder=None,  # None: data/results
 ) -> dict[str, dict[int, dict]]:  # model → seed → items, for `item_changes`; empty where the record keeps none
     "What every item of every model of a record gave"
-    file, found = Path(folder or shipped("results")) / name / "answers.parquet", {}
+    file = Path(folder or shipped("results")) / name / "answers.parquet"
+    found: dict[str, dict[int, dict]] = {}
     for (model, seed), rows in pd.read_parquet(file).groupby(["model", "seed"], sort=False) if file.is_file() else ():
         found.setdefault(model, {})[seed] = kept_items(rows)
     return found

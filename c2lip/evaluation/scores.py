@@ -181,8 +181,10 @@ def change_of_items(
     after: Hits | Values | Mean,  # of the same row, the second model
 ) -> tuple[float, float, int]:  # change in points, its standard error, items
     "The paired change of a row; a `UserError` where the items differ"
+    if [weight for weight, _ in weighted(before)] != [weight for weight, _ in weighted(after)]:
+        raise UserError("a paired comparison needs means of the same tasks and weights")
     differences = []
-    for (weight, first), (_, second) in zip(weighted(before), weighted(after), strict=True):
+    for (weight, first), (_, second) in zip(weighted(before), weighted(after)):
         if len(first.values) != len(second.values):
             counts = f"{len(first.values)} and {len(second.values)}"
             raise UserError(f"a paired comparison needs the same items, got {counts}")

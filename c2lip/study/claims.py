@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DEFAULT_VARIANT', 'stored_changes', 'change_between', 'verdict', 'row_label', 'judge', 'changes_table',
-           'readout_changes', 'default_ladder', 'ladder_table', 'plot_causes']
+           'default_ladder', 'ladder_table', 'plot_causes']
 
 # %% ../../nbs/9_study/02_claims.ipynb #1a250002
 from functools import cache
@@ -120,31 +120,6 @@ def changes_table(
         table = table.T
     head = "change against " + ("the base" if against == "base" else against)
     return markdown_table([head, *table.columns], table.reset_index().values)
-
-
-def _readout_text(rows):
-    "Before → after of one figure: one row with its own interval, or the mean over the rows of several seeds"
-    first = rows.iloc[0]
-    values = f"{rows.before.mean():.1f} → {rows.after.mean():.1f}"
-    if len(rows) == 1:
-        return f"{values} ({first.change:+.1f} [{first.low:.1f}, {first.high:.1f}])"
-    change = summarise(rows.assign(model="", value=rows.change, se=(rows.high - rows.low) / (2 * 1.96))).iloc[0]
-    return f"{values} ({change_text(change['mean'], change.half)})"
-
-
-def readout_changes(
-    found: pd.DataFrame,  # a record of readouts; models of several seeds are called "…, seed 0"
-) -> str:  # markdown
-    "By the score v·t and by the chosen mixture with v̂·c, on test, for every model, seeds taken together"
-    test = found[(found.split == "test") & (found.score == "both")]
-    test = test.assign(model=test.model.str.replace(r", seed \d+$", "", regex=True))
-    groups = test.groupby(["suite", "name", "model"])
-    models = list(dict.fromkeys(test.model))
-    rows = []
-    for suite, name in row_list("readouts"):
-        cells = [_readout_text(groups.get_group((suite, name, model))) for model in models]
-        rows.append([row_label(f"{suite}/{name}"), *cells])
-    return markdown_table(["v·t → mixture", *models], rows)
 
 # %% ../../nbs/9_study/02_claims.ipynb #1a250008
 DEFAULT_VARIANT = "+ npc + xac, β 10, α 0.4"

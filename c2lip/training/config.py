@@ -247,7 +247,7 @@ def check(
 def method_options(method):
     "The options of a method, and those of all, its own first"
     methods = read_methods()
-    own = methods.get(method, {})
+    own = methods.get(method, {}) if isinstance(method, str) else {}
     return own, {name: option for options in methods.values() for name, option in options.items()} | own
 
 
