@@ -113,7 +113,9 @@ class Request:
 # %% ../../nbs/5_evaluation/06_base.ipynb #58e871b2
 def pick(hits: Hits, index) -> Hits:
     "Some of the items, by their numbers or a mask"
-    return Hits._make(column if column is None else column[torch.as_tensor(index)] for column in hits)
+    index = torch.as_tensor(index)
+    cluster = None if hits.cluster is None else hits.cluster[index]
+    return Hits(hits.correct[index], hits.tie[index], hits.nan[index], cluster)
 
 
 def all_of(*hits: Hits) -> Hits:
