@@ -53,7 +53,7 @@ setup(
     package_data={lib: ["py.typed"]},
     cmdclass={"build_py": BuildWithData},
     install_requires=cfg["requirements"].split(),
-    extras_require={name: cfg[f"{name}_requirements"].split() for name in ("dev", "app", "ray")},
+    extras_require={name: cfg[f"{name}_requirements"].split() for name in ("dev", "app", "ray", "onnx")},
     entry_points={
         "console_scripts": cfg.get("console_scripts", "").split(),
         "nbdev": [f"{lib}={lib}._modidx:d"],

@@ -17,7 +17,7 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from exercises import ROOT, read_room, rows, without_body
+from exercises import ROOT, read_room, room_file, rows, without_body
 from reference import reference_pages
 
 HERE = Path(__file__).resolve().parent
@@ -50,7 +50,7 @@ class Site:
             return self.renamed.get(inner, inner)
         return target.name if target in (HERE / "try.md", *(ROOT / page for page in PAGES)) else None
 
-    def moved(self, text: str, home: Path) -> str:
+    def moved(self, text: str, home: Path, door: bool = False) -> str:
         "Markdown of a file in `home`, with links that count from its place in the site"
         here = Path(self.place_of(home / "x.ipynb") or "x").parent
 
@@ -60,6 +60,7 @@ class Site:
                 return found.group(0)
             file, mark, anchor = link.partition("#")
             target = Path(os.path.normpath(home / file))
+            target = room_file(target) if door else target
             if not target.exists():
                 self.dead.append(f"{home.relative_to(ROOT)}: {link}")
                 return found.group(0)
@@ -96,7 +97,7 @@ class Site:
         "A chapter's page: the door by hand, its rooms, its exercises"
         text = (HERE / "chapters" / f"{chapter}.md").read_text(encoding="utf8")
         rooms = [p.stem for p in sorted((NBS / chapter).glob("[0-9]*.ipynb"))]
-        text = self.moved(text, NBS / chapter)
+        text = self.moved(text, NBS / chapter, door=True)
 
         def picture(found):
             room, cell, label = found.groups()
@@ -104,7 +105,7 @@ class Site:
             data = next(o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {}))
             (self.source / chapter).mkdir(parents=True, exist_ok=True)
             (self.source / chapter / f"{cell}.png").write_bytes(base64.b64decode("".join(data)))
-            return f"[![{label}]({cell}.png)](../{room}.ipynb)"
+            return f"[![{label}]({cell}.png)](../{room_file(NBS / f'{room}.ipynb').relative_to(NBS)})"
 
         text = re.sub(r"<!-- picture (\S+) (\S+) (.*?) -->", picture, text)
         text = text.replace("<!-- rooms -->", toctree(rooms))
@@ -128,7 +129,7 @@ def exercises_text(exercises: list[dict]) -> str:
     for number, row in enumerate(exercises, 1):
         cells = {cell["id"]: cell["source"] for cell in read_room(row["room"])["cells"]}
         _, body = without_body(cells[row["cell"]], row["function"])
-        room = row["room"].split("/")[1]
+        room = room_file(NBS / f"{row['room']}.ipynb").stem
         parts += [
             f"**{number}. `{row['function']}`**, in [{room}]({room}.ipynb). {row['question']}\n",
             f"<details><summary>Hint</summary>\n\n{row['hint']}\n\n</details>\n",

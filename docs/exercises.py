@@ -29,9 +29,15 @@ def rows() -> list[dict]:  # one exercise each, numbered within its room
     return [{"room": room, **row} for room, exercises in sorted(found.items()) for row in exercises]
 
 
+def room_file(file: Path) -> Path:  # of a room; one that got another number is found by its name
+    "The file of a room"
+    moved = sorted(file.parent.glob(f"[0-9]*_{file.name.partition('_')[2]}")) if file.name[:1].isdigit() else []
+    return file if file.exists() or not moved else moved[0]
+
+
 def read_room(room: str) -> dict:  # `room`: its path below nbs/, without the ending
     "A room, as its JSON holds it, every source as one text"
-    notebook = json.loads((ROOT / "nbs" / f"{room}.ipynb").read_text(encoding="utf8"))
+    notebook = json.loads(room_file(ROOT / "nbs" / f"{room}.ipynb").read_text(encoding="utf8"))
     for cell in notebook["cells"]:
         cell["source"] = "".join(cell["source"])
     return notebook

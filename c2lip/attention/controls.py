@@ -8,6 +8,7 @@ __all__ = ['CONTROLS', 'MAP_CONTROLS', 'Control', 'Selection', 'selection_text',
 
 # %% ../../nbs/7_attention/04_controls.ipynb #49d69fc9
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -79,17 +80,12 @@ def selection_text(selection: Selection) -> str:
 
 
 def _number(name, value, default, ends):
-    try:
-        number = type(default)(float(value))
-        whole = number == float(value)  # false of NaN too
-    except (TypeError, ValueError, OverflowError):
-        whole = False
-    if not whole:
-        raise UserError(f"{name}: {short(value)} is no number that it takes")
     low, high = ends if isinstance(default, float) else (0, math.inf)
-    if not low <= number <= high:
-        raise UserError(f"{name}: {number:g} is not from {low:g} to {high:g}")
-    return number
+    with suppress(TypeError, ValueError, OverflowError):
+        number = type(default)(float(value))
+        if low <= number <= high and number == float(value):
+            return number
+    raise UserError(f"{name}: {short(value)} is no {type(default).__name__} from {low:g} to {high:g}")
 
 
 def _typed(name, value):
@@ -111,9 +107,7 @@ def typed(changes: dict) -> dict:  # of controls, of `name` and of `question`, a
     return {name: _typed(name, value) for name, value in changes.items()}
 
 
-def read_selection(
-    text: str,
-) -> dict:  # of `selection_text`, or such an address → changes for `Explorer.update`
+def read_selection(text: str) -> dict:  # of `selection_text`, or such an address → changes for `Explorer.update`
     "What a text selects, `typed`. Keys of Voilà itself are left to it"
     changes: dict[str, Any] = {}
     for key, value in parse_qsl(text.rpartition("?")[2], keep_blank_values=True):

@@ -100,7 +100,7 @@ _SCHEMA: dict[str, dict] = {
         "fill_color": range(256),
     },
     "vision_cfg": {"image_size": _SIDE},
-    "text_cfg": dict.fromkeys(("context_length", "vocab_size", "eos_id", "pad_id"), _TOKEN),
+    "text_cfg": dict.fromkeys(("context_length", "vocab_size", "eos_id", "pad_id", "heads", "layers", "width"), _TOKEN),
 }
 "Part of open_clip_config.json → key → words, whole numbers (a side also as a pair), or the range of three numbers"
 
@@ -243,9 +243,10 @@ _GIVEN = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token
 
 
 def _growth(rule):
-    "How many times longer the replacements in a part of tokenizer.json can make a text"
+    "How many times longer the replacements and beginnings in a part of tokenizer.json can make a text"
     parts = rule.values() if isinstance(rule, dict) else rule if isinstance(rule, list) else ()
-    own = len(str(rule.get("content") or "")) if isinstance(rule, dict) and rule.get("type") == "Replace" else 1
+    grows = isinstance(rule, dict) and rule.get("type") in ("Replace", "Prepend")
+    own = len(str(rule.get("content") or rule.get("prepend") or "")) if grows else 1
     return math.prod(map(_growth, parts), start=max(1, own))
 
 
