@@ -3,11 +3,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUTSIDE := $(VENV)/outside/.installed
+SITE   := $(VENV)/site/.installed
+FOLDER ?= exercises
 FINDPY := for p in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python); do \
           $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test quick outside lab app notebooks outputs clean
+.PHONY: help install train test quick outside lab app notebooks outputs site exercises solved clean
 
 help:             ## say what can be made
 	@sed -n 's/^\([a-z]*\): *[^#]*## */  make \1	/p' $(MAKEFILE_LIST)
@@ -57,6 +59,22 @@ notebooks: $(STAMP) ## before a commit: ruff, export, clean, README.md
 outputs: $(STAMP) ## run notebooks and store what they show (ARGS="train rooms")
 	@$(BIN)/python -c 'import sys; from c2lip.dev.upkeep import store_outputs; store_outputs(sys.argv[1:])' $(ARGS)
 
+site: $(SITE)     ## the book, with search, and a page that runs two models: _site/html/index.html
+	@$(VENV)/site/bin/python docs/build.py _site
+	@$(BIN)/python docs/page.py _site/html/maps.html
+
+$(SITE): $(STAMP) docs/requirements.txt
+	@echo "c2lip: making $(VENV)/site"
+	@$(BIN)/python -m venv --clear $(VENV)/site
+	@$(VENV)/site/bin/python -m pip install -qq --disable-pip-version-check -r docs/requirements.txt
+	@touch $@
+
+exercises: $(STAMP) ## rooms without bodies, for you to fill in (FOLDER=my_exercises)
+	@$(BIN)/python docs/exercises.py make $(FOLDER)
+
+solved: $(STAMP)  ## which of your exercises pass
+	@$(BIN)/python docs/exercises.py check $(FOLDER)
+
 clean:            ## remove .venv and what tools leave behind; runs/ stays
-	rm -rf $(VENV) c2lip.egg-info .pytest_cache .ruff_cache .mypy_cache _proc _docs build dist
+	rm -rf $(VENV) c2lip.egg-info .pytest_cache .ruff_cache .mypy_cache _proc _docs _site build dist
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -16,7 +16,7 @@ stages = {"1": "1 - Planning", "2": "2 - Pre-Alpha", "3": "3 - Alpha", "4": "4 -
 
 
 class BuildWithData(build_py):
-    "Put data/ into the package as shipped/, where c2lip.core.shipped looks; an editable install has data/ beside it"
+    "Put data/ and two launchers into the package as shipped/, where c2lip.core.shipped looks; an editable install has data/ beside it"
 
     def run(self):
         super().run()
@@ -25,6 +25,9 @@ class BuildWithData(build_py):
         target = Path(self.build_lib)/lib/"shipped"
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(root/"data", target, ignore=shutil.ignore_patterns("cache", "*.tmp", ".*"))
+        (target/"nbs").mkdir()
+        for name in ("train", "evaluate"):
+            shutil.copy(root/"nbs"/f"{name}.ipynb", target/"nbs")
 
 
 setup(
@@ -50,7 +53,7 @@ setup(
     package_data={lib: ["py.typed"]},
     cmdclass={"build_py": BuildWithData},
     install_requires=cfg["requirements"].split(),
-    extras_require={name: cfg[f"{name}_requirements"].split() for name in ("dev", "app", "ray")},
+    extras_require={name: cfg[f"{name}_requirements"].split() for name in ("dev", "app", "ray", "onnx")},
     entry_points={
         "console_scripts": cfg.get("console_scripts", "").split(),
         "nbdev": [f"{lib}={lib}._modidx:d"],

@@ -50,7 +50,7 @@ def canonical_caption(
     text = SEPARATOR.sub(" ", SURROGATE.sub("", text))  # half a surrogate pair is no character
     for _ in range(4):  # what one round uncovers (an entity that spelled a tag) the next one cleans
         before = text
-        text = TAG.sub(" ", html.unescape(ftfy.fix_text(text)))
+        text = TAG.sub(" ", html.unescape(ftfy.fix_text(text, unescape_html=False)))  # ftfy would unescape for ever
         text = " ".join(URL.sub(" ", text).split())
         if text == before:
             break

@@ -59,14 +59,14 @@ def phrase_signs(
     own[owner[here], here.nonzero()[:, 0]] = True
     if duplicates == "separate" or len(owner) == 0:
         return own * 2.0 - 1, column
-    words, group = number.unique(return_inverse=True)
+    words, group = number[column].unique(return_inverse=True)  # of mentioned rows alone
     mentioned = torch.zeros(n, len(words), dtype=torch.bool, device=device)
-    mentioned[owner[here], group[column[here]]] = True
+    mentioned[owner[here], group[here]] = True
     if duplicates == "mask":
-        return torch.where(own, 1.0, mentioned[:, group[column]] * 1.0 - 1), column
+        return torch.where(own, 1.0, mentioned[:, group] * 1.0 - 1), column
     order = (owner if place is None else place) * len(number) + column  # by image, then by row
     none = torch.full((len(words),), torch.iinfo(order.dtype).max, device=device)
-    first = none.scatter_reduce(0, group[column], order, "amin")
+    first = none.scatter_reduce(0, group, order, "amin")
     return mentioned * 2.0 - 1, first % len(number)
 
 # %% ../nbs/1_method/04_losses.ipynb #cc618f7f

@@ -14,6 +14,11 @@
   for (const end of ['change', 'focusout'])
     document.addEventListener(end, e => { if (inside(e.target)) typed = null; }, true);
 
+  // a click on an image of the gallery is one on its button
+  document.addEventListener('click', e => {
+    if (e.target.matches('.c2lip-shelf img')) e.target.closest('.widget-vbox').querySelector('button').click();
+  });
+
   const call = (e, name) => { if (name && e.getAttribute('aria-label') != name) e.setAttribute('aria-label', name); };
   const mend = panel => {
     for (const e of panel.querySelectorAll('.c2lip-live:not([aria-live])')) e.setAttribute('aria-live', 'polite');

@@ -35,7 +35,7 @@ assert Path(sitecustomize.__file__).parent == OFFLINE or not hasattr(sitecustomi
 
 # Modules whose tests share nothing that is costly to make: their tests go to whichever worker is free.
 # The tests of any other module run one after the other on one worker.
-SPREAD = {f"test_{name}" for name in "cluster fuzz gates launch notebooks own_images prepare resume".split()}
+SPREAD = {f"test_{name}" for name in "cluster fuzz gates launch notebooks own_images prepare resume site".split()}
 # The longest go first, tests or whole modules, so that no worker is left alone with one of them at the end.
 LONGEST = (
     "test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits test_types_are_right_long "

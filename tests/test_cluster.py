@@ -91,6 +91,15 @@ def test_a_killed_rank_ends_the_run_and_is_named(own, tmp_path, capfd):
     assert listed in (1, 2) and read_log(tmp_path)[-1]["skipped"] == listed, "by the rank that met it, or by both"
 
 
+def test_a_killed_kernel_takes_its_ranks_along(own, tmp_path):
+    settings = {**LONG, "data": str(own), "gpus": 2}
+    line = f"from c2lip.training.run import train; train({settings}, {str(tmp_path)!r})"
+    with subprocess.Popen([sys.executable, "-c", line], cwd=ROOT, stdout=subprocess.DEVNULL) as kernel:
+        wait_for(lambda: steps(tmp_path))
+        kernel.kill()
+    wait_for(lambda: not ranks(tmp_path), 20)
+
+
 BROKEN = """
 import os
 import time

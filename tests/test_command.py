@@ -46,7 +46,9 @@ try:
     c2lip.dev.command.main(['prepare', '--help'])
 except SystemExit as e:
     assert e.code == 0
-import c2lip.training.runs, c2lip.training.config
+import c2lip.training.runs, c2lip.dev.launch
+c2lip.dev.launch.check_run('nbs/train.ipynb', {'method': 'clic', 'plain_every': 3, 'concepts': 'pool'})
+assert c2lip.dev.command.main(['list', 'models', 'SigLIP']) == 0
 assert not {'torch', 'spacy', 'ray', 'open_clip'} & set(sys.modules), sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=project_root())

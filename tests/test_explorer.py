@@ -1,6 +1,7 @@
 """The explorer's state: what is kept, what is refused, and that nothing dies."""
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from c2lip.attention.controls import selection_text
+from c2lip.attention.controls import CONTROLS, selection_text
 from c2lip.attention.explorer import Explorer
 from c2lip.attention.maps import MAP_KINDS
 from c2lip.attention.panel import Panel
@@ -109,6 +110,13 @@ def test_a_refused_model_joins_no_menu(state, model, word):
         Explorer([model])
 
 
+def test_a_change_has_the_type_of_its_control(state):
+    "Whatever comes as a value, no raw error is shown"
+    for name in (*CONTROLS, "name", "question", "state"):
+        for value in (None, 1.5, float("nan"), 10**400, -1, "x", "\ud800", "9" * 5000, [], {}, b"x"):
+            assert state.update(**{name: value}) or re.match(".*Error: (?!cannot identify)", state.error) is None, name
+
+
 def test_a_huge_image_is_refused(state, tmp_path):
     Image.new("1", (20_000, 20_000)).save(tmp_path / "huge.png")
     start = time.process_time()
@@ -134,6 +142,10 @@ def test_everything_comes_back(state, tmp_path):
     other = Explorer(["base"])
     assert other.update(state="http://127.0.0.1:8866/?" + selection_text(state.selection)), other.error
     assert replace(other.selection, image=state.selection.image) == state.selection
+    (tmp_path / "maps.png").write_text("mine")
+    with pytest.raises(UserError, match="not the explorer's"):
+        state.save(str(tmp_path))
+    (tmp_path / "maps.png").unlink()
     data = json.loads((state.save(str(tmp_path)) / "maps.json").read_text())
     assert (data["phrase"], data["kind"], data["scale"]) == (["a wall", "100 % red"], "softmax", 3.5)
     assert set(data["scores"]["base"]) == {"a wall", "100 % red"} and data["status"] == state.status

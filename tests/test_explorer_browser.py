@@ -229,7 +229,7 @@ def test_a_visit(page, tmp_path):
     menu = page.locator(f"{PANEL} select").nth(1)
     assert "one model" in after(page, lambda: menu.select_option(label="–"))
     assert page.locator(".c2lip-maps figure").count() == 2
-    after(page, lambda: menu.select_option(value="tuned · shipped"))
+    after(page, lambda: menu.select_option(value="tuned · what C2LIP made of base"))
     assert page.locator(".c2lip-maps figure").count() == 4
     # on a narrow page and a wide one; a map kind, the slider by keyboard, an earlier block, one head
     unfold(page, "more models", False)
@@ -245,7 +245,7 @@ def test_a_visit(page, tmp_path):
     # two phrases, another image
     text = enter(page, PHRASE, "a red mug | a blue fish")
     assert "“a red mug”" in text and "“a blue fish”" in text
-    assert after(page, page.locator(".c2lip-shelf button").nth(2).click).startswith("scene 3")
+    assert after(page, page.locator(".c2lip-shelf img").nth(2).click).startswith("scene 3")
     assert chosen_scene(page) == "3" and "highest" in page.locator(FIGURE).nth(1).get_attribute("alt")
     # of a broken image the status says so, and the last one stays
     unfold(page, "images")
@@ -374,7 +374,7 @@ def test_the_app(servers, browser):
     wait_for_panel(page)
     assert "What does a phrase look at" in page.inner_text("body") and "from c2lip" not in page.inner_text("body")
     assert page.locator(".c2lip-frame").first.evaluate("e => e.getBoundingClientRect().bottom") < 800
-    restore(page, "model=base&model=tuned&image=1&phrase=a+pink+key")
+    restore(page, "model=base&model=tuned&image=1&phrase=a+red+cat")
     for name in FOLDS:
         unfold(page, name)
     nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
@@ -385,8 +385,8 @@ def test_the_app(servers, browser):
     assert {"β", "opacity", "phrase", "layer", "exchange before and after", "show “a green cat” too"} <= controls
     assert any(name.startswith("binding 9: ") for name in controls), controls
     alts = [name for role, name in found if role in ("image", "img")]
-    assert sum(name.startswith("map of “a pink key”, ") for name in alts) == 3, alts
-    assert sum(name.startswith("image: a pink key and a green cat") for name in alts) == 1
+    assert sum(name.startswith("map of “a red cat”, ") for name in alts) == 3, alts
+    assert sum(name.startswith("image: a spotted red kite, a green cat") for name in alts) == 1
     assert all(alts) and page.get_attribute(".c2lip-live", "aria-live") == "polite"
     shown, link = settle(page)[0], page.get_by_text("link to this view").get_attribute("href")
     assert "empty" in enter(page, PHRASE, " ") and page.locator(".c2lip-wrong").count()

@@ -45,7 +45,7 @@ def test_what_the_distributions_hold(distributions):
     assert not wanted - names
     assert not [name for name in names if name.startswith(("data/cache", "runs", "build", "dist"))]
     shipped = {name for name in below(ROOT / "data") if not name.startswith(("cache/", "."))}
-    assert below(installed / "c2lip" / "shipped") == shipped
+    assert below(installed / "c2lip" / "shipped") == shipped | {"nbs/train.ipynb", "nbs/evaluate.ipynb"}
     assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {"c2lip"}
 
 
@@ -91,3 +91,7 @@ def test_the_library_works_anywhere(distributions, tmp_path, run):
     done = run(sys.executable, "-c", command, "prepare", "captions.csv", "out", cwd=here, env=env)
     assert done.returncode == 0 and "1 captions, 2 phrases" in done.out, done.out
     assert {"captions.csv", "out", "record.json"} == {path.name for path in here.iterdir()}
+    words = ["evaluate", "-p", "items", 20, "-p", "bench_images", 60, "-p", "run_dir", "mine"]
+    done = run(sys.executable, "-c", command, *words, cwd=here, env=env, timeout=300)
+    assert done.returncode == 0 and "everything is in mine" in done.out, done.out
+    assert (here / "mine" / "table.csv").exists() and (here / "mine" / "evaluate.ipynb").exists()

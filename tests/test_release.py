@@ -7,6 +7,7 @@ from copy import deepcopy
 import numpy as np
 import open_clip
 import pytest
+import safetensors.torch
 import torch
 import yaml
 from PIL import Image
@@ -95,7 +96,7 @@ def tiny_clip(quick_gelu):
 
 
 KINDS = {
-    "siglip": small_siglip,  # its trunk is made by hand, so that open_clip cannot build it
+    "siglip": small_siglip,  # stock open_clip does not know its trunk
     "full siglip": full_siglip,
     "clip": lambda: tiny_clip(quick_gelu=True),
     "base": lambda: load("base"),
@@ -160,6 +161,18 @@ def test_stock_open_clip_and_transformers(released, run):
         hf = np.load(folder / "hf.npz")
         assert largest <= 1e-5 and same(hf["image"], ours["image"], 1e-5) and same(hf["text"], ours["text"], 1e-5), kind
         assert same(hf["logits"], ours["logits"], 1e-5 * ours["scale"]) and same(hf["alone"], hf["image"], 1e-5), kind
+        back = load(folder / "hf")  # as a start: the same numbers, and released again the same weights
+        again = own_outputs(back, Image.open(folder / "image.png"))
+        assert all(same(hf[part], again[part], 1e-5) for part in ("image", "text")), kind
+        to_hugging_face(back, folder / "again")
+        first, second = (safetensors.torch.load_file(folder / at / "model.safetensors") for at in ("hf", "again"))
+        assert first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first), kind
+        asks = json.loads((folder / "again" / "config.json").read_text()) | {"auto_map": {"AutoModel": "evil.Model"}}
+        (folder / "again" / "config.json").write_text(json.dumps(asks))
+        with pytest.raises(UserError, match="no code of a model folder is run"):
+            load(folder / "again")
+        own = load(save(back, folder / "tuned"))
+        assert same(own_outputs(own, Image.open(folder / "image.png"))["text"], again["text"], 0), kind
         config = json.loads((folder / "hf" / "config.json").read_text())
         names = json.loads((folder / "hf" / "tokenizer_config.json").read_text())  # as transformers 4 knows them
         assert names["tokenizer_class"] in ("PreTrainedTokenizerFast", "CLIPTokenizer"), names["tokenizer_class"]

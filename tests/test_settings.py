@@ -21,7 +21,7 @@ from c2lip.training.config import (
     Config,
     check,
     complete,
-    options_of,
+    read_methods,
     read_parameters,
     settings_of,
 )
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT / "nbs"
 SETTINGS = settings_of()
 METHODS, _ = find_methods()
-OPTIONS = options_of(c2lip)
+OPTIONS = read_methods()["c2lip"]
 
 
 def test_what_depends_on_the_model_is_auto():
@@ -60,8 +60,8 @@ def test_settings_are_well_formed():
     assert check(SETTINGS, {}) == {name: s.default for name, s in SETTINGS.items()}
     assert all(s.kind in KINDS and s.help for s in SETTINGS.values()) and set(SETTINGS) >= MAY_CHANGE
     assert set(SETTINGS) >= HIDDEN_SETTINGS, "the card leaves out known settings only"
-    for method, function in METHODS.items():
-        options = options_of(function)
+    for method in METHODS:
+        options = read_methods()[method]
         assert not set(options) & set(SETTINGS), f"{method} takes a setting of the run as its own"
         check({name: s for name, s in options.items() if s.default is not ...}, {})
 
@@ -124,10 +124,7 @@ def test_a_checkpoint_belongs_to_every_setting_that_may_not_change(tmp_path):
         ({"epochs": "many"}, "epochs must be a number above 0, at most 100,000, not many"),
         ({"batches": "neighbour"}, "batches must be one of: random, .*neighbours, not .*did you mean neighbours"),
         ({"lamda_xac": 1}, "there is no setting 'lamda_xac'; did you mean lambda_xac"),
-        ({"lambda_xac": -1}, "lambda_xac must be a number from 0 to 1000, not -1"),
-        ({"concepts": "poll"}, "concepts must be one of: pool, encode, not 'poll'; did you mean pool"),
         ({"seed": 1.5}, "seed must be a whole number"),
-        ({"recompute": 1}, "recompute must be True or False"),
         ({"data": "\udcff"}, "data must be a text, not "),
         ({"phrase_rules": "[1]"}, "phrase_rules must be a mapping of the form {name: value, …}, not "),
     ],

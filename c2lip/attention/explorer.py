@@ -19,7 +19,7 @@ import torch
 from matplotlib import rc_context
 from torch import Tensor
 
-from .controls import MAP_CONTROLS, Selection, read_selection, selection_text
+from .controls import MAP_CONTROLS, Selection, read_selection, selection_text, typed
 from .figures import ImageMaps, compare_views, grid_note, maps_figure, maps_html
 from .maps import MAP_KINDS, View, blocks_and_heads, embed_phrases, encode_view
 from c2lip.attention.questions import (
@@ -35,7 +35,7 @@ from c2lip.attention.questions import (
     true_mask,
 )
 from ..core import UserError
-from ..core.files import project_root, run_folder, shipped, write_json
+from ..core.files import project_root, read_json, run_folder, write_json
 from ..evaluation.plots import Page
 from ..towers import Towers, load
 from ..towers.folders import EMBEDDED
@@ -62,13 +62,9 @@ def _about_run(row):
 
 
 def _shipped_models():
-    "The models that come with the library: the bases, then others by name"
-    bases = [
-        ModelEntry("base", "base", "the embedded SigLIP"),
-        ModelEntry("base_clip", "base_clip", "the embedded CLIP"),
-    ]
-    folders = sorted(config.parent for config in shipped("base").parent.glob("*/open_clip_config.json"))
-    return bases + [ModelEntry(f.name, str(f), "shipped") for f in folders if f.name not in EMBEDDED]
+    "The models that come with the library"
+    abouts = {"base": "the embedded SigLIP", "base_clip": "the embedded CLIP"}
+    return [ModelEntry(name, name, abouts.get(name, "shipped")) for name in EMBEDDED]
 
 
 def find_models(root: Path | None = None) -> dict[str, ModelEntry]:  # name → entry, in the order of the menu
@@ -84,7 +80,7 @@ def find_models(root: Path | None = None) -> dict[str, ModelEntry]:  # name → 
 
 def usual_models(models: dict[str, ModelEntry]) -> tuple[str, ...]:  # of `find_models` → names: before and after
     "What to compare first: base with the newest run of train, else with a tuned model that ships, else base alone"
-    tuned = [entry.name for entry in models.values() if entry.name not in EMBEDDED and not entry.trial]
+    tuned = [entry.name for entry in models.values() if entry.name not in EMBEDDED[:2] and not entry.trial]
     return ("base", *tuned[:1])
 
 
@@ -206,7 +202,8 @@ class Explorer:
         "The selection with changes made to it"
         changes, new, now = dict(changes), {}, self.selection
         if "state" in changes:
-            changes = read_selection(changes.pop("state")) | changes
+            changes = read_selection(str(changes.pop("state"))) | changes
+        changes = typed(changes)
         if "image" in changes:
             new["image"] = open_exhibit(changes.pop("image"), changes.pop("name", ""))
             changes.setdefault("caption", new["image"].caption)
@@ -221,10 +218,7 @@ class Explorer:
             new["phrase"] = ask(changes.pop("question"), new.get("phrase", now.phrase), caption)
         if "model" in changes:
             new["model"] = self._menu_names(changes.pop("model"))
-        new |= {name: changes.pop(name) for name in MAP_CONTROLS if name in changes}
-        if changes:
-            raise UserError(f"the explorer knows nothing of {', '.join(changes)}")
-        return replace(now, **new)
+        return replace(now, **new, **{name: value for name, value in changes.items() if name in MAP_CONTROLS})
 
     def update(self, **changes) -> bool:  # whether the changes were made
         """Change what is shown; what cannot be done changes nothing but `status`.
@@ -298,6 +292,9 @@ class Explorer:
     def save(self, run_dir: str = "") -> Path:  # the folder; empty: a new dated one
         "Write maps.png, maps.svg, maps.pdf and, in maps.json, what they show"
         folder, chosen = run_folder(run_dir, "explore"), self.selection
+        known = read_json(folder / "maps.json") if (folder / "maps.json").exists() else {}
+        if any(folder.glob("maps.*")) and not (isinstance(known, dict) and "state" in known):
+            raise UserError(f"{folder} holds files maps.* that are not the explorer's: choose another folder")
         for kind in ("png", "svg", "pdf"):
             (folder / f"maps.{kind}").write_bytes(self.file(kind, dpi=300))
         own = zip(chosen.model, self.shown.scores)

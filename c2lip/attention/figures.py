@@ -10,6 +10,7 @@ __all__ = ['MapColumn', 'map_columns', 'grid_note', 'ImageMaps', 'maps_figure', 
 import base64
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -128,7 +129,9 @@ def map_columns(
     columns = []
     for name, own, area in zip(names, maps, fields):
         ranged = maps if same_scale else [own]
-        lowest = float(min(m.min() for m in ranged)) if kind == "similarity" else 0.0
+        lowest = 0.0  # of shares an even one, so that a model without a preference has no colour
+        if kind != "centred":
+            lowest = float(min(m.mean() if kind in SHARE_KINDS else m.min() for m in ranged))
         low, high = _rounded_range(lowest, float(max(m.max() for m in ranged)))
         columns.append(MapColumn(name, own, area, low, high, MAP_KINDS[kind]))
     if len(maps) == 2:
@@ -307,17 +310,40 @@ def compare_views(
     return map_columns(names, maps, [view.field for view in views], kind, same_scale, scores)
 
 
+def _in_colour(values, image, field, low, high):
+    "A (gh,gw) map as light on an image, (h,w,3) in 0…1: its own colours from `high`, nearly white up to `low`"
+    sampled = sample_map(values[None], field, image.size, smooth=True)[0].numpy()[..., None]
+    light = ((sampled - low) / (high - low)).clip(0, 1)
+    pale = 0.75 + 0.25 * np.asarray(image.convert("L"), np.float32)[..., None] / 255
+    return light * np.asarray(image, np.float32) / 255 + (1 - light) * pale
+
+
 def compare_figure(
     before: Towers,
     after: Towers,
     image,  # a PIL image, a path, or bytes
-    phrases: list[str],  # P phrases
-    kind: str = "similarity",  # one of `MAP_KINDS`
+    phrases: list[str],  # P phrases, a column each
     shown: Image.Image | None = None,  # a larger rendering of the same image to show
     names=("before", "after"),  # of the two models
+    outlines: Sequence = (),  # for each phrase the (h,w) bool mask of its object
 ) -> Page:
-    "Image, before, after, difference; where the grids differ, the difference is on the finer, and the figure says so"
-    views = [encode_view(towers, image, head=kind == "head") for towers in (before, after)]
-    columns = compare_views(names, views, [embed_phrases(towers, phrases) for towers in (before, after)], kind)
-    maps = ImageMaps((shown or open_user_image(image)).convert("RGB"), columns)
-    return maps_figure(maps, phrases, note=grid_note(columns))
+    "The attention at β = 10 above an even share, as light on the image: before, after, and the difference"
+    views = [encode_view(towers, image) for towers in (before, after)]
+    maps = [v.maps(embed_phrases(t, phrases), "softmax") for v, t in zip(views, (before, after))]
+    (first, last), field = on_finest_grid(maps, [view.field for view in views], share=True)
+    shown = (shown or open_user_image(image)).convert("RGB")
+    tall = min(2.0, shown.height / shown.width)
+    with rc_context(_STYLE):
+        page = Page((0.3 + 1.75 * len(phrases), 0.3 + 3 * 1.75 * tall), layout="constrained")
+        grid = page.subplots(3, len(phrases), squeeze=False)
+        for i, (phrase, a, b) in enumerate(zip(phrases, first, last)):
+            low, high, most = float(a.mean()), float(torch.stack([a, b]).max()), float((b - a).abs().max())
+            panels = [_in_colour(values, shown, field, low, max(high, low + 1e-6)) for values in (a, b)]
+            panels.append(_overlay(b - a, shown, field, _CHANGE, -most, most, smooth=True))
+            for axes, pixels in zip(grid[:, i], panels):
+                axes.imshow(_add_outline(pixels, outlines[i]) if len(outlines) else pixels)
+                axes.set(xticks=[], yticks=[])
+            grid[0, i].set_title("\n".join(textwrap.wrap(phrase, 28)), fontsize=9)
+        for axes, name in zip(grid[:, 0], [*names, "difference"]):
+            axes.set_ylabel(name, fontsize=9)
+    return page

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from .maps import View, open_user_image
 from ..concepts import canonical_caption, noun_phrases
-from ..core import UserError
+from ..core import UserError, short
 from ..core.files import user_path
-from ..evaluation.world_scenes import binding_scenes, scenes_of_three
+from ..evaluation.world_scenes import binding_scenes
 from ..methods.edits import WORD_KINDS, swap_spans, tag_words
 from ..world import COLOURS, NOUNS, PATTERNS, SIZES, Scene, draw_scene, make_scene, object_mask
-from ..world_captions import caption_scene
+from ..world_captions import caption_scene, name_thing
 
 # %% ../../nbs/7_attention/03_questions.ipynb #4689a2dd
 @dataclass(frozen=True, eq=False)
@@ -48,21 +48,18 @@ class Exhibit:
         return shown
 
 
-_FIRST = 25, "a pink key and a green cat"
-"The rule's choice among `scenes_of_three` for the base and the tuned model that ships, and its phrases"
-
-
 @lru_cache(maxsize=1)
 def gallery() -> tuple[Exhibit, ...]:
     "Twelve embedded scenes; the first is chosen by what it shows of the tuned model that ships"
-    number, caption = _FIRST
-    chosen = [("three things", scenes_of_three()[number])]
+    chosen = [("binding", binding_scenes(12, "validation")[11])]  # the rule's choice among sixty
     chosen += [("scene", make_scene("validation", i)) for i in (0, 3, 4, 6, 8, 10, 11)]
     chosen += [("binding", scene) for scene in binding_scenes(2, "validation")]
     chosen += [("held out", scene) for scene in binding_scenes(2, "validation", held_out=True)]
     exhibits = []
     for place, (kind, scene) in enumerate(chosen, 1):
-        caption = caption if place == 1 else caption_scene(scene, "explorer", place)
+        caption = caption_scene(scene, "explorer", place)
+        if place == 1:
+            caption = ", ".join(name_thing(thing, pattern=True) for thing in scene.things)
         exhibits.append(Exhibit(f"{kind} {place}", draw_scene(scene), caption, scene, str(place)))
     return tuple(exhibits)
 
@@ -74,10 +71,11 @@ def open_exhibit(
     "An image to show; one that cannot be opened is a `UserError`"
     if isinstance(image, Exhibit):
         return image
-    if isinstance(image, int) or isinstance(image, str) and image.strip().isdecimal():
-        if not 1 <= int(image) <= len(gallery()):
-            raise UserError(f"the gallery has the images 1 to {len(gallery())}, not {image}")
-        return gallery()[int(image) - 1]
+    if isinstance(image, int | str) and str(image).strip().isdecimal():
+        found = [exhibit for exhibit in gallery() if exhibit.place == str(image).strip()]
+        if not found:
+            raise UserError(f"the gallery has the images 1 to {len(gallery())}, not {short(image)}")
+        return found[0]
     place = str(user_path(image)) if isinstance(image, str | Path) else ""
     opened = open_user_image(place or image, name or str(image) if place else name or "the image")
     return Exhibit(name or Path(place).name or "image", opened, place=place)
@@ -146,6 +144,8 @@ def ask(
     caption: Sequence[str],  # phrases of the caption
 ) -> tuple[str, ...]:  # at most four: the phrases, and what the question makes of them
     "Put a question beside the phrases; a question that changes nothing is a `UserError`"
+    if question not in QUESTIONS:
+        raise UserError(f"there is no question {short(question)}; there are {', '.join(QUESTIONS)}")
     changed = [QUESTIONS[question](phrase, [*phrases, *caption]) for phrase in phrases]
     wanted = tuple(dict.fromkeys([*phrases, *filter(None, changed)]))[:_MOST_PHRASES]
     if wanted == tuple(phrases):

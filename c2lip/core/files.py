@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RUN_FILES', 'project_of', 'project_root', 'is_utf8', 'user_path', 'output_place', 'check_free', 'run_folder',
-           'cache_instead', 'shipped', 'cache_folder', 'regular', 'write_json', 'read_json', 'parse_yaml', 'read_yaml',
-           'folder_digest', 'sole_writer']
+           'cache_instead', 'shipped', 'cache_folder', 'regular', 'write_json', 'parse_json', 'read_json', 'parse_yaml',
+           'read_yaml', 'folder_digest', 'sole_writer']
 
 # %% ../../nbs/1_method/02_files.ipynb #1f897a56
 import errno
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from . import UserError, one_line
+from . import UserError, one_line, short
 
 # %% ../../nbs/1_method/02_files.ipynb #955bf365
 def project_of(path) -> Path | None:  # existing or not → the folder with settings.ini; None outside of the project
@@ -167,12 +167,27 @@ def _read_text(path):
         raise UserError(f"{path} cannot be read as UTF-8: {getattr(e, 'strerror', None) or e}") from None
 
 
+def _each_once(pairs):
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"an object has a key twice, of {short([key for key, _ in pairs])}")
+    return found
+
+
+def parse_json(text):  # a text or bytes
+    "Read JSON; raises `ValueError`, also where it is nested too deep or an object has a key twice"
+    try:
+        return json.loads(text, object_pairs_hook=_each_once)
+    except RecursionError as e:
+        raise ValueError(str(e)) from None
+
+
 def read_json(path):  # an existing file
     "Read JSON; a broken or missing file is a `UserError` that names it"
     text = _read_text(path)
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as e:
+        return parse_json(text)
+    except ValueError as e:
         raise UserError(f"{path} is not valid JSON: {e}") from None
 
 
@@ -180,8 +195,14 @@ def parse_yaml(text: str, name):
     "Read YAML; a `UserError` says what is wrong with it, and calls it `name`"
     import yaml  # here: papermill loads this module at each of its starts
 
+    class Loader(yaml.SafeLoader):
+        def flatten_mapping(self, node):  # of merge keys, whose entries can multiply at each level
+            super().flatten_mapping(node)
+            if len(node.value) > 10_000:
+                raise yaml.YAMLError("a mapping of more than 10,000 entries")
+
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as e:  # the 99th of a month, a number of 5,000 digits
         raise UserError(f"{name} is not valid YAML: {one_line(e, 300)}") from None
 

@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +25,7 @@ from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from ..core import UserError
+from ..core import UserError, short
 from ..core.files import cache_folder, regular
 
 # %% ../../nbs/4_data/02_images.ipynb #032cc4d7
@@ -82,8 +83,8 @@ def _read_header(image):
         return image
     if isinstance(image, bytes):
         image = io.BytesIO(image)
-    elif not os.path.isfile(image):
-        raise BadImage("missing file", str(image))  # a pipe would be waited for
+    elif not isinstance(image, str | Path) or not os.path.isfile(image):
+        raise BadImage("missing file", short(image))  # a pipe would be waited for
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         return Image.open(image, formats=FORMATS)
@@ -141,7 +142,9 @@ def version_of(url: str) -> tuple[int, str]:
     system, address = _filesystem(url)
     found = _patiently(system.info, address)
     mark = next((str(found[name]) for name in ("ETag", "Last-Modified", "LastModified") if found.get(name)), "")
-    return found["size"] or 0, mark
+    if not (size := found.get("size")):
+        raise OSError("its server does not say how large it is, or sends it compressed")
+    return size, mark
 
 
 _copies: dict[str, Path] = {}  # address → its copy, as this process last found it
@@ -157,9 +160,11 @@ def local_copy(url: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
         if not path.exists():
+            if size > shutil.disk_usage(path.parent).free:
+                raise OSError(f"there is no room for its {size} bytes")
             (system, address), part = _filesystem(url), path.with_suffix(".part")
             _patiently(system.get_file, address, str(part))
-            if size and part.stat().st_size != size:
+            if part.stat().st_size != size:
                 raise OSError(f"{part.stat().st_size} of {size} bytes came")
             part.replace(path)
     _copies[url] = path

@@ -23,7 +23,7 @@ import spacy
 from ..concepts import is_english, load_pipeline, make_rules, split_sentences
 from ..core import UserError, one_line
 from ..core.files import folder_digest, output_place, project_root, read_json, sole_writer, write_json
-from .images import Bar, Outcomes, in_workers, remote_scheme
+from .images import Bar, Outcomes, in_workers
 from .records import Caption, Skips, with_phrases
 from .shards import LOST, index_captions
 from .sources import Shards, find_source
@@ -143,9 +143,6 @@ def _check(source, folder, captions, workers):
         raise UserError(f"workers={workers}: at least one process is needed")
     if captions and not isinstance(source, Shards):
         raise UserError(f"captions from a table are joined to tar shards; {source.places[0]} is none")
-    for place in source.places:
-        if not remote_scheme(str(place)) and not Path(place).exists():
-            raise UserError(f"there is no file {place}; a table or a tar shard was expected")
     sources = [Path(place).resolve() for place in source.places]
     for table in (folder / f"captions.{kind}" for kind in TABLES):
         if table.is_file() and (table.suffix != ".parquet" or table.resolve() in sources):

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..concepts import canonical_caption, noun_phrases_many
 from ..core import Phrase, UserError, derive_seed, one_line
+from ..core.files import parse_json, regular
 
 # %% ../../nbs/4_data/01_records.ipynb #b22fd0f3
 TRIED_AT_LEAST = 1000  # images tried before their share of failures counts
@@ -35,12 +36,12 @@ class Skips:
     ):
         self.limit, self.path, self.seen = limit, path, 0
         self.rows: dict[str, tuple[str, str]] = {}  # where → (cause, detail) of each thing left out
-        self.unread: Counter[str] = Counter()  # members of shards whose type is not read, by extension
+        self.unread: Counter[str] = Counter()  # what is odd and no loss: other members of shards, rows of several lines
         self.tried = self.failed = 0  # images that training asked for, and those of them that could not be opened
         if path and Path(path).exists():  # a resumed run: what it had left out still counts
-            for line in Path(path).read_text(encoding="utf8", errors="surrogateescape").splitlines():
+            for line in regular(path).read_text(encoding="utf8", errors="surrogateescape").splitlines():
                 with suppress(ValueError, KeyError, TypeError):  # a truncated last line
-                    row = json.loads(line)
+                    row = parse_json(line)
                     self.rows[row["where"]] = row["cause"], row["detail"]
 
     def add(
@@ -77,7 +78,7 @@ class Skips:
             parts.append(f"{n} {cause} ({', '.join(names[:3] + ['…'] * (n > 3))})")
         text = ": ".join([f"{len(self.rows)} of {self.seen} left out", *filter(None, ["; ".join(parts)])])
         if self.unread:
-            text += "; members not read: " + ", ".join(f"{n} {kind}" for kind, n in self.unread.most_common(5))
+            text += "; also: " + ", ".join(f"{n} {kind}" for kind, n in self.unread.most_common(5))
         return one_line(text)
 
     def check(self, source="the data"):
@@ -153,10 +154,7 @@ def find_phrases(
 def _listed(value, what):
     # a list or None, from itself or from its JSON text
     if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except RecursionError as e:
-            raise ValueError(str(e)) from None
+        value = parse_json(value) if value.strip() else None
     if value is not None and not isinstance(value, (list, tuple)):
         raise ValueError(f"{what} must be a list")
     return value

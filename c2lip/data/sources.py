@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from ..core import UserError, did_you_mean, files
 from ..core.files import is_utf8, project_root, read_json, regular, write_json
 from .images import IMAGES, Bar, in_workers, remote_scheme, version_of
 from .records import Record, Records, Skips, caption_texts, with_phrases
-from .shards import check_shards, shard_names, shard_records, shard_urls
-from .tables import INDEX_SCHEMA, TABLES, Index, index_table, table_records
+from .shards import check_shards, shard_records, shard_urls
+from .tables import INDEX_SCHEMA, TABLES, Index, index_table, place_names, table_records
 from ..world_captions import train_records
 
 # %% ../../nbs/4_data/05_sources.ipynb #de350eaf
@@ -73,7 +74,7 @@ class Shards(Tables):
     "Tar shards; with `join` their captions come from a table"
 
     def parts(self, skips):
-        return list(shard_names(self.places).items())
+        return [(place, str(Path(name).with_suffix(""))) for place, name in place_names(self.places).items()]
 
     def read(self, part, skips):
         return shard_records(part[0], skips, self.caption_column, part[1], self.join)
@@ -95,7 +96,11 @@ def _walk_files(folder):
     folder = Path(folder).resolve()
     if folder in (Path(folder.anchor), files.project_of(folder)):
         raise UserError(f"{folder} is no folder of images: name the one that holds them")
-    for place, _, names in os.walk(folder):
+
+    def refuse(error):
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}")
+
+    for place, _, names in os.walk(folder, onerror=refuse):
         if "pyvenv.cfg" in names:
             raise UserError(f"{place} is an environment of Python: name the folder that holds the images")
         yield from (Path(place, name) for name in names)
@@ -134,6 +139,8 @@ def find_source(
     if not str(source).strip():
         raise UserError("data is empty: name world, a folder, a table or tar shards")
     places = shard_urls(source)
+    if len(set(places)) < len(places):
+        raise UserError(f"{source} names {next(p for p in places if places.count(p) > 1)} twice")
     if isinstance(source, (str, Path)) and len(places) == 1 and not remote_scheme(places[0]):
         path = Path(places[0])
         if not os.path.exists(path):  # where Path.exists raises for a name too long
@@ -155,6 +162,9 @@ def _find_in_folder(path):
     captions = [str(path / f"captions.{kind}") for kind in TABLES if (path / f"captions.{kind}").is_file()]
     if len(captions) > 1:
         raise UserError(f"{path} holds {', '.join(Path(c).name for c in captions)}: name the one that counts")
+    texts = path.glob("*.txt") if captions else ()
+    if any(text.with_suffix(f".{kind}").is_file() for text in texts for kind in IMAGES):
+        raise UserError(f"{path} holds images with texts beside them, and {captions[0]}: name the one that counts")
     if captions:
         return Tables, captions
     if any(file.suffix == ".txt" for file in _walk_files(path)):
@@ -197,7 +207,7 @@ def _load_index(path):
     if not beside.exists():
         return None
     try:
-        notes, left_out, found = read_json(beside), Skips(), Index(path.with_suffix(".arrow"))
+        notes, left_out, found = read_json(beside), Skips(), Index(regular(path.with_suffix(".arrow")))
         left_out.seen, left_out.unread = notes["seen"], Counter(notes["unread"])
         left_out.rows = {where: tuple(why) for where, why in notes["left_out"].items()}
         there = any(cause == "missing file" and os.path.isfile(detail) for cause, detail in left_out.rows.values())
@@ -206,7 +216,8 @@ def _load_index(path):
     except (UserError, LookupError, TypeError, AttributeError, ValueError, OSError):
         pass
     print(f"{path} is damaged, or lacks images that are there now; it is made anew", flush=True)
-    beside.unlink(missing_ok=True)
+    with suppress(OSError):
+        beside.unlink()
     return None
 
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'IMAGE_NAMES', 'CAPTION_NAMES', 'PHRASES', 'PLACE', 'FURTHER', 'RECORD_SCHEMA', 'NUMBERS', 'INDEX_SCHEMA',
-           'table_rows', 'columns', 'table_records', 'row_captions', 'write_batches', 'write_table', 'arrow_tables',
-           'index_table', 'Index']
+           'table_rows', 'columns', 'place_names', 'table_records', 'row_captions', 'write_batches', 'write_table',
+           'arrow_tables', 'index_table', 'Index']
 
 # %% ../../nbs/4_data/03_tables.ipynb #8a36889e
 import csv
@@ -22,7 +22,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ..core import Phrase, UserError, did_you_mean
-from ..core.files import is_utf8, regular
+from ..core.files import is_utf8, parse_json, regular
 from .images import MAX_MEMBER, TarPart, remote_scheme
 from .records import Caption, Record, Records, Skips, caption_texts, captions_of, holdout_fraction
 
@@ -47,7 +47,7 @@ def _numbered_rows(file, kind, path):
     if kind == "jsonl":
         return ((n, line) for n, line in enumerate(file, 1) if line.strip())
     if kind == "json":
-        rows = json.load(file)
+        rows = parse_json(file.read())
         rows = list(_coco_rows(rows)) if isinstance(rows, dict) and isinstance(rows.get("images"), list) else rows
         if not isinstance(rows, list):
             raise UserError(f"{path}: a .json table is a list of objects, or a file of COCO's captions")
@@ -68,6 +68,7 @@ def _numbered_rows(file, kind, path):
 def table_rows(
     path: Path,  # .jsonl, .json, .csv, .tsv or .parquet
     skips: Skips,  # counts what cannot be read
+    name: str = "",  # of `place_names`; empty: the file's
 ) -> Iterator[tuple[str, dict]]:  # where (file and line), row
     "The rows of a table, in order; each row counts as seen. Raises `UserError` where the file cannot be read"
     kind = path.suffix[1:].lower()
@@ -75,11 +76,12 @@ def table_rows(
         with regular(path).open("rb") as file:
             for n, row in _numbered_rows(file, kind, path):
                 skips.seen += 1
-                where = f"{path.name}:{n}"
-                detail = "not an object"
+                where, detail = f"{name or path.name}:{n}", "not an object"
+                if kind in ("csv", "tsv") and any("\n" in str(cell) for cell in row.values()):
+                    skips.unread["row of several lines"] += 1  # or a quote that was never closed
                 try:
-                    row = json.loads(row) if isinstance(row, bytes) else row
-                except (ValueError, RecursionError) as e:
+                    row = parse_json(row) if isinstance(row, bytes) else row
+                except ValueError as e:
                     row, detail = None, str(e)
                 if not isinstance(row, dict):
                     skips.add(where, "bad JSON", detail)
@@ -138,6 +140,16 @@ def _row_image(row, name, root):
         return None  # an address that is not allowed
 
 
+def place_names(places: Iterable[str]) -> dict[str, str]:
+    "Path or address → its name, with so many of its folders as tell it from the others"
+    places = list(dict.fromkeys(places))
+    for depth in range(1, 9):
+        names = ["/".join(Path(place).parts[-depth:]) for place in places]
+        if len(set(names)) == len(places):
+            break
+    return dict(zip(places, names))
+
+
 class _Keys:
     "The keys of the records of a data set: each once, further captions of an image with a number"
 
@@ -149,19 +161,24 @@ class _Keys:
         again, pair = hash(key) in self.known, hash((key, caption))
         if again and (given or pair in self.known):
             return None
-        self.known.update([hash(key)] if given else [hash(key), pair])
-        self.times[key] += again
-        return f"{key} #{self.times[key] + 1}" if again else key
+        self.known.add(pair)
+        unique = key
+        while again and hash(unique) in self.known:  # a file may have such a name
+            self.times[key] += 1
+            unique = f"{key} #{self.times[key] + 1}"
+        self.known.add(hash(unique))
+        return unique
 
 
-def _row_record(row, image_name, caption_names, where, root, keys):
+def _row_record(row, image_name, caption_names, where, root, keys, folder):
     # the record of a row, or (cause, detail) of what is wrong with it
     image, texts = _row_image(row, image_name, root), caption_texts(*map(row.get, caption_names))
     if not texts:
         return ("empty caption",)
     if image is None:
         return "missing file", "no image named"
-    key, named = str(row.get("key") or (image if isinstance(image, str) else where)), isinstance(image, str)
+    named = isinstance(image, str)
+    key = str(row.get("key") or (folder + image if named else where))
     place = root / image if named else image
     if not is_utf8(key) or named and not is_utf8(place):
         return "name is not UTF-8", key
@@ -182,15 +199,17 @@ def table_records(
     caption_column: str | None = None,  # name of the column with the caption, or of several, with commas between
 ) -> Iterator[Record]:
     "Records of tables, one at a time, phrases as the table gives them; raises `UserError` where a column is missing"
-    keys = _Keys()
-    for path in map(Path, paths):
-        root, names = path.parent if image_folder is None else Path(image_folder), None
-        for where, row in table_rows(path, skips):
+    keys, files = _Keys(), place_names(map(str, paths))
+    roots = {path: image_folder or str(Path(path).parent) for path in files}
+    folders = place_names(roots.values())  # of images: where there are several, a key begins with its own
+    for path, name in files.items():
+        root, names, folder = Path(roots[path]), None, f"{folders[roots[path]]}/" * (len(folders) > 1)
+        for where, row in table_rows(Path(path), skips, name):
             row = {str(name): value for name, value in row.items()}
             if names is None:
                 captions = columns(row, CAPTION_NAMES, "caption", path, caption_column)
                 names = columns(row, IMAGE_NAMES, "image", path)[0], captions
-            found = _row_record(row, *names, where, root, keys)
+            found = _row_record(row, *names, where, root, keys, folder)
             if isinstance(found, Record):
                 yield found
             else:

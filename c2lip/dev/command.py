@@ -114,27 +114,24 @@ def _first_line(text):
 
 def _methods(word):
     from c2lip.methods import find_methods
-    from c2lip.training.config import options_of
+    from c2lip.training.config import method_options
 
     found, wrong = find_methods()
     for name, function in sorted(found.items()):
-        options = [n if s.default is ... else f"{n}={s.default}" for n, s in options_of(function).items()]
+        options = [n if s.default is ... else f"{n}={s.default}" for n, s in method_options(name)[0].items()]
         yield name, _first_line(function.__doc__), ", ".join(options)
     yield from ((name, why, "") for name, why in wrong.items() if not name.startswith("__"))
 
 
 def _models(word):
-    import open_clip
-
+    from c2lip.training.launchers import open_clip_models
     from c2lip.training.runs import release_folders
 
-    if not word:
-        yield "base", "SigLIP's form, of the embedded world"
-        yield "base_clip", "CLIP's form, of the embedded world"
-        yield from ((place, "a run") for place in release_folders().values())
-        return
-    tags = {name: open_clip.list_pretrained_tags_by_model(name) for name in open_clip.list_models()}
-    yield from ((name, ", ".join(known)) for name, known in tags.items() if known)
+    yield "base", "SigLIP's form, of the embedded world"
+    yield "base_clip", "CLIP's form, of the embedded world"
+    yield "tuned", "what C2LIP made of base"
+    yield from ((place, "a run") for place in release_folders().values())
+    yield from ((name, ", ".join(tags)) for name, tags in open_clip_models().items() if tags and word)
 
 
 def _suites(word):
@@ -227,6 +224,14 @@ def _add_list(p):
     p.add_argument("word", nargs="?", default="", metavar="WORD", help="names that hold it; of models, open_clip's")
 
 
+def _launch(name, *words):
+    "Become papermill, which takes the words as they are"
+    from c2lip.training.launchers import launcher
+
+    words = tuple("--help-notebook" if word in ("-h", "--help") else word for word in words)
+    os.execv(sys.executable, [sys.executable, "-m", "papermill", str(launcher(name)), *words])
+
+
 def _add_runs(p):
     p.add_argument("folder", nargs="?", default="", metavar="FOLDER", help="where the runs lie (default: runs/)")
 
@@ -242,6 +247,8 @@ class _Parser(argparse.ArgumentParser):
 _COMMANDS: dict[str, tuple[Any, Any, str, str]] = {  # its work, its options, a line and a page about it
     "prepare": (_prepare, _add_prepare, "find the noun phrases of a data set's captions, once", _ABOUT_PREPARE),
     "explore": (_explore, _add_explore, "where in an image models find a phrase", _ABOUT_EXPLORE),
+    "train": (_launch, str, "fine-tune a model: papermill nbs/train.ipynb, with all that it takes", ""),
+    "evaluate": (_launch, str, "measure models: papermill nbs/evaluate.ipynb, with all that it takes", ""),
     "list": (_list, _add_list, "settings, methods, models, recipes or suites that there are", ""),
     "runs": (_runs, _add_runs, "what has been run, the newest first, and how it ended", ""),
 }
@@ -258,6 +265,9 @@ def main(
     for name, (_, add, short, long) in _COMMANDS.items():
         form = argparse.RawDescriptionHelpFormatter
         add(commands.add_parser(name, help=short, description=long, formatter_class=form))
+    words = sys.argv[1:] if words is None else words
+    if words and _COMMANDS.get(words[0], [0])[0] is _launch:
+        _launch(*words)
     options = vars(parser.parse_args(words))
     command = options.pop("command")
     try:

@@ -14,12 +14,15 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+import pandas as pd
 from PIL import Image
 
 from ..core import UserError, did_you_mean
 from ..core.files import project_root, read_json, write_json
+from ..evaluation.records import keep_record
 
 # %% ../../nbs/dev/03_upkeep.ipynb #43580527
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
@@ -70,10 +73,13 @@ def _move_links(text):
 def readme(
     root: Path,  # the project
 ) -> str:  # what README.md must hold
-    "README.md, made from nbs/index.ipynb"
+    "README.md, made from nbs/index.ipynb: its Markdown, and the Markdown that its cells show"
     cells = read_json(Path(root) / "nbs" / "index.ipynb")["cells"]
     blocks = ["<!-- made from nbs/index.ipynb by `make notebooks`; edit there -->"]
-    blocks += [_move_links("".join(cell["source"])).strip("\n") for cell in cells if cell["cell_type"] == "markdown"]
+    for cell in cells:
+        texts = [cell["source"]] if cell["cell_type"] == "markdown" else []
+        texts += [output.get("data", {}).get("text/markdown", ()) for output in cell.get("outputs", ())]
+        blocks += [_move_links("".join(text)).strip("\n") for text in texts if text]
     return "\n\n".join(blocks) + "\n"
 
 # %% ../../nbs/dev/03_upkeep.ipynb #4b991c68
@@ -81,7 +87,7 @@ def _small_png(data):
     image = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
     image.thumbnail((1250, 5000))  # the figures of the study as their files have them
     file = io.BytesIO()
-    image.quantize(128).save(file, "png", optimize=True)
+    image.save(file, "png", optimize=True)
     return base64.b64encode(file.getvalue()).decode() + "\n"
 
 
@@ -168,6 +174,14 @@ def _run_and_store(path, folder, flags, parameters, clean):
     return notebook
 
 
+def _keep_default(run, seconds):
+    "Keep the figures of train's default run, and its seconds, as the record `default`, and its maps for README"
+    tables = {"trials": pd.read_csv(run / "table.csv"), "seconds": pd.DataFrame({"seconds": [round(seconds)]})}
+    maps = Image.open(run / "attention.png").convert("RGB")
+    maps.save(project_root() / "nbs" / "images" / "overview.png", optimize=True)
+    keep_record("default", tables, "make outputs ARGS='train index'", "What does a run with the defaults change?")
+
+
 def store_outputs(
     names: list[str],  # launchers, rooms, chapters, or "rooms"
 ):
@@ -178,7 +192,7 @@ def store_outputs(
     flags, register = get_config(path=root).tst_flags.split(), root / "data" / "outputs.json"
     for path in [path for name in names for path in _chosen(root, name)]:
         print(path.relative_to(root), flush=True)
-        run = f"runs/{path.stem}-outputs-{os.getpid()}"
+        run, start = f"runs/{path.stem}-outputs-{os.getpid()}", time.perf_counter()
 
         def clean(text, run=run, name=path.stem):
             return _plain_text(text, root).replace(run, f"runs/{name}")
@@ -187,5 +201,7 @@ def store_outputs(
             digest = parameters_digest(_run_and_store(path, root, (), {"run_dir": run}, clean))
             known = read_json(register) | {path.stem: {"parameters": digest}}
             write_json(register, dict(sorted(known.items())))
+            if path.stem == "train":  # README's table is made of it
+                _keep_default(root / run, time.perf_counter() - start)
         else:
             _run_and_store(path, path.parent, flags, {}, clean)

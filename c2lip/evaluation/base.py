@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core import UserError
+from ..core import UserError, one_line
 from ..core.files import read_json, read_yaml, regular, shipped
 from ..data.images import SHARD_IMAGES
 from ..data.records import Skips
@@ -68,6 +68,7 @@ class Item(NamedTuple):
     group: str = ""  # what macro means go by: a relation, a pair of attributes
     label: int = -1  # index of its class
     heldout: bool = False  # shows a pair that no training saw
+    others: tuple[ImageRef, ...] = ()  # images that the right text does not fit
 
 
 def images_of(tasks: dict[str, list[Item]]) -> dict[ImageRef, str]:
@@ -75,7 +76,8 @@ def images_of(tasks: dict[str, list[Item]]) -> dict[ImageRef, str]:
     users: dict[ImageRef, str] = {}
     for task, items in tasks.items():
         for item in items:
-            users.setdefault(item.image, f"{task}, item {item.key}")
+            for image in (item.image, *item.others):
+                users.setdefault(image, f"{task}, item {item.key}")
     return users
 
 
@@ -111,7 +113,9 @@ class Request:
 # %% ../../nbs/5_evaluation/06_base.ipynb #58e871b2
 def pick(hits: Hits, index) -> Hits:
     "Some of the items, by their numbers or a mask"
-    return Hits(*(column[torch.as_tensor(index)] for column in hits))
+    index = torch.as_tensor(index)
+    cluster = None if hits.cluster is None else hits.cluster[index]
+    return Hits(hits.correct[index], hits.tie[index], hits.nan[index], cluster)
 
 
 def all_of(*hits: Hits) -> Hits:
@@ -119,7 +123,7 @@ def all_of(*hits: Hits) -> Hits:
     correct = torch.stack([h.correct for h in hits]).all(0)
     not_lost = torch.stack([h.correct | h.tie for h in hits]).all(0)
     nan = torch.stack([h.nan for h in hits]).any(0)
-    return Hits(correct, not_lost & ~correct, nan)
+    return Hits(correct, not_lost & ~correct, nan, hits[0].cluster)
 
 
 def macro(
@@ -209,12 +213,12 @@ class Entry(NamedTuple):
 
 
 def read_entries(
-    path,  # .json: an object or a list of items; .jsonl or .jsonlines: an item in each line; .parquet: in each row
+    path,  # .json: an object or a list of items; .jsonl, .jsonlines: an item in each line; .parquet, .csv: in each row
     under: str = "",  # the key of the items, where the file has more
 ) -> list[Entry]:
     "The items of a file; `UserError` where it is broken or holds none"
-    if Path(path).suffix == ".parquet":
-        data = pd.read_parquet(path).to_dict("records")
+    if Path(path).suffix in (".parquet", ".csv"):
+        data = _read_table(path)
     else:
         data = _read_lines(path) if "jsonl" in Path(path).suffix else read_json(path)
     if under:
@@ -224,6 +228,15 @@ def read_entries(
     if not entries:
         raise UserError(f"{path} holds no items" + (f" in a list {under!r}" if under else ""))
     return entries
+
+
+def _read_table(path):
+    "The rows of a parquet or CSV file; an empty cell is an empty text"
+    try:
+        read = pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path, keep_default_na=False)
+    except (OSError, ValueError) as e:  # pandas' and pyarrow's errors of a broken file are such
+        raise UserError(f"{path} cannot be read: {one_line(e, 200)}") from None
+    return read.to_dict("records")
 
 
 def _read_lines(path):

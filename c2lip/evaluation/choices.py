@@ -6,6 +6,7 @@
 __all__ = ['choice_hits', 'winoground_hits', 'position_hits', 'word_orders', 'read_choices', 'read_winoground']
 
 # %% ../../nbs/5_evaluation/08_choices.ipynb #4ac2f87e
+import itertools
 import os
 import random
 import re
@@ -24,13 +25,15 @@ from ..methods.edits import tag_words
 
 # %% ../../nbs/5_evaluation/08_choices.ipynb #d40119c4
 def choice_hits(items: list[Item], scorer: Scorer) -> Hits:
-    "Is the right text of each item closer to the image than every wrong one?"
+    "Is the right text of each item closer to the image than every wrong one, and than to every other image?"
     images = [item.image for item in items]
-    right = scorer.pairs(images, [item.right[0] for item in items])
-    wrong = []
+    texts = [item.right[0] for item in items]
+    right, wrong = scorer.pairs(images, texts), []
+    # items with fewer wrong texts, or images, name their last one again, which changes nothing
     for k in range(max(len(item.wrong) for item in items)):
-        # items with fewer wrong texts name their last one again, which changes nothing
         wrong.append(scorer.pairs(images, [item.wrong[min(k, len(item.wrong) - 1)] for item in items]))
+    for k in range(max(len(item.others) for item in items)):
+        wrong.append(scorer.pairs([item.others[min(k, len(item.others) - 1)] for item in items], texts))
     return beats(right, *wrong)
 
 
@@ -74,15 +77,36 @@ def position_hits(items: list[Item], hits: Hits) -> dict[str, Hits | None]:  # N
 # %% ../../nbs/5_evaluation/08_choices.ipynb #bd3829ff
 def _read_items(path, row, *folders):
     "The items of a file by a row of data/suites.yaml; None: people did not find the item valid"
-    return [_read_item(entry, row, folders) for entry in base.read_entries(path)]
+    entries = base.read_entries(path)
+    if row.get("in pairs"):
+        entries = [base.Entry([a.data, b.data], a.file, a.number) for a, b in zip(entries[::2], entries[1::2])]
+    kept = [e for e in entries if "only" not in row or str(e.value(row["only"], False)).lower() in ("true", "1")]
+    return [_read_item(entry, row, folders) for entry in kept]
+
+
+def _answer(entry, key, options):
+    "The right one of some options, and the others; a key of the item holds its number, from 0"
+    number = entry.value(key)
+    if number not in range(len(options)):
+        raise entry.error(f"{key!r} must be a number below {len(options)}, got {str(number)[:80]!r}")
+    return options[number], [option for n, option in enumerate(options) if n != number]
+
+
+def _image_names(entry, row):
+    "Name or bytes of the image, and of those that do not fit"
+    if "image answer" in row:
+        right, others = _answer(entry, row["image answer"], entry.value(row["image"]))
+        return [right, *others]
+    names = [entry.value(key) for key in (row["image"], *row.get("other images", ()))]
+    return [name[0] if isinstance(name, list) and name else name for name in names]
 
 
 def _read_item(entry, row, folders):
     if "votes" in row and entry.value(row["votes"], 2) in (0, 1):  # of three people who chose the caption
         return None
-    name = entry.value(row["image"])
-    name = name[0] if isinstance(name, list) and name else name
-    image: ImageRef = name if isinstance(name, bytes) else _named_image(str(name), entry, row, folders)
+    names = _image_names(entry, row)
+    found = [name if isinstance(name, bytes) else _named_image(str(name), entry, row, folders) for name in names]
+    image: ImageRef = found[0]
     if box := [entry.value(key) for key in row.get("box", ())]:
         if not all(isinstance(n, (int, float)) and abs(n) < 1e9 for n in box) or min(box[2:]) <= 0:
             raise entry.error(f"a box must be four numbers and not empty, got {box}")
@@ -90,10 +114,20 @@ def _read_item(entry, row, folders):
         image = Crop(image, (x, y, x + w, y + h))
     if row["form"] == "order":  # all captions of an image
         return Item(entry.number, image, entry.texts(row["right"]))
-    right, wrong = (tuple(map(entry.text, _as_list(row[side]))) for side in ("right", "wrong"))
-    group = entry.value(row["group"]) if "group" in row else ""
+    if row.get("answer"):
+        options = [text for key in _as_list(row["right"]) for text in entry.texts(key)]
+        right, wrong = _answer(entry, row["answer"], options)
+    else:
+        right, wrong = ([entry.text(key) for key in _as_list(row.get(side, []))] for side in ("right", "wrong"))
+    right, wrong = (tuple(row.get("prompt", "{}").format(text) for text in _as_list(side)) for side in (right, wrong))
+    group = entry.value(row["group"]) if "group" in row else entry.value(row.get("cluster", ""), "")
     return Item(
-        str(entry.value(row.get("key", ""), entry.number)), image, right, wrong, "_".join(map(str, _as_list(group)))
+        str(entry.value(row.get("key", ""), entry.number)),
+        image,
+        right,
+        wrong,
+        "_".join(map(str, _as_list(group))),
+        others=tuple(found[1:]),
     )
 
 
@@ -229,13 +263,18 @@ def _rows(row, tasks, scorer):
     "Every task, what is measured of it beyond its items, then the means"
     rows = {}
     for task, items in tasks.items():
+        groups = [item.group for item in items]
+        cluster = (
+            torch.tensor(list(map(sorted(set(groups)).index, groups))) if "cluster" in row and all(groups) else None
+        )
         if row["form"] == "triple":
-            rows |= {f"{task} {question}": hits for question, hits in _triple_hits_of(items, scorer).items()}
+            found = _triple_hits_of(items, scorer).items()
+            rows |= {f"{task} {question}": hits._replace(cluster=cluster) for question, hits in found}
             continue
         own = row["tasks"][task] if isinstance(row.get("tasks"), dict) else {}
-        rows[task] = hits = choice_hits(items, scorer)
+        rows[task] = hits = choice_hits(items, scorer)._replace(cluster=cluster)
         if "macro" in own:
-            rows[task] = base.macro([item.group for item in items], hits, **own["macro"])
+            rows[task] = base.macro(groups, hits, **own["macro"])
             rows[f"{task} micro"] = hits
         if own.get("positions"):
             rows |= {f"{task} {name}": h for name, h in position_hits(items, hits).items()}
@@ -266,20 +305,24 @@ def _mean(part, known):
 
 # %% ../../nbs/5_evaluation/08_choices.ipynb #a2f461fd
 def read_winoground(request: Request) -> Suite:
-    "Winoground, whole and the 171 items without a flaw; from examples.jsonl and images/, or the hub's parquet file"
-    at, row = request.at, suite_data("suites")["winoground"]
+    "Items of two images and two texts by their row of data/suites.yaml; of Winoground also the 171 without a flaw"
+    at, row = request.at, suite_data("suites")[request.name]
     base.require_files(at, *row["patterns"])
-    file = next(path for pattern in row["patterns"] for path in sorted(at.glob(pattern)))
+    files = next(found for pattern in row["patterns"] if (found := sorted(at.glob(pattern))))
     folders = _image_folders(request, row)
-    first, second = (_read_items(file, row | row[half], *folders) for half in ("first", "second"))
+    halves = [[x for file in files for x in _read_items(file, row | row[k], *folders)] for k in ("first", "second")]
+    first, second = halves
+    kinds = {kind: [n for n, item in enumerate(first) if item.group == kind] for kind in {i.group: 0 for i in first}}
     without_flaws = set(map(str, suite_data("winoground_without_flaws")))
     plain = [n for n, item in enumerate(first) if item.key in without_flaws]
 
     def measure(scorer):
         found = winoground_hits(first, second, scorer)
         yield from found.items()
-        for name, hits in found.items():
+        for name, hits in found.items() if request.name == "winoground" else ():
             yield f"{name} without flaws", pick(hits, plain) if plain else None
+        for kind, name in itertools.product(kinds, found if len(kinds) > 1 else ()):
+            yield f"{kind} {name}", pick(found[name], kinds[kind])
 
-    both = [item for pair in zip(first, second) for item in pair]
-    return Suite(base.images_of({request.name: both}), [item.right[0] for item in both], measure)
+    tasks = {request.name: [item for pair in zip(first, second) for item in pair]}
+    return Suite(base.images_of(tasks), [item.right[0] for item in tasks[request.name]], measure, tasks)

@@ -129,14 +129,15 @@ def telling_scene(
     before: Towers,
     after: Towers,
     scenes: list,  # `Scene`s of validation, to choose from
-) -> tuple:  # the scene, its two phrases of largest gain
-    "The scene of several phrases that gained most in AUROC, by their median"
-    own = [scene_probes([scene]) for scene in scenes]
-    probes = [probe for of_scene in own for probe in of_scene]
-    rows = localisation(after, probes)
-    rows["gain"] = rows.auroc - localisation(before, probes).auroc
-    rows["scene"] = [number for number, of_scene in enumerate(own) for _ in of_scene]
-    gains = rows.groupby("scene").gain
-    chosen = gains.median()[gains.size() > 1].idxmax()
-    best = rows[rows.scene == chosen].sort_values("gain", ascending=False, kind="stable")
-    return scenes[chosen], best.phrase.head(2).tolist()
+) -> tuple:  # the scene, its phrases
+    "The scene in which most phrases are found by the second model alone, their difference being highest there too"
+    probes = scene_probes(scenes)
+    first, rows = (localisation(towers, probes) for towers in (before, after))
+    (old, _, fields), (new, _, _) = (probe_maps(towers, probes) for towers in (before, after))
+    rises = (10 * new.flatten(1)).softmax(-1) - (10 * old.flatten(1)).softmax(-1)
+    covers = [coverage(probe.mask, new.shape[1:], field).flatten() for probe, field in zip(probes, fields)]
+    on_object = [bool(own_patches(cover)[rise.argmax()]) for cover, rise in zip(covers, rises)]
+    rows["anew"] = pd.Series(on_object) & (rows.pointing > first.pointing)
+    by_scene = rows.groupby("image").agg({"anew": "sum", "auroc": "median"})
+    chosen = by_scene.sort_values(["anew", "auroc"], kind="stable").index[-1]
+    return scenes[chosen], rows.phrase[rows.image == chosen].tolist()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FRAME', 'item_changes', 'results_frame', 'split_changes', 'name_models', 'summarise', 'change_text', 'keep_items',
-           'kept_items', 'machine', 'read_record', 'keep_record']
+           'kept_items', 'machine', 'read_record', 'read_answers', 'keep_record']
 
 # %% ../../nbs/5_evaluation/03_records.ipynb #7ec04d03
 import math
@@ -14,25 +14,33 @@ import subprocess
 from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import t as student
 
 from ..core import UserError
 from ..core.files import project_root, read_json, shipped, write_json
-from .scores import Mean, Values, change_of_items, weighted
+from .scores import Hits, Mean, Values, change_of_items, over_seeds, weighted
 
 # %% ../../nbs/5_evaluation/03_records.ipynb #02e0a006
 FRAME = ["model", "seed", "suite", "name", "value", "se", "n", "against"]
 
 
 def item_changes(
-    before: dict,  # (suite, name) → items of the first model, what `evaluate(hits=…)` filled
-    after: dict,  # of the second, on the same items
-) -> pd.DataFrame:  # suite, name, value (change in points), se, n
-    "The paired change of every row that both models have"
-    both = [(key, item, after[key]) for key, item in before.items() if item and after.get(key)]
-    rows = [(*key, *change_of_items(first, second)) for key, first, second in both]
-    return pd.DataFrame(rows, columns=["suite", "name", "value", "se", "n"])
+    before: dict[int, dict],  # seed → (suite, name) → items of the first model, what `evaluate(hits=…)` filled
+    after: dict[int, dict],  # of the second, on the same items
+) -> pd.DataFrame:  # suite, name, value (change in points), se, n, seed
+    """The paired change of every row that both models have, for every seed of the second; a first model without that
+    seed takes part with its own first. `se` is of the items alone: of each item's mean change over the seeds"""
+    pairs = [(seed, before.get(seed, next(iter(before.values()))), items) for seed, items in after.items()]
+    rows = []
+    for key in pairs[0][2]:
+        if all(first.get(key) and second.get(key) for _, first, second in pairs):
+            both = [(first[key], second[key]) for _, first, second in pairs]
+            _, se, n = change_of_items(*map(over_seeds, zip(*both)))
+            rows += [(*key, change_of_items(*own)[0], se, n, seed) for own, (seed, *_) in zip(both, pairs)]
+    return pd.DataFrame(rows, columns=["suite", "name", "value", "se", "n", "seed"])
 
 
 def results_frame(
@@ -44,7 +52,8 @@ def results_frame(
     first, *others = tables
     parts = [table.assign(model=model, against="") for model, table in tables.items()]
     for model in others:
-        parts.append(item_changes(items[first], items[model]).assign(model=model, against=first))
+        changes = item_changes({seed: items[first]}, {seed: items[model]})
+        parts.append(changes.assign(model=model, against=first))
     return pd.concat(parts, ignore_index=True).assign(seed=seed)[[*FRAME, "ties", "nan"]]
 
 
@@ -80,7 +89,10 @@ def summarise(
     groups = frame.groupby(["suite", "name", "model"], sort=False)
     values = groups.value
     found = pd.DataFrame({"mean": values.mean(), "sd": values.std(), "seeds": values.size()})
-    found["half"] = 1.96 * (groups.se.mean() ** 2 + found.sd.fillna(0) ** 2 / found.seeds) ** 0.5
+    of_seeds = found.sd.fillna(0) ** 2 / found.seeds
+    variance = groups.se.mean() ** 2 + of_seeds
+    freedom = (variance / of_seeds.where(of_seeds > 0)) ** 2 * (found.seeds - 1)
+    found["half"] = student.ppf(0.975, freedom.fillna(np.inf)) * variance**0.5
     return found.reset_index()
 
 
@@ -97,24 +109,30 @@ def keep_items(
     items: dict,  # what `evaluate(hits=…)` filled
     file,  # a Parquet file
 ):
-    "Write what every item gave; a mean has a row for each of its tasks"
+    "Write what every item gave, packed; a mean has a row for each of its tasks"
     rows = []
     for (suite, name), item in items.items():
         for weight, part in weighted(item) if item else []:
-            cluster = None if part.cluster is None else part.cluster.tolist()
-            rows.append(dict(suite=suite, name=name, weight=weight, values=part.values.tolist(), cluster=cluster))
+            bits = isinstance(part, Hits)
+            levels = np.nan_to_num(254 * part.values.numpy(), nan=255).round().astype(np.uint8)
+            answers = (np.packbits(part.correct.numpy()) if bits else levels).tobytes()
+            cluster = None if part.cluster is None else part.cluster.int().numpy().tobytes()
+            row = dict(suite=suite, name=name, weight=weight, n=len(levels), bits=bits, answers=answers)
+            rows.append(row | {"cluster": cluster})
     pd.DataFrame(rows).to_parquet(file, index=False)
 
 
 def kept_items(
-    file,  # from `keep_items`
+    file,  # from `keep_items`, or its rows
 ) -> dict:  # (suite, name) → `Mean` of `Values`
     "What `keep_items` wrote, for `item_changes`"
     found: dict = {}
-    for row in pd.read_parquet(file).itertuples():
-        cluster = None if row.cluster is None else torch.tensor(row.cluster)
+    for row in (file if isinstance(file, pd.DataFrame) else pd.read_parquet(file)).itertuples():
+        levels = np.frombuffer(row.answers, np.uint8)
+        values = np.unpackbits(levels, count=row.n) if row.bits else np.where(levels == 255, np.nan, levels / 254)
+        cluster = None if row.cluster is None else torch.from_numpy(np.frombuffer(row.cluster, np.int32).copy())
         mean = found.setdefault((row.suite, row.name), Mean([], []))
-        mean.parts.append(Values(torch.tensor(row.values), cluster))
+        mean.parts.append(Values(torch.from_numpy(values.astype(float)), cluster))
         mean.weights.append(row.weight)
     return found
 
@@ -150,6 +168,18 @@ def read_record(
     return pd.read_csv(shipped(f"results/{name}/{what}.csv"))
 
 
+def read_answers(
+    name: str,  # of a record that ships
+    folder=None,  # None: data/results
+) -> dict[str, dict[int, dict]]:  # model → seed → items, for `item_changes`; empty where the record keeps none
+    "What every item of every model of a record gave"
+    file = Path(folder or shipped("results")) / name / "answers.parquet"
+    found: dict[str, dict[int, dict]] = {}
+    for (model, seed), rows in pd.read_parquet(file).groupby(["model", "seed"], sort=False) if file.is_file() else ():
+        found.setdefault(model, {})[seed] = kept_items(rows)
+    return found
+
+
 def _commit():
     "The project's commit; empty where there is no git"
     line = ["git", "rev-parse", "--short", "HEAD"]
@@ -174,7 +204,7 @@ def _index_records(
 
 def keep_record(
     name: str,  # of the record, letters, digits and _
-    tables: dict[str, pd.DataFrame],  # trials, changes or what else was measured → its table
+    tables: dict[str, pd.DataFrame],  # trials, changes, answers or what else was measured → its table
     command: str,  # that gave them
     question: str = "",  # that they answer; empty keeps the question of the record that is there
     device="cpu",  # they were measured on
@@ -187,7 +217,10 @@ def keep_record(
     kept = home / name
     kept.mkdir(parents=True, exist_ok=True)
     for what, table in tables.items():
-        table.round({"value": 4, "se": 4}).to_csv(kept / f"{what}.csv", index=False)
+        if "answers" in table:
+            table.to_parquet(kept / f"{what}.parquet", index=False, compression="zstd", compression_level=19)
+        else:
+            table.round({"value": 4, "se": 4}).to_csv(kept / f"{what}.csv", index=False)
     file = kept / "record.json"
     if file.exists() and not question:
         question = read_json(file).get("question", "")

@@ -6,7 +6,6 @@
 __all__ = ['search_hits', 'retrieval_task', 'read_captions', 'read_own_retrieval', 'read_retrieval_set']
 
 # %% ../../nbs/5_evaluation/07_retrieval.ipynb #7ddd18a8
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,8 +23,8 @@ def _rerank(scores, again, first=100):
     "Order the best candidates of every query by another score"
     best = scores.topk(min(first, scores.shape[1]), dim=1).indices
     query = torch.arange(len(scores)).repeat_interleave(best.shape[1])
-    new = again(query, best.flatten()).view(best.shape)
-    floor = new.nan_to_num(math.inf).amin(1, keepdim=True) - 1
+    new = again(query, best.flatten()).view(best.shape).double().clamp(-1e6, 1e6)  # below it there is room
+    floor = new.nan_to_num(1e6).amin(1, keepdim=True) - 1
     below = floor - (scores.amax(1, keepdim=True) - scores)
     return below.scatter(1, best, new)
 
@@ -49,7 +48,7 @@ def search_hits(
         parts.append(recall_hits(scores, right, ks))
         most_right = max(most_right, int(right.sum(1).max()))
     fewest_wrong = len(gallery) - most_right
-    joined = {k: Hits(*map(torch.cat, zip(*(part[k] for part in parts)))) for k in ks}
+    joined = {k: Hits(*map(torch.cat, zip(*(part[k][:3] for part in parts)))) for k in ks}
     return {k: hits if k <= fewest_wrong else None for k, hits in joined.items()}
 
 

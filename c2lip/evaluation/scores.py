@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Hits', 'Values', 'Score', 'Mean', 'mean_of', 'weighted', 'score', 'beats', 'similarity', 'similarities',
-           'recall_hits', 'class_embeddings', 'zero_shot_hits', 'change_of_items']
+           'recall_hits', 'class_embeddings', 'zero_shot_hits', 'change_of_items', 'over_seeds']
 
 # %% ../../nbs/5_evaluation/01_scores.ipynb #fd8e7276
 import math
@@ -24,16 +24,12 @@ class Hits(NamedTuple):
     correct: Tensor  # (n,) bool, the right answer scored strictly higher than every wrong one
     tie: Tensor  # (n,) bool, wrong, and only because scores were equal
     nan: Tensor  # (n,) bool, a score of the item was not a number
+    cluster: Tensor | None = None  # (n,) number of what the item shares with others; None: items are independent
 
     @property
     def values(self) -> Tensor:
         "(n,) 1 for a right item, else 0"
         return self.correct.double()
-
-    @property
-    def cluster(self):
-        "None: the items are independent"
-        return None
 
 
 class Values(NamedTuple):
@@ -185,11 +181,24 @@ def change_of_items(
     after: Hits | Values | Mean,  # of the same row, the second model
 ) -> tuple[float, float, int]:  # change in points, its standard error, items
     "The paired change of a row; a `UserError` where the items differ"
+    if [weight for weight, _ in weighted(before)] != [weight for weight, _ in weighted(after)]:
+        raise UserError("a paired comparison needs means of the same tasks and weights")
     differences = []
-    for (weight, first), (_, second) in zip(weighted(before), weighted(after), strict=True):
+    for (weight, first), (_, second) in zip(weighted(before), weighted(after)):
         if len(first.values) != len(second.values):
             counts = f"{len(first.values)} and {len(second.values)}"
             raise UserError(f"a paired comparison needs the same items, got {counts}")
         differences.append((Values(second.values.double() - first.values.double(), first.cluster), weight))
     change = score("change", Mean(*map(list, zip(*differences))))
     return change.value, change.se, change.n
+
+
+def over_seeds(
+    items: Sequence[Hits | Values | Mean],  # of one row, of each seed, in the same order
+) -> Mean:
+    "What every item gave on the average of the seeds, so that its chance is counted once"
+    found = []
+    for same in zip(*map(weighted, items), strict=True):
+        values = torch.stack([part.values.double() for _, part in same]).mean(0)
+        found.append((Values(values, same[0][1].cluster), same[0][0]))
+    return Mean(*map(list, zip(*found)))

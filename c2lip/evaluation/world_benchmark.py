@@ -7,6 +7,7 @@ __all__ = ['SUGARCREPE', 'SUGARCREPE_PP', 'EDITS', 'BINDING', 'LEAST_HELD_OUT', 
            'write_benchmark']
 
 # %% ../../nbs/5_evaluation/04_world_benchmark.ipynb #082566cb
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -170,6 +171,9 @@ LEAST_HELD_OUT = 20  # held-out images: fewer do not allow every kind of item
 ZERO_SHOT_TEMPLATES = ("a photo of {}.", "there is {}.", "the picture shows {}.", "an image of {}.")
 
 
+_WORDS = {*NOUNS, *COLOURS}  # what a question asks of, whatever its wording and its patterns
+
+
 def _make_items(make, task, scenes, items, split, held_out):
     "`items` questions of a task as (file name, caption, caption in other words, negative caption)"
     made, tries = [], 0
@@ -191,7 +195,8 @@ def _write_sugarcrepe(folder, task, made, second=False):
     rows = []
     for name, caption, other, negative in made:
         words = {"caption2": other} if second else {}
-        rows.append(dict(filename=name, caption=caption, **words, negative_caption=negative))
+        asked = " / ".join(" ".join(sorted(_WORDS & set(re.findall(r"\w+", text)))) for text in (caption, negative))
+        rows.append(dict(filename=name, caption=caption, **words, negative_caption=negative, question=asked))
     numbered = [dict(id=i, **row) for i, row in enumerate(rows)] if second else {str(i): r for i, r in enumerate(rows)}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{task}.json", numbered)

@@ -199,9 +199,7 @@ def push(
         raise UserError(f"a repository is owner/name, not {repo!r}")
     token = token or huggingface_hub.get_token() or ""
     if not token:
-        raise UserError(
-            "nobody is logged in to the hub: run `hf auth login`, or set HF_TOKEN to a token that may write"
-        )
+        raise UserError("nobody is logged in to the hub: run `hf auth login`, or set HF_TOKEN to one that may write")
     try:
         api = huggingface_hub.HfApi(token=token)
         api.create_repo(repo, private=private, exist_ok=True)

@@ -95,9 +95,7 @@ def choose_alpha(
     if margin < 0:
         raise UserError(f"margin is at least 0 points, not {margin}")
     if swept.composition.isna().any():
-        raise UserError(
-            "neither sugarcrepe nor sugarcrepe_pp was measured: there is no compositional score to choose by"
-        )
+        raise UserError("neither sugarcrepe nor sugarcrepe_pp was measured: there is no composition to choose by")
     guarded = [skill for skill in _SKILLS[1:] if swept[skill].notna().all()]
     before = swept[swept.alpha == 0].iloc[0]
     keeps = (swept[guarded] >= before[guarded] - margin - 1e-9).all(axis=1)

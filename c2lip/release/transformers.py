@@ -9,10 +9,8 @@ __all__ = ['expressible', 'save_tokenizer', 'to_hugging_face', 'small_siglip']
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from open_clip.tokenizer import SimpleTokenizer
-from torch import Tensor, nn
 
 from ..base import BASE_CONFIG, new_towers
 from ..core import UserError, seeded
@@ -20,190 +18,16 @@ from ..core.files import read_json, write_json
 from ..encoding import is_clip_tower, is_siglip_tower
 from ..towers import Towers, has_bias
 from ..towers.folders import base_folder
-
-# %% ../../nbs/8_release/01_transformers.ipynb #dcc8862d
-def _side(size):
-    "The side of a square, of which one number or two are given; of what is no square `size` itself"
-    return size[0] if isinstance(size, (tuple, list)) and size[0] == size[1] else size
-
-
-def _activation_name(module):
-    "transformers' name of an activation, found by its values"
-    from transformers.activations import ACT2FN
-
-    x = torch.linspace(-6, 6, 241)
-    for name in ("gelu", "gelu_pytorch_tanh", "quick_gelu"):
-        if torch.allclose(ACT2FN[name](x), module(x), atol=1e-6):
-            return name
-    raise UserError(f"transformers knows no activation like {module}")
-
-
-def _renamed(prefix, module):
-    "The weights of a module under another name"
-    return {f"{prefix}.{name}": weight for name, weight in module.state_dict().items()}
-
-
-_LAYER = {
-    "layer_norm1": ("norm1", "ln_1"),
-    "layer_norm2": ("norm2", "ln_2"),
-    "mlp.fc1": ("mlp.fc1", "mlp.c_fc"),
-    "mlp.fc2": ("mlp.fc2", "mlp.c_proj"),
-    "self_attn.out_proj": ("attn.proj", "attn.out_proj"),
-}  # transformers' name of each part of a layer → timm's, open_clip's
-
-
-def _is_open_clip(block):
-    return not hasattr(block, "norm1")
-
-
-def _encoder_weights(prefix, blocks):
-    "The weights of a tower's transformer layers, of timm or open_clip; one projection becomes queries, keys and values"
-    weights: dict[str, Tensor] = {}
-    for i, block in enumerate(blocks):
-        layer = f"{prefix}.encoder.layers.{i}"
-        joined = "attn.in_proj_" if _is_open_clip(block) else "attn.qkv."
-        for kind in ("weight", "bias"):
-            parts = block.get_parameter(f"{joined}{kind}").chunk(3)
-            weights |= {f"{layer}.self_attn.{x}_proj.{kind}": part for x, part in zip("qkv", parts)}
-        for theirs, ours in _LAYER.items():
-            weights |= _renamed(f"{layer}.{theirs}", block.get_submodule(ours[_is_open_clip(block)]))
-    return weights
-
-
-def _encoder_config(blocks, tower):
-    "The part of the configuration that both towers have; the norms of `tower` must share one epsilon"
-    block = blocks[0]
-    epsilons = {m.eps for m in tower.modules() if isinstance(m, nn.LayerNorm)}
-    if len(epsilons) > 1:
-        raise UserError(f"transformers has one epsilon for the norms of a tower, this one has {sorted(epsilons)}")
-    first = block.get_submodule(_LAYER["mlp.fc1"][_is_open_clip(block)])
-    return {
-        "hidden_size": first.in_features,
-        "intermediate_size": first.out_features,
-        "num_hidden_layers": len(blocks),
-        "num_attention_heads": block.attn.num_heads,
-        "hidden_act": _activation_name(block.mlp.gelu if _is_open_clip(block) else block.mlp.act),
-        "layer_norm_eps": epsilons.pop(),
-    }
-
-
-def _text_config(text, norms):
-    "The part of the text tower's configuration that SigLIP and CLIP have"
-    return {
-        **_encoder_config(text.transformer.resblocks, norms),
-        "vocab_size": text.token_embedding.num_embeddings,
-        "max_position_embeddings": text.positional_embedding.shape[0],
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
-    }
-
-
-def _text_weights(text):
-    "The weights of a text tower without its last projection"
-    return {
-        **_renamed("text_model.embeddings.token_embedding", text.token_embedding),
-        "text_model.embeddings.position_embedding.weight": text.positional_embedding,
-        **_encoder_weights("text_model", text.transformer.resblocks),
-        **_renamed("text_model.final_layer_norm", text.ln_final),
-    }
+from ..towers.foreign import register_vit, translate
 
 # %% ../../nbs/8_release/01_transformers.ipynb #07f16cc5
-def _refuse_if(kind, obstacles):
-    "Raise `UserError` with every obstacle that was found: what the model has and transformers' class has not"
-    if any(obstacles.values()):
-        reasons = "; ".join(reason for reason, found in obstacles.items() if found)
-        raise UserError(f"this model is no {kind} of transformers: {reasons}")
-
-
-def _siglip(model):
-    "transformers' SiglipConfig of a model, and its weights"
-    from transformers import SiglipConfig
-
-    trunk, text = model.visual.trunk, model.text
-    pool, pool_type = trunk.attn_pool, getattr(text, "pool_type", "last")
-    heads = pool.num_heads, trunk.blocks[0].attn.num_heads
-    foreign = not hasattr(text, "transformer") or not hasattr(text, "pool_type")
-    obstacles = {
-        "its image tower has class or register tokens beside the patches": trunk.num_prefix_tokens > 0,
-        "its pooling head has another number of heads than its layers": heads[0] != heads[1],
-        "its text tower is no transformer of open_clip's": foreign,
-        "its text tower is causal, a SigLIP reads both ways": getattr(text, "attn_mask", None) is not None,
-        f"its text is read at the {pool_type} token, a SigLIP's at the last place": pool_type != "last",
-        "its text projection has no bias": not isinstance(getattr(text, "text_projection", None), nn.Linear),
-    }
-    _refuse_if("SiglipModel", obstacles)
-    vision_config = {
-        **_encoder_config(trunk.blocks, trunk),
-        "image_size": _side(trunk.patch_embed.img_size),
-        "patch_size": _side(trunk.patch_embed.patch_size),
-    }
-    text_config = _text_config(text, text) | {"projection_size": text.text_projection.out_features}
-    head = "vision_model.head"
-    weights = {
-        **_renamed("vision_model.embeddings.patch_embedding", trunk.patch_embed.proj),
-        "vision_model.embeddings.position_embedding.weight": trunk.pos_embed[0],
-        **_encoder_weights("vision_model", trunk.blocks),
-        **_renamed("vision_model.post_layernorm", trunk.norm),
-        f"{head}.probe": pool.latent,
-        f"{head}.attention.in_proj_weight": torch.cat([pool.q.weight, pool.kv.weight]),
-        f"{head}.attention.in_proj_bias": torch.cat([pool.q.bias, pool.kv.bias]),
-        **_renamed(f"{head}.attention.out_proj", pool.proj),
-        **_renamed(f"{head}.layernorm", pool.norm),
-        **_renamed(f"{head}.mlp.fc1", pool.mlp.fc1),
-        **_renamed(f"{head}.mlp.fc2", pool.mlp.fc2),
-        **_text_weights(text),
-        **_renamed("text_model.head", text.text_projection),
-        "logit_scale": model.logit_scale.reshape(1),
-        "logit_bias": model.logit_bias.reshape(1),
-    }
-    return SiglipConfig(vision_config=vision_config, text_config=text_config), weights
-
-
-def _clip(model):
-    "transformers' CLIPConfig of a model, and its weights"
-    from transformers import CLIPConfig
-
-    visual, text = model.visual, getattr(model, "text", model)  # open_clip's own CLIP is its text tower itself
-    pool_type = getattr(text, "pool_type", "") or getattr(text, "text_pool_type", "")
-    causal = hasattr(text, "transformer") and getattr(text, "attn_mask", None) is not None
-    obstacles = {
-        "its image is not read at the class token": visual.pool_type != "tok",
-        "its text tower is not causal": not causal,
-        f"its text is read at the {pool_type} token": pool_type not in ("argmax", "eos"),
-        "it has a logit bias": has_bias(model),
-    }
-    _refuse_if("CLIPModel", obstacles)
-    end = getattr(text, "eos_id", None) or getattr(text, "text_eos_id", None)
-    projection = text.text_projection.weight if isinstance(text.text_projection, nn.Linear) else text.text_projection.T
-    vision_config = {
-        **_encoder_config(visual.transformer.resblocks, visual),
-        "image_size": _side(visual.image_size),
-        "patch_size": _side(visual.patch_size),
-    }
-    text_config = _text_config(text, nn.ModuleList([text.transformer, text.ln_final]))
-    text_config["eos_token_id"] = text_config["vocab_size"] - 1 if pool_type == "argmax" else end
-    weights = {
-        "vision_model.embeddings.class_embedding": visual.class_embedding,
-        **_renamed("vision_model.embeddings.patch_embedding", visual.conv1),
-        "vision_model.embeddings.position_embedding.weight": visual.positional_embedding,
-        **_renamed("vision_model.pre_layrnorm", visual.ln_pre),  # so spelt in transformers
-        **_encoder_weights("vision_model", visual.transformer.resblocks),
-        **_renamed("vision_model.post_layernorm", visual.ln_post),
-        "visual_projection.weight": visual.proj.T,
-        **_text_weights(text),
-        "text_projection.weight": projection,
-        "logit_scale": model.logit_scale,
-    }
-    return CLIPConfig(projection_dim=len(projection), vision_config=vision_config, text_config=text_config), weights
-
-
 def _translate(model):
     "Configuration and weights of an open_clip model under transformers' names; `UserError` where it has none"
-    visual = model.visual
-    if is_siglip_tower(visual):
-        return _siglip(model)
-    if is_clip_tower(visual):
-        return _clip(model)
-    raise UserError(f"transformers' SiglipModel and CLIPModel have no image tower like this ({type(visual).__name__})")
+    if not (is_siglip_tower(model.visual) or is_clip_tower(model.visual)):
+        kind = type(model.visual).__name__
+        raise UserError(f"transformers' SiglipModel and CLIPModel have no image tower like this ({kind})")
+    config, views = translate(model)
+    return config, {name: torch.cat(view) if isinstance(view, list) else view for name, view in views.items()}
 
 
 def expressible(towers: Towers) -> tuple[str, str]:  # "SiglipModel", "CLIPModel" or ""; and why not
@@ -262,7 +86,8 @@ def _export_image_processor(preprocess_cfg):
     "transformers' processor of open_clip's preprocessing; raise `UserError` where there is none"
     from transformers import CLIPImageProcessor, SiglipImageProcessor
 
-    side = _side(preprocess_cfg["size"])
+    size = preprocess_cfg["size"]
+    side = size[0] if isinstance(size, (tuple, list)) and size[0] == size[1] else size
     mode = preprocess_cfg.get("resize_mode") or "shortest"
     if not isinstance(side, int) or mode not in ("squash", "shortest"):
         raise UserError(f"the preprocessing (size {side}, resize {mode}) cannot be expressed in transformers")
@@ -328,10 +153,14 @@ def small_siglip() -> Towers:
     "A SigLIP of two layers a tower with random weights, always the same, that transformers can express"
     text = {"layers": 2, "no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
     text |= {"norm_kwargs": {"eps": 1e-6}, "act_kwargs": {"approximate": "tanh"}}
-    layers: dict = {"embed_dim": 64, "depth": 2, "num_heads": 2, "global_pool": "map", "class_token": False}
+    name = "c2lip_vit_w64_l2_h2_m256_p16_i96_gelu"
+    register_vit(name)
+    parts = {
+        "text_cfg": BASE_CONFIG["text_cfg"] | text,
+        "vision_cfg": BASE_CONFIG["vision_cfg"] | {"timm_model_name": name},
+    }
     with seeded(0):
-        towers = new_towers(base_folder(), BASE_CONFIG | {"text_cfg": BASE_CONFIG["text_cfg"] | text})
-        towers.model.visual.trunk = timm.models.VisionTransformer(96, 16, num_classes=0, **layers)
+        towers = new_towers(base_folder(), BASE_CONFIG | parts)
         for parameter in towers.model.parameters():
             parameter.data += 0.05 * torch.randn_like(parameter)
     towers.model.eval()

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from dataclasses import asdict, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,17 +218,17 @@ def _plain_of(planned, plan):
 
 
 def paired_changes(
-    plan: list[PlannedTrial],  # of `plan_variants`, run
+    plan: list[PlannedTrial],  # of `plan_study`, run
     run,  # the run folder
-) -> pd.DataFrame:  # suite, name, value (change in points), se, n, model, against (base or plain), seed
+) -> pd.DataFrame:  # suite, name, value (change in points), se, n, seed, model, against (base or plain)
     "How far every variant lies from the base, and from plain fine-tuning with the same seed and batches"
-    run, parts = Path(run), []
-    for planned in plan:
-        plain = _plain_of(planned, plan)
-        others = {"base": run / "base"}
-        if plain and plain is not planned:
-            others["plain"] = run / plain.folder
-        for against, folder in others.items():
-            changes = item_changes(*(kept_items(place / "items.parquet") for place in (folder, run / planned.folder)))
-            parts.append(changes.assign(model=planned.model, against=against, seed=planned.settings["seed"]))
+    kept, parts = cache(lambda folder: kept_items(Path(run) / folder / "items.parquet")), []
+    for model in dict.fromkeys(planned.model for planned in plan):
+        own = {planned.settings["seed"]: planned for planned in plan if planned.model == model}
+        plains = {seed: plain for seed, planned in own.items() if (plain := _plain_of(planned, plan))}
+        others = {"base": {0: kept("base")}}
+        if plains.keys() == own.keys() and plains != own:
+            others["plain"] = {seed: kept(plain.folder) for seed, plain in plains.items()}
+        after = {seed: kept(planned.folder) for seed, planned in own.items()}
+        parts += [item_changes(before, after).assign(model=model, against=name) for name, before in others.items()]
     return pd.concat(parts, ignore_index=True)

@@ -4,25 +4,31 @@
 
 # %% auto #0
 __all__ = ['DEFAULT_VARIANT', 'stored_changes', 'change_between', 'verdict', 'row_label', 'judge', 'changes_table',
-           'readout_changes', 'default_ladder', 'ladder_table', 'plot_causes']
+           'default_ladder', 'ladder_table', 'plot_causes']
 
 # %% ../../nbs/9_study/02_claims.ipynb #1a250002
 from functools import cache
 
+import numpy as np
 import pandas as pd
 import yaml
+from scipy.stats import norm
 
 from ..core import UserError
 from ..core.files import shipped
 from ..evaluation.plots import Page, plot_trials
-from ..evaluation.records import change_text, read_record, summarise
+from ..evaluation.records import change_text, item_changes, read_answers, read_record, summarise
 from ..evaluation.tables import Table, frame_table, markdown_table, pick_rows, row_list, suite_label, task_label
 
 # %% ../../nbs/9_study/02_claims.ipynb #1a250005
-def _summarise_changes(changes, against):
+def _summarise_changes(changes, against, answers=None):
     "(variant, suite, name) → mean and half of the 95 % interval of its change against the base, plain or another"
     if against in ("base", "plain"):
         found = changes[changes.against == against]
+    elif answers:
+        others = {model: of_seeds for model, of_seeds in answers.items() if model not in ("base", against)}
+        found = [item_changes(answers[against], of_seeds).assign(model=model) for model, of_seeds in others.items()]
+        found = pd.concat(found)
     else:
         base = changes[changes.against == "base"]
         found = base.merge(base[base.model == against], on=["suite", "name", "seed"], suffixes=("", "_other"))
@@ -38,7 +44,7 @@ def stored_changes(
     against: str,  # base, plain, or another variant
 ) -> dict[tuple, tuple]:  # (variant, suite, name) → mean in points, half of its 95 % interval
     "Every mean change of a record over its seeds, with an interval that counts items and seeds"
-    return _summarise_changes(read_record(record, "changes"), against)
+    return _summarise_changes(read_record(record, "changes"), against, read_answers(record))
 
 
 def _stored_change(record, variant, against, row):
@@ -78,15 +84,28 @@ def row_label(
     return f"{suite_label(suite)}, {task_label(name)}"
 
 
-def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict
+def _q_values(p):
+    "Benjamini and Hochberg's q of each p: the least share of false ones at which it would be among the found"
+    order = np.argsort(p)
+    of_rank = np.asarray(p)[order] * len(p) / np.arange(1, len(p) + 1)
+    q = np.empty(len(p))
+    q[order] = np.minimum.accumulate(of_rank[::-1])[::-1].clip(max=1)
+    return q
+
+
+def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, q, finds
     "Every claim of data/claims.yaml beside what its record says"
-    rows = []
+    rows, p = [], []
     for claim in yaml.safe_load(shipped("claims.yaml").read_text(encoding="utf8")):
-        row, variant, against = "/".join(claim["row"]), claim["variant"], claim["against"]
-        mean, half = _stored_change(claim["record"], variant, against, row)
-        measured = f"{row_label(row)}: {variant} against {against}, {change_text(mean, half)}"
-        rows.append((claim["claim"], claim["source"], measured, verdict(mean, half, claim.get("above", 0))))
-    return pd.DataFrame(rows, columns=["claim", "of", "measured here, points", "verdict"])
+        row, against, above = "/".join(claim["row"]), claim["against"], claim.get("above", 0)
+        for variant in claim["variant"] if isinstance(claim["variant"], list) else [claim["variant"]]:
+            mean, half = _stored_change(claim["record"], variant, against, row)
+            measured = f"{row_label(row)}: {variant} against {against}, {change_text(mean, half)}"
+            sure = verdict(mean, half, above), f"± {1.43 * half:.1f}"
+            rows.append((claim["claim"], claim["source"], measured, *sure))
+            p.append(2 * norm.sf(1.96 * abs(mean - above) / half) if half else float(mean == above))
+    found = pd.DataFrame(rows, columns=["claim", "of", "measured here, points", "verdict", "finds"])
+    return found.assign(q=[f"{q:.3f}" for q in _q_values(p)])
 
 
 def changes_table(
@@ -101,31 +120,6 @@ def changes_table(
         table = table.T
     head = "change against " + ("the base" if against == "base" else against)
     return markdown_table([head, *table.columns], table.reset_index().values)
-
-
-def _readout_text(rows):
-    "Before → after of one figure: one row with its own interval, or the mean over the rows of several seeds"
-    first = rows.iloc[0]
-    values = f"{rows.before.mean():.1f} → {rows.after.mean():.1f}"
-    if len(rows) == 1:
-        return f"{values} ({first.change:+.1f} [{first.low:.1f}, {first.high:.1f}])"
-    change = summarise(rows.assign(model="", value=rows.change, se=(rows.high - rows.low) / (2 * 1.96))).iloc[0]
-    return f"{values} ({change_text(change['mean'], change.half)})"
-
-
-def readout_changes(
-    found: pd.DataFrame,  # a record of readouts; models of several seeds are called "…, seed 0"
-) -> str:  # markdown
-    "By the score v·t and by the chosen mixture with v̂·c, on test, for every model, seeds taken together"
-    test = found[(found.split == "test") & (found.score == "both")]
-    test = test.assign(model=test.model.str.replace(r", seed \d+$", "", regex=True))
-    groups = test.groupby(["suite", "name", "model"])
-    models = list(dict.fromkeys(test.model))
-    rows = []
-    for suite, name in row_list("readouts"):
-        cells = [_readout_text(groups.get_group((suite, name, model))) for model in models]
-        rows.append([row_label(f"{suite}/{name}"), *cells])
-    return markdown_table(["v·t → mixture", *models], rows)
 
 # %% ../../nbs/9_study/02_claims.ipynb #1a250008
 DEFAULT_VARIANT = "+ npc + xac, β 10, α 0.4"

@@ -131,8 +131,9 @@ def _changes_of(table, base, score):
     values = [dict(zip(zip(rows.suite, rows.name), rows.value)) for rows in (base, table)]
     found = {}
     for name, keys in score.items():
-        before, after = ([had.get(tuple(key), math.nan) for key in keys] for had in values)
-        found[name] = (sum(after) - sum(before)) / len(keys)
+        changes = [values[1].get(tuple(key), math.nan) - values[0].get(tuple(key), math.nan) for key in keys]
+        known = [change for change in changes if not math.isnan(change)]
+        found[name] = sum(known) / len(known) if known else math.nan
     measured = [change for change in found.values() if not math.isnan(change)]
     if not measured:
         raise UserError("the benchmark has no row that the search's rule adds up: nothing can be chosen by it")

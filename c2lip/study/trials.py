@@ -150,13 +150,15 @@ class PlannedTrial(NamedTuple):
 def read_trials(
     plan: list[PlannedTrial],  # run
     run,  # the run folder
-) -> pd.DataFrame:  # suite, name, value, se, n, model, seed, and budget where the plan has budgets
-    "The base and every trial of a plan, one row a figure"
-    base = pd.read_csv(Path(run) / "base" / "table.csv")
+    file: str = "table.csv",  # of each trial; or items.parquet
+) -> pd.DataFrame:  # suite, name, value, se, n, model, seed, and budget where the plan has budgets; or packed answers
+    "The base and every trial of a plan, one row a figure; or what every item gave, for the answers of a record"
+    read = pd.read_csv if file.endswith(".csv") else pd.read_parquet
+    base = read(Path(run) / "base" / file)
     budgets = dict.fromkeys(planned.budget for planned in plan)
     parts = [base.assign(model="base", budget=budget, seed=0) for budget in budgets]
     for planned in plan:
-        table = pd.read_csv(Path(run) / planned.folder / "table.csv")
+        table = read(Path(run) / planned.folder / file)
         parts.append(table.assign(model=planned.model, budget=planned.budget, seed=planned.settings["seed"]))
     found = pd.concat(parts, ignore_index=True)
     return found if any(budgets) else found.drop(columns="budget")

@@ -93,9 +93,11 @@ def disk_errors(folder):
     try:
         yield
     except OSError as e:
-        if e.errno not in _DISK_ERRORS:
+        if e.errno not in _DISK_ERRORS and not e.filename:
             raise
-        raise UserError(f"{folder} cannot be written ({e.strerror}); make room; {_way_on(folder)}") from None
+        room = "make room; " if e.errno in _DISK_ERRORS else ""
+        where = e.filename if str(folder) in str(e.filename) else folder
+        raise UserError(f"{where} cannot be written ({e.strerror}); {room}{_way_on(folder)}") from None
 
 
 def save_checkpoint(

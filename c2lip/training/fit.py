@@ -35,7 +35,6 @@ from c2lip.training.step import (
     autocast_of,
     choose_by_model,
     halve_weights,
-    limit_scale,
     make_optimizer,
     prepare_towers,
     schedule,
@@ -104,10 +103,7 @@ def make_validator(
     place, counts = Path(folder) / "validation", {"items": cfg.items, "images": cfg.bench_images}
     home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", **counts)
     if home is None:
-        raise UserError(
-            "evaluate_every asks for validation images, and there are none: "
-            "raise hold_back, or give validation a benchmark folder"
-        )
+        raise UserError("evaluate_every needs validation images: raise hold_back, or give validation a folder")
 
     def validator(towers):
         return _summary(evaluate(towers, home, batch_size=250, progress=False, cache=None, readouts={}))
@@ -179,10 +175,8 @@ class _Run:
         if self.cfg.resume:
             self.done = load_checkpoint(self.folder, self.towers, self.method, self.optimizer, self.settings)
         if self._sum(self.done) != self.ranks * self.done:
-            raise UserError(
-                f"rank {self.rank} found the checkpoint of step {self.done}, other ranks another: "
-                f"{self.folder} must be the same disk on every machine"
-            )
+            found = f"rank {self.rank} found the checkpoint of step {self.done}, other ranks another"
+            raise UserError(f"{found}: {self.folder} must be the same disk on every machine")
         prepare_towers(self.towers, self.cfg.recompute, self.cfg.compiled)
         self.step = Step(self.towers, self.method, self.cfg.accumulate, self.autocast)
         if self.ranks > 1:
@@ -212,7 +206,8 @@ class _Run:
         with seeded(derive_seed(cfg.seed, self.done, self.rank)):
             batch = self.method.view(part, self.done + 1).to(self.device)
             row = train_step(self.step, self.optimizer, batch, self.done + 1, cfg.clip_grad)
-        limit_scale(self.towers, cfg.max_scale)
+        if cfg.max_scale:  # as CLIP's recipe does: between 1 and the largest
+            self.towers.model.logit_scale.data.clamp_(0, math.log(cfg.max_scale))
         self.done += 1
         self.rows.append(row)
 

@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from tqdm.std import tqdm
 
+from ..core.files import parse_json, regular
 from ..encoding import rank_and_world_size
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ __all__ = ['read_log', 'Log', 'plot_log']
 def read_log(folder) -> list[dict]:  # of a run → one record a line, in order
     "The records of metrics.jsonl; truncated lines, and lines that are no record, are left out"
     rows = []
-    for line in (Path(folder) / "metrics.jsonl").read_text(encoding="utf8", errors="replace").splitlines():
-        with suppress(ValueError, RecursionError):
-            rows.append(json.loads(line))
+    for line in regular(Path(folder) / "metrics.jsonl").read_text(encoding="utf8", errors="replace").splitlines():
+        with suppress(ValueError):
+            rows.append(parse_json(line))
     return [row for row in rows if isinstance(row, dict) and type(row.get("step")) is int]
 
 # %% ../../nbs/6_training/04_log.ipynb #0b51f2a7

@@ -101,7 +101,8 @@ def print_advice(
         print(f"{shorten(records[i].caption, 70, placeholder=' …')}\n    → {phrases}")
     values = ", ".join(f"{name} {getattr(taken, name)}" for name in CHOSEN if getattr(given, name) == AUTO)
     if values:
-        print(f"auto, for this {kind_of_model(towers)} model: {values}")
+        kind = "untrained" if towers.name.endswith(":random") else kind_of_model(towers)
+        print(f"auto, for this {kind} model: {values}")
     for line in _warnings(taken, steps, towers, records):
         print(f"warning: {line}", flush=True)
 
@@ -144,10 +145,8 @@ def _keep_list(skips, path):
 def _set_up(settings, given, folder):
     rank, ranks = rank_and_world_size()
     if given.resume and (folder / "model" / "record.json").exists() and not list(folder.glob("checkpoint*.pt")):
-        raise UserError(
-            f"{folder} holds a finished run without its checkpoint (keep_checkpoint False), so there is nothing to "
-            f"resume: its model is {folder / 'model'}; take another run_dir to train anew"
-        )
+        done = f"{folder} holds a finished run without its checkpoint (keep_checkpoint False)"
+        raise UserError(f"{done}: its model is {folder / 'model'}; take another run_dir to train anew")
     if not given.resume:
         check_free(folder, RUN_RESULTS)
     if given.threads:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BY_MODEL', 'CHOSEN', 'kind_of_model', 'values_by_model', 'fill_auto', 'choose_by_model', 'parameter_groups',
-           'schedule', 'make_optimizer', 'limit_scale', 'autocast_of', 'train_step', 'prepare_towers', 'halve_weights']
+           'schedule', 'make_optimizer', 'autocast_of', 'train_step', 'prepare_towers', 'halve_weights']
 
 # %% ../../nbs/6_training/03_step.ipynb #0b30130c
 import math
@@ -100,10 +100,7 @@ def _choose_trained(model, text):
         p.requires_grad_(pattern.fullmatch(name) is not None)
     trained = [(name, p) for name, p in named if p.requires_grad]
     if not trained:
-        raise UserError(
-            f"the pattern {text!r} matches no parameter: nothing would be trained; "
-            f"names look like {named[0][0]}, {named[-1][0]}"
-        )
+        raise UserError(f"the pattern {text!r} matches no parameter; names look like {named[0][0]}, {named[-1][0]}")
     return trained
 
 
@@ -141,13 +138,6 @@ def make_optimizer(
     "AdamW with the public code's β₁ 0.9, β₂ 0.98 and ε 1e-6"
     groups = parameter_groups(towers, method, cfg)
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6, fused=True)  # one call for all weights, CPU too
-
-
-@torch.no_grad()
-def limit_scale(towers: Towers, most: float):  # largest τ; 0: any
-    "Hold the logit scale between 1 and `most`, as CLIP's recipe does after each step"
-    if most:
-        towers.model.logit_scale.clamp_(0, math.log(most))
 
 # %% ../../nbs/6_training/03_step.ipynb #a3e4c707
 def autocast_of(cfg: Config, device) -> torch.autocast:
@@ -193,9 +183,7 @@ def prepare_towers(
         try:
             towers.model.set_grad_checkpointing(True)
         except Exception as e:
-            raise UserError(
-                f"the towers of {towers.name} cannot recompute their activations ({e}); leave recompute off"
-            ) from None
+            raise UserError(f"{towers.name} cannot recompute its activations ({e}); leave recompute off") from None
     if compiled:
         modules = towers.model.named_modules()
         blocks = [b for n, m in modules if n.rpartition(".")[2] in ("blocks", "resblocks") for b in m]

@@ -1,0 +1,119 @@
+"""Writes the page that needs no kernel: one HTML file with two models, twenty scenes and the code that runs them.
+
+python docs/page.py FILE [BEFORE AFTER]     BEFORE and AFTER: names or folders of models made from the embedded base
+"""
+
+import base64
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save
+from timm.layers import resample_abs_pos_embed
+
+from c2lip.attention.figures import _AMOUNT, _CHANGE, _add_outline
+from c2lip.attention.questions import Exhibit, caption_phrases, gallery
+from c2lip.core import UserError
+from c2lip.core.files import shipped
+from c2lip.evaluation.world_scenes import binding_scenes
+from c2lip.towers import load
+from c2lip.world import COLOURS, NOUNS, PATTERNS, SIZES, draw_scene, make_scene, object_mask
+from c2lip.world_captions import caption_scene
+
+HERE = Path(__file__).resolve().parent
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _png(image: Image.Image) -> str:
+    with io.BytesIO() as file:
+        image.save(file, "PNG", optimize=True)
+        return _text(file.getvalue())
+
+
+def scenes() -> list[Exhibit]:
+    "The gallery of the explorer, and eight more scenes of the validation split"
+    more = [("scene", make_scene("validation", i)) for i in (14, 15, 19, 21, 22, 27)]
+    more += [("held out", scene) for scene in binding_scenes(4, "validation", held_out=True)[2:]]
+    found = list(gallery())
+    for place, (kind, scene) in enumerate(more, len(found) + 1):
+        found.append(Exhibit(f"{kind} {place}", draw_scene(scene), caption_scene(scene, "explorer", place), scene))
+    return found
+
+
+def _outline(thing, size=384):
+    "The contour of a thing, transparent elsewhere"
+    blank = np.full((size, size, 3), 0.5)
+    drawn = _add_outline(blank, object_mask(thing, size))
+    alpha = (drawn != blank).any(-1, keepdims=True)
+    return Image.fromarray(np.uint8(np.concatenate([drawn, alpha], -1) * 255 + 0.5), "RGBA")
+
+
+def _scene(exhibit):
+    "A scene for the page: what the models see, what a reader sees, the words, the outlines"
+    things = [
+        dict(words=[w for w in (t.noun, t.colour, t.pattern, t.size) if w], outline=_png(_outline(t)))
+        for t in exhibit.scene.things
+    ]
+    return dict(
+        name=exhibit.name,
+        caption=exhibit.caption,
+        phrases=caption_phrases(exhibit.caption),
+        seen=_png(exhibit.image),
+        shown=_png(exhibit.shown),
+        things=things,
+    )
+
+
+def _model(name):
+    "Weights and what else the page must know of a model; `UserError` where its towers are of another form"
+    towers = load(name)
+    trunk = getattr(towers.model.visual, "trunk", None)
+    known = getattr(trunk, "attn_pool", None) is not None and len(getattr(trunk, "blocks", ())) == 6
+    if not known or towers.preprocess_cfg["size"] not in (96, [96, 96], (96, 96)):
+        raise UserError(f"{name}: the page runs the embedded base and what is tuned from it, no other towers")
+    weights = {key: value.float().contiguous() for key, value in towers.model.state_dict().items()}
+    place = "visual.trunk.pos_embed"
+    weights[place] = resample_abs_pos_embed(weights[place], (6, 6), num_prefix_tokens=1).contiguous()
+    return _text(save(weights))
+
+
+def data(before: str, after: str) -> dict:
+    "All that the page holds besides its code"
+    tokenizer = json.loads((shipped("base") / "tokenizer.json").read_text(encoding="utf8"))["model"]
+    palettes = {}
+    for name, cmap in (("amount", _AMOUNT), ("change", _CHANGE)):
+        palettes[name] = cmap(np.arange(cmap.N), bytes=True)[:, :3].tolist()
+    return dict(
+        names=[Path(name).name for name in (before, after)],
+        models=[_model(before), _model(after)],
+        vocab=tokenizer["vocab"],
+        merges=tokenizer["merges"],
+        palettes=palettes,
+        scenes=[_scene(exhibit) for exhibit in scenes()],
+        words=dict(colours=[*COLOURS], nouns=[*NOUNS], others=[*PATTERNS, *filter(None, SIZES)]),
+    )
+
+
+def write_page(file: Path, before: str = "base", after: str = ""):
+    "Write the page; by default with the base and the tuned model that ships"
+    torch.set_grad_enabled(False)
+    text = (HERE / "page.html").read_text(encoding="utf8")
+    parts = {
+        "STYLE": shipped("explorer.css").read_text(encoding="utf8"),
+        "DATA": json.dumps(data(before, after or str(shipped("tuned"))), ensure_ascii=False).replace("</", "<\\/"),
+        "CODE": (HERE / "page.js").read_text(encoding="utf8"),
+    }
+    for name, part in parts.items():
+        text = text.replace(f"/*{name}*/", part)
+    Path(file).write_text(text, encoding="utf8")
+
+
+if __name__ == "__main__":
+    write_page(Path(sys.argv[1]), *sys.argv[2:])
