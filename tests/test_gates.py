@@ -248,14 +248,6 @@ def test_readme_lists_every_launcher():
     assert not [p.name for p in LAUNCHERS if f"](nbs/{p.name})" not in text]
 
 
-def test_links_of_the_readme():
-    "Links and images of README.md and CONTRIBUTING.md lead to files of the tree"
-    for page in ("README.md", "CONTRIBUTING.md"):
-        for target in re.findall(r"\]\(([^)\s#]+)\)", (ROOT / page).read_text(encoding="utf8")):
-            if not re.match(r"[a-z]+:", target):
-                assert (ROOT / target).exists(), f"{page}: {target}"
-
-
 # ---- the package
 
 

@@ -126,8 +126,6 @@ def test_with_pipes_from_the_notebooks_folder_and_again_from_its_record(toy, run
 REFUSED = [
     ({"lamda_xac": 1}, "did you mean lambda_xac?"),
     ({"lambda_xac": "much"}, "lambda_xac must be a number from 0 to 1000, not much"),
-    ({"lr": 0}, "lr must be auto or a number above 0, at most 1, not 0"),
-    ({"batch_size": 1}, "batch_size must be a whole number of at least 2, not 1"),
     ({"run_dir": "nbs/x"}, "belongs to the workbook"),
 ]
 

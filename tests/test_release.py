@@ -167,6 +167,10 @@ def test_stock_open_clip_and_transformers(released, run):
         to_hugging_face(back, folder / "again")
         first, second = (safetensors.torch.load_file(folder / at / "model.safetensors") for at in ("hf", "again"))
         assert first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first), kind
+        asks = json.loads((folder / "again" / "config.json").read_text()) | {"auto_map": {"AutoModel": "evil.Model"}}
+        (folder / "again" / "config.json").write_text(json.dumps(asks))
+        with pytest.raises(UserError, match="no code of a model folder is run"):
+            load(folder / "again")
         own = load(save(back, folder / "tuned"))
         assert same(own_outputs(own, Image.open(folder / "image.png"))["text"], again["text"], 0), kind
         config = json.loads((folder / "hf" / "config.json").read_text())

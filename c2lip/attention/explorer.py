@@ -64,7 +64,7 @@ def _about_run(row):
 def _shipped_models():
     "The models that come with the library"
     abouts = {"base": "the embedded SigLIP", "base_clip": "the embedded CLIP"}
-    return [ModelEntry(name, name, abouts.get(name, "what C2LIP made of base")) for name in EMBEDDED]
+    return [ModelEntry(name, name, abouts.get(name, "shipped")) for name in EMBEDDED]
 
 
 def find_models(root: Path | None = None) -> dict[str, ModelEntry]:  # name → entry, in the order of the menu

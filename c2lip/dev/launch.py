@@ -16,6 +16,7 @@ import sys
 import time
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 
@@ -77,8 +78,7 @@ def check_run(
     return folder
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3a
-def _wrap(line, wide):
-    return fill(line, wide, break_long_words=False, break_on_hyphens=False)
+_wrap = partial(fill, break_long_words=False, break_on_hyphens=False)
 
 
 def _print(text):
@@ -138,7 +138,8 @@ def _failure(error, output, drawn):
     if list(folder.glob("checkpoint*.pt")):
         way = "-p resume True goes on from its checkpoint"
     elif not [*folder.glob("*/checkpoint*.pt"), *folder.glob("*/model")]:
-        return f"{cause}\n       {folder} holds no checkpoint yet, so start again"
+        sooner = "; -p save_every 50 keeps one sooner" if output.stem == "train" else ""
+        return f"{cause}\n       {folder} holds no checkpoint yet, so start again{sooner}"
     return f"{cause}\n       the same line with -p run_dir {folder} {way}"
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3f

@@ -80,8 +80,8 @@ def read_folder(
     elif own := [name for name, e in lacking.items() if not isinstance(e, NotDownloaded)]:
         raise UserError(f"the folder {folder} has nothing for {', '.join(own)}: {lacking[own[0]]}")
     if not found:
-        reasons = "; ".join(map(str, lacking.values()))
-        raise UserError(reasons or f"the folder {folder} holds none of the suites {', '.join(names)}")
+        none = f"the folder {folder} holds none of the suites {', '.join(names)}"
+        raise UserError("; ".join(map(str, lacking.values())) or none)
     for error in lacking.values():
         print(f"left out: {error}")
     return found
@@ -291,22 +291,22 @@ def open_benchmark(
     return made
 
 # %% ../../nbs/5_evaluation/13_suites.ipynb #5ee40002
-def _text_only(items):
-    "Share of items whose right text a bag of words, trained on the other half of them, puts before every wrong one"
+def _text_only(items, chance):
+    "Share of items whose right text a bag of words, trained on the other half (in pairs of items), puts first"
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    owner = [
-        (n // 2, n, k) for n, item in enumerate(items) for k in range(1 + len(item.wrong))
-    ]  # neighbours share texts
-    side, item, place = torch.tensor(owner).T.numpy()
+    if not items[0].wrong or len(items) < 4:
+        return chance
+    numbers = [(n // 2 % 2, k) for n, item in enumerate(items) for k in range(1 + len(item.wrong))]
+    half, place = torch.tensor(numbers).T.numpy()
     texts = [text for item in items for text in (item.right[0], *item.wrong)]
     words, found = CountVectorizer(token_pattern=r"\w+").fit_transform(texts), torch.zeros(len(texts))
-    for half in (0, 1):
-        trained = LogisticRegression(max_iter=1000).fit(words[side % 2 != half], place[side % 2 != half] == 0)
-        found[side % 2 == half] = torch.from_numpy(trained.decision_function(words[side % 2 == half])).float()
-    scores = found.split([1 + len(item.wrong) for item in items])
-    return sum(bool((row[0] > row[1:]).all()) for row in scores) / len(items)
+    for asked in (half == 0, half == 1):
+        trained = LogisticRegression(max_iter=1000).fit(words[~asked], place[~asked] == 0)
+        found[asked] = torch.from_numpy(trained.decision_function(words[asked])).float()
+    of_items = found.split([1 + len(i.wrong) for i in items])
+    return sum(bool((row[0] > row[1:]).all()) for row in of_items) / len(items)
 
 
 def floors(suites: dict[str, Suite]) -> pd.DataFrame:  # suite, task, n, and in percent: chance, order-blind, text only
@@ -318,8 +318,7 @@ def floors(suites: dict[str, Suite]) -> pd.DataFrame:  # suite, task, n, and in 
         chance = sum(1 / (len(i.right) + len(i.wrong) + len(i.others)) for i in items) / len(items)
         bags = [[sorted(re.findall(r"\w+", t.lower())) for t in (*i.wrong, *i.right)] for i in items]
         apart = [not any(right in bag[: len(i.wrong)] for right in bag[len(i.wrong) :]) for i, bag in zip(items, bags)]
-        told = _text_only(items) if items[0].wrong and len(items) > 3 else chance
-        values = {"chance": chance, "order-blind": sum(apart) / len(items), "text only": told}
+        values = {"chance": chance, "order-blind": sum(apart) / len(items), "text only": _text_only(items, chance)}
         rows.append({"suite": name, "task": task, "n": len(items)} | {key: 100 * x for key, x in values.items()})
     return pd.DataFrame(rows)
 
@@ -345,23 +344,18 @@ def seen_or_unseen(
 ) -> pd.DataFrame:  # suite, name, then value (percent) and n of seen, partly and never
     "The rows of compositional suites by whether the pairs of adjective and noun of an item occur in the captions"
     known, rows = set().union(*_word_pairs(captions)), []
-    own = {"ITT", "TOT", "micro"}
+    own = {"ITT", "TOT", "micro", "text", "image", "group"}  # questions asked of the items of a task
     for (name, row), h in hits.items():
         tasks = suites[name].items if name in suites and isinstance(h, Hits) else {}
-        fits = [t for t in tasks if row == t or row.removeprefix(f"{t} ") in own or t == name and row in _CROSSWISE]
-        if not fits or not tasks[fits[0]][0].right:
-            continue
-        items, per = tasks[fits[0]], len(tasks[fits[0]]) // len(h.correct)  # two items of two images and two texts
-        of_text = dict(zip(texts := [text for item in items for text in item.right], _word_pairs(texts)))
-        parts: dict[str, list[int]] = {"seen": [], "partly": [], "never": []}
-        for n in range(len(h.correct)):
-            pairs = set().union(*(of_text[text] for item in items[n * per : (n + 1) * per] for text in item.right))
-            if pairs:
-                parts["never" if not pairs & known else "seen" if pairs <= known else "partly"].append(n)
-        rows.append({"suite": name, "name": row})
-        for part, counted in parts.items():
-            rows[-1] |= {part: score(row, pick(h, counted)).value if counted else None, f"n {part}": len(counted)}
+        for task in [t for t in tasks if row == t or row.removeprefix(f"{t} ") in own][:1]:
+            items, per = tasks[task], len(tasks[task]) // len(h.correct)  # 2 of two images and two texts
+            of_text = dict(zip(texts := [text for item in items for text in item.right], _word_pairs(texts)))
+            parts: dict[str, list[int]] = {"seen": [], "partly": [], "never": []}
+            for n in range(len(h.correct)):
+                pairs = set().union(*(of_text[text] for item in items[n * per : (n + 1) * per] for text in item.right))
+                if pairs:
+                    parts["never" if not pairs & known else "seen" if pairs <= known else "partly"].append(n)
+            rows.append({"suite": name, "name": row})
+            for part, counted in parts.items():
+                rows[-1] |= {part: score(row, pick(h, counted)).value if counted else None, f"n {part}": len(counted)}
     return pd.DataFrame(rows)
-
-
-_CROSSWISE = ("text", "image", "group")  # questions of two images and two texts

@@ -35,7 +35,6 @@ from c2lip.training.step import (
     autocast_of,
     choose_by_model,
     halve_weights,
-    limit_scale,
     make_optimizer,
     prepare_towers,
     schedule,
@@ -207,7 +206,8 @@ class _Run:
         with seeded(derive_seed(cfg.seed, self.done, self.rank)):
             batch = self.method.view(part, self.done + 1).to(self.device)
             row = train_step(self.step, self.optimizer, batch, self.done + 1, cfg.clip_grad)
-        limit_scale(self.towers, cfg.max_scale)
+        if cfg.max_scale:  # as CLIP's recipe does: between 1 and the largest
+            self.towers.model.logit_scale.data.clamp_(0, math.log(cfg.max_scale))
         self.done += 1
         self.rows.append(row)
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BY_MODEL', 'CHOSEN', 'kind_of_model', 'values_by_model', 'fill_auto', 'choose_by_model', 'parameter_groups',
-           'schedule', 'make_optimizer', 'limit_scale', 'autocast_of', 'train_step', 'prepare_towers', 'halve_weights']
+           'schedule', 'make_optimizer', 'autocast_of', 'train_step', 'prepare_towers', 'halve_weights']
 
 # %% ../../nbs/6_training/03_step.ipynb #0b30130c
 import math
@@ -138,13 +138,6 @@ def make_optimizer(
     "AdamW with the public code's β₁ 0.9, β₂ 0.98 and ε 1e-6"
     groups = parameter_groups(towers, method, cfg)
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6, fused=True)  # one call for all weights, CPU too
-
-
-@torch.no_grad()
-def limit_scale(towers: Towers, most: float):  # largest τ; 0: any
-    "Hold the logit scale between 1 and `most`, as CLIP's recipe does after each step"
-    if most:
-        towers.model.logit_scale.clamp_(0, math.log(most))
 
 # %% ../../nbs/6_training/03_step.ipynb #a3e4c707
 def autocast_of(cfg: Config, device) -> torch.autocast:
