@@ -105,6 +105,8 @@ def read_rows(file) -> dict[bytes, Tensor]:  # digest of an input → its (D,) r
         return {}
     try:
         held = safetensors.torch.load(Path(file).read_bytes())
+        if not held["rows"].isfinite().all():
+            raise ValueError("not finite")
         return dict(zip(map(bytes, held["keys"].numpy()), held["rows"]))
     except (OSError, KeyError, ValueError, safetensors.SafetensorError):
         print(f"the kept embeddings {file} are damaged; they are made again")

@@ -110,7 +110,7 @@ def plot_pareto(
     models = [model for model in dict.fromkeys(frame.model) if model in x.index and model in y.index]
     if not models:
         raise UserError(f"no model has both {' '.join(across)} and {' '.join(up)}")
-    colours = _model_colours([model for model in models if model not in quiet])
+    colours = _model_colours(dict.fromkeys([models[0], *(model for model in models if model not in quiet)]))
     points = np.array([(x["mean"][model], y["mean"][model]) for model in models])
     fig = Page(figsize=(6.8, 4.6), layout="constrained")
     ax = fig.subplots()

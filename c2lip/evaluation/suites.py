@@ -9,8 +9,10 @@ __all__ = ['FORMS', 'READERS', 'read_folder', 'embed_suites', 'measure', 'tabula
 # %% ../../nbs/5_evaluation/13_suites.ipynb #4b1afe72
 import hashlib
 import inspect
+import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ import torch
 from .. import world as world_module
 from .. import world_captions
 from ..core import UserError, did_you_mean
-from ..core.files import cache_folder, cache_instead, project_root, shipped, user_path, write_json
+from ..core.files import cache_folder, cache_instead, folder_digest, project_root, shipped, user_path, write_json
 from ..data.images import BadImage, open_image
 from ..data.sources import find_source, open_data
 from . import world_benchmark, world_scenes
@@ -188,14 +190,23 @@ def _world_version():
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 
+def _drawn_record(folder):
+    return json.dumps({"sha256": folder_digest(folder)}).encode()
+
+
 def _drawn_folder(home, split, sizes):
     "The embedded benchmark in a folder of the cache, drawn beside its place and moved there whole"
     folder = home / "-".join(["world", split, *(f"{k}{v}" for k, v in sorted(sizes.items())), _world_version()])
+    about = folder / "record.json"
+    if folder.is_dir() and not (about.is_file() and about.read_bytes() == _drawn_record(folder)):
+        print(f"{folder} is not as it was drawn; it is drawn anew", flush=True)
+        shutil.rmtree(folder)
     if not folder.is_dir():
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home) as half:
             drawn = Path(half) / "whole"
             world_benchmark.write_benchmark(drawn, split, **sizes)
+            (drawn / "record.json").write_bytes(_drawn_record(drawn))
             try:
                 drawn.rename(folder)
             except OSError:

@@ -168,6 +168,8 @@ def plan_study(
 ) -> dict[str, list[PlannedTrial]]:  # name of a block, or ladder → its trials
     "The trials of a launcher; its images and passes say how many steps a trial of a block has"
     shared = setup.settings
+    if not seeds:
+        raise UserError("seeds is empty: give at least one, as in -p seeds 0,1,2")
     if not names:
         return {"ladder": _plan_block(_ladder(setup.launcher), seeds, shared)}
     steps = round(shared["epochs"] * shared["images"] / shared["batch_size"])
