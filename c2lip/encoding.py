@@ -162,12 +162,9 @@ def _encode_image_entries(model, images, needs):
     sizes = [len(x) for x in images.values()]
     wanted = any(f"{name}_tokens" in needs for name in images)
     pooled, tokens = encode_images(model, torch.cat(list(images.values())), wanted)
-    features = dict(zip(images, pooled.split(sizes)))
-    if tokens is not None:
-        for name, part in zip(images, tokens.split(sizes)):
-            if f"{name}_tokens" in needs:
-                features[f"{name}_tokens"] = part
-    return features
+    parts = zip(images, () if tokens is None else tokens.split(sizes))
+    of_tokens = {f"{name}_tokens": part for name, part in parts if f"{name}_tokens" in needs}
+    return {**dict(zip(images, pooled.split(sizes))), **of_tokens}
 
 
 def _encode_text_entries(model, texts):
@@ -255,10 +252,7 @@ def gather_rows(x: Tensor) -> Tensor:  # (n,·) with the same n on every rank �
     return x if ranks == 1 else _gather_all({"rows": x}, {"rows": [len(x)] * ranks})["rows"]
 
 
-def shared_place(
-    image: Tensor,  # (E,) numbers of images as a gathered batch has them, own first
-    rows: int,  # images of each rank, the same on all
-) -> Tensor:  # (E,)
+def shared_place(image: Tensor, rows: int) -> Tensor:  # (E,) as gathered, own first; images of each rank → (E,)
     "The same images in the order of the ranks, which is one and the same on every rank"
     rank, ranks = rank_and_world_size()
     return (image + rank * rows) % (ranks * rows)

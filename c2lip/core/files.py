@@ -50,15 +50,8 @@ def project_root() -> Path:  # the folder with settings.ini; outside of a clone 
 
 # %% ../../nbs/1_method/02_files.ipynb #c67b44e0
 _SOURCES = ("nbs", "c2lip", "data", "tests", ".git")  # of the project: nothing is written there
-RUN_FILES = (
-    "params.json",
-    "metrics.jsonl",
-    "checkpoint.pt",
-    "checkpoint.previous.pt",
-    "model",
-    "table.csv",
-    "open_clip_config.json",
-)  # what a run leaves
+_WRITTEN = "params.json metrics.jsonl checkpoint.pt checkpoint.previous.pt model table.csv open_clip_config.json"
+RUN_FILES = tuple(_WRITTEN.split())  # what a run leaves
 
 
 def is_utf8(text) -> bool:  # a text or a path

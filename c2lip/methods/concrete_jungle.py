@@ -69,10 +69,8 @@ class _Unit(NamedTuple):
 
 def _rating(word, ratings):
     "The rating of a word or of the first dictionary form that has one; None if none has"
-    forms = [word]
-    for ending, instead in _ENDINGS:
-        if word.endswith(ending) and len(word) > len(ending) + 1:
-            forms.append(word[: -len(ending)] + instead)
+    fits = [(end, instead) for end, instead in _ENDINGS if word.endswith(end) and len(word) > len(end) + 1]
+    forms = [word, *(word[: -len(end)] + instead for end, instead in fits)]
     return next((ratings[form] for form in forms if form in ratings), None)
 
 

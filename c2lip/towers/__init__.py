@@ -24,9 +24,6 @@ from ..core.files import project_root, user_path, write_json
 from .folders import EMBEDDED, PICKLES, base_folder, load_folder, quiet_loading, release_folder
 
 # %% ../../nbs/1_method/10_towers.ipynb #4b168183
-_KEPT_TEXTS = 1 << 16  # 32 MiB of rows of 64 tokens
-
-
 @dataclass
 class Towers:
     "A contrastive model with all that belongs to its weights"
@@ -68,7 +65,7 @@ class Towers:
 
     def token_ids(self, texts: list[str]) -> Tensor:  # T texts; none are fine → (T,L)
         "What the tokenizer gives; a text that was read before is not read again"
-        if len(self._rows) > _KEPT_TEXTS:
+        if len(self._rows) > 1 << 16:  # 32 MiB of rows of 64 tokens
             self._rows.clear()
         new = [text for text in dict.fromkeys(texts) if text not in self._rows]
         if new:
