@@ -99,10 +99,7 @@ def _text_tower(model):
     return text, pool, getattr(text, "eos_id", None) or getattr(text, "text_eos_id", None)
 
 
-def text_ends(
-    model: Any,  # an open_clip model
-    ids: Tensor,  # (T,L)
-) -> Tensor | None:  # (T,) tokens that matter in each row; None where the whole row does
+def text_ends(model: Any, ids: Tensor) -> Tensor | None:  # (T,L) → (T,) tokens that matter; None: the whole row does
     "How much of each row a causal tower with an end token reads"
     tower = _text_tower(model)
     if tower is None or tower[0].attn_mask is None:
@@ -186,11 +183,7 @@ def scale_and_bias(model: Any) -> Features:  # an open_clip model
     return {"scale": scale, "bias": model.logit_bias if has_bias(model) else torch.zeros((), device=scale.device)}
 
 
-def encode(
-    model: Any,  # an open_clip model
-    batch: Batch,
-    needs=(),  # names of features that must be there, e.g. "image_tokens"
-) -> Features:
+def encode(model: Any, batch: Batch, needs=()) -> Features:  # needs: features that must be there, e.g. "image_tokens"
     "Named features of a batch: unit embeddings under the entries' names, visual tokens if needed, `scale` and `bias`"
     images = _encode_image_entries(model, batch.images, needs)
     return {**scale_and_bias(model), **images, **_encode_text_entries(model, batch.texts)}

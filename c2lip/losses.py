@@ -25,11 +25,7 @@ def sigmoid_loss(
     return (F.softplus(-signs * logits) * signs.abs()).sum() / max(1, logits.shape[1])
 
 # %% ../nbs/1_method/04_losses.ipynb #d1d97dfa
-def pair_signs(
-    n: int,  # images of this rank
-    columns: int | None = None,  # captions of all ranks, own first; n if not given
-    device=None,
-) -> Tensor:  # (B,n)
+def pair_signs(n: int, columns: int | None = None, device=None) -> Tensor:  # own images, captions of all → (B,n)
     "+1 on the diagonal, −1 elsewhere"
     return 2 * torch.eye(n, columns or n, device=device) - 1
 

@@ -41,12 +41,7 @@ def relation(scene: Scene, a: Thing, b: Thing) -> str | None:  # one of `OPPOSIT
     return None
 
 
-def name_thing(
-    thing: Thing,
-    size: bool = False,  # name its size, if it is small or large
-    pattern: bool = False,  # name its pattern, if it is striped or spotted
-    colour: bool = True,  # name its colour
-) -> str:
+def name_thing(thing: Thing, size: bool = False, pattern: bool = False, colour: bool = True) -> str:  # what is named
     "The noun phrase of an object: article, size, pattern, colour, noun"
     pattern = pattern and thing.pattern != "plain"
     parts = ((size, thing.size), (pattern, thing.pattern), (colour, thing.colour), (True, thing.noun))

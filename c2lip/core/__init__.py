@@ -173,9 +173,8 @@ def pick_device(name: str = "auto") -> torch.device:  # "auto", "cpu", "cuda", "
         torch.zeros(1, device=name).item()  # meta holds no numbers
         return torch.device(name)
     except Exception as e:
-        raise UserError(
-            f"device {name!r} cannot be used here ({str(e).splitlines()[0]}); try device auto or cpu"
-        ) from None
+        why = str(e).splitlines()[0]
+        raise UserError(f"device {name!r} cannot be used here ({why}); try device auto or cpu") from None
 
 # %% ../../nbs/1_method/01_core.ipynb #3d316ddc
 def derive_seed(*parts) -> int:  # below 2^32

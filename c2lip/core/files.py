@@ -77,11 +77,7 @@ def output_place(path) -> Path:  # typed by the user; from the root if relative,
     return place
 
 
-def check_free(
-    folder: Path,
-    files=RUN_FILES,  # of which any means that there is a run
-    resumable: bool = True,  # the run in it could be gone on with
-):
+def check_free(folder: Path, files=RUN_FILES, resumable: bool = True):  # any of the files means that there is a run
     "Raise `UserError` where a folder holds a run that would be overwritten"
     found = next((file for file in files if os.path.exists(folder / file)), None)
     if found:

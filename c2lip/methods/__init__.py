@@ -258,15 +258,6 @@ def method_names() -> list[str]:
     return list(find_methods()[0])
 
 
-def _function_of(name):
-    found, wrong = find_methods()
-    if name in found:
-        return found[name]
-    if name in wrong:
-        raise UserError(f"there is no method {name!r}: the module {PACKAGE}.{name} {wrong[name]}")
-    raise UserError(f"there is no method {name!r}{did_you_mean(name, found)}; there are {', '.join(found)}")
-
-
 def build(
     name: str,  # one of `method_names`
     towers: Towers,
@@ -274,7 +265,12 @@ def build(
     options: dict | None = None,  # the method's own; one that it does not name is an error
 ) -> Method:
     "The method called `name` on `towers`; raise `UserError` for an unknown name or option, or a broken module"
-    make, settings, options = _function_of(name), settings or {}, options or {}
+    found, wrong = find_methods()
+    if name not in found and name in wrong:
+        raise UserError(f"there is no method {name!r}: the module {PACKAGE}.{name} {wrong[name]}")
+    if name not in found:
+        raise UserError(f"there is no method {name!r}{did_you_mean(name, found)}; there are {', '.join(found)}")
+    make, settings, options = found[name], settings or {}, options or {}
     takes = list(inspect.signature(make).parameters)[1:]  # the first takes the towers, whatever it is called
     for option in options:
         if option not in takes:

@@ -117,11 +117,11 @@ def _siglip(model):
 
     trunk, text = model.visual.trunk, model.text
     pool, pool_type = trunk.attn_pool, getattr(text, "pool_type", "last")
+    heads = trunk.blocks[0].attn.num_heads
     foreign = not hasattr(text, "transformer") or not hasattr(text, "pool_type")
     obstacles = {
         "its image tower has class or register tokens beside the patches": trunk.num_prefix_tokens > 0,
-        "its pooling head has another number of heads than its layers": pool.num_heads
-        != trunk.blocks[0].attn.num_heads,
+        "its pooling head has another number of heads than its layers": pool.num_heads != heads,
         "its text tower is no transformer of open_clip's": foreign,
         "its text tower is causal, a SigLIP reads both ways": getattr(text, "attn_mask", None) is not None,
         f"its text is read at the {pool_type} token, a SigLIP's at the last place": pool_type != "last",
