@@ -2,14 +2,13 @@
 
 import base64
 import json
-import shutil
 import sys
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import BROWSER, ROOT
 from fastcore.test import test_close as close
 
 from c2lip.attention.figures import ImageMaps, map_columns
@@ -25,7 +24,6 @@ sys.path.insert(0, str(ROOT / "docs"))
 import build  # noqa: E402
 import exercises  # noqa: E402
 
-BROWSER = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
 PYTHON = ROOT / ".venv" / "site" / "bin" / "python"  # made by `make site`
 
 
