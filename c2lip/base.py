@@ -43,11 +43,7 @@ def new_towers(
 
 # %% ../nbs/2_world/03_base.ipynb #c5f00003
 @torch.no_grad()
-def centre(
-    towers: Towers,  # new ones: their last biases are changed in place
-    images: Tensor,  # (B,3,H,W) preprocessed
-    ids: Tensor,  # (B,L) token ids of captions
-):
+def centre(towers: Towers, images: Tensor, ids: Tensor):  # new ones, changed in place; (B,3,H,W); (B,L) of captions
     "Shift two biases so that both towers' outputs have mean zero over these images and captions"
     model = towers.model
     if hasattr(model.visual, "trunk"):  # timm's attention pooling, whose last bias is the output's

@@ -11,6 +11,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import ftfy
@@ -235,10 +236,7 @@ def phrase_number(text: str) -> int:  # below 2⁶³, the same on every rank and
     return int.from_bytes(hashlib.blake2b(text.lower().encode(), digest_size=8).digest(), "big") >> 1
 
 
-def phrases_of(
-    doc: Doc,  # a tagged and parsed text
-    rules: Rules = Rules(),  # what counts
-) -> list[Phrase]:  # in reading order; characters count in `doc.text`
+def phrases_of(doc: Doc, rules: Rules = Rules()) -> list[Phrase]:  # in reading order; characters count in `doc.text`
     "The concepts of a parsed caption"
     words, text = [t.lower_ for t in doc], doc.text
     found, seen = [], set()
@@ -265,13 +263,9 @@ def noun_phrases_many(
     "The concepts of many captions; a caption that is empty or not English has none"
     chosen = make_rules(rules)
     pipeline = nlp if hasattr(nlp, "pipe") else load_pipeline(nlp)
-    found = []
-    with tqdm(total=len(captions), unit="caption", disable=not progress) as bar:
-        for first in range(0, len(captions), ZONE):
-            for phrases in _parse(captions[first : first + ZONE], pipeline, batch_size, chosen):
-                found.append(phrases)
-                bar.update()
-    return found
+    zones = (captions[first : first + ZONE] for first in range(0, len(captions), ZONE))
+    found = chain.from_iterable(_parse(zone, pipeline, batch_size, chosen) for zone in zones)
+    return list(tqdm(found, total=len(captions), unit="caption", disable=not progress))
 
 
 def _for_parser(caption, limit):

@@ -99,10 +99,7 @@ def _text_tower(model):
     return text, pool, getattr(text, "eos_id", None) or getattr(text, "text_eos_id", None)
 
 
-def text_ends(
-    model: Any,  # an open_clip model
-    ids: Tensor,  # (T,L)
-) -> Tensor | None:  # (T,) tokens that matter in each row; None where the whole row does
+def text_ends(model: Any, ids: Tensor) -> Tensor | None:  # (T,L) → (T,) tokens that matter; None: the whole row does
     "How much of each row a causal tower with an end token reads"
     tower = _text_tower(model)
     if tower is None or tower[0].attn_mask is None:
@@ -162,12 +159,9 @@ def _encode_image_entries(model, images, needs):
     sizes = [len(x) for x in images.values()]
     wanted = any(f"{name}_tokens" in needs for name in images)
     pooled, tokens = encode_images(model, torch.cat(list(images.values())), wanted)
-    features = dict(zip(images, pooled.split(sizes)))
-    if tokens is not None:
-        for name, part in zip(images, tokens.split(sizes)):
-            if f"{name}_tokens" in needs:
-                features[f"{name}_tokens"] = part
-    return features
+    parts = zip(images, () if tokens is None else tokens.split(sizes))
+    of_tokens = {f"{name}_tokens": part for name, part in parts if f"{name}_tokens" in needs}
+    return {**dict(zip(images, pooled.split(sizes))), **of_tokens}
 
 
 def _encode_text_entries(model, texts):
@@ -189,11 +183,7 @@ def scale_and_bias(model: Any) -> Features:  # an open_clip model
     return {"scale": scale, "bias": model.logit_bias if has_bias(model) else torch.zeros((), device=scale.device)}
 
 
-def encode(
-    model: Any,  # an open_clip model
-    batch: Batch,
-    needs=(),  # names of features that must be there, e.g. "image_tokens"
-) -> Features:
+def encode(model: Any, batch: Batch, needs=()) -> Features:  # needs: features that must be there, e.g. "image_tokens"
     "Named features of a batch: unit embeddings under the entries' names, visual tokens if needed, `scale` and `bias`"
     images = _encode_image_entries(model, batch.images, needs)
     return {**scale_and_bias(model), **images, **_encode_text_entries(model, batch.texts)}
@@ -255,10 +245,7 @@ def gather_rows(x: Tensor) -> Tensor:  # (n,·) with the same n on every rank �
     return x if ranks == 1 else _gather_all({"rows": x}, {"rows": [len(x)] * ranks})["rows"]
 
 
-def shared_place(
-    image: Tensor,  # (E,) numbers of images as a gathered batch has them, own first
-    rows: int,  # images of each rank, the same on all
-) -> Tensor:  # (E,)
+def shared_place(image: Tensor, rows: int) -> Tensor:  # (E,) as gathered, own first; images of each rank → (E,)
     "The same images in the order of the ranks, which is one and the same on every rank"
     rank, ranks = rank_and_world_size()
     return (image + rank * rows) % (ranks * rows)

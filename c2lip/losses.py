@@ -25,19 +25,12 @@ def sigmoid_loss(
     return (F.softplus(-signs * logits) * signs.abs()).sum() / max(1, logits.shape[1])
 
 # %% ../nbs/1_method/04_losses.ipynb #d1d97dfa
-def pair_signs(
-    n: int,  # images of this rank
-    columns: int | None = None,  # captions of all ranks, own first; n if not given
-    device=None,
-) -> Tensor:  # (B,n)
+def pair_signs(n: int, columns: int | None = None, device=None) -> Tensor:  # own images, captions of all → (B,n)
     "+1 on the diagonal, −1 elsewhere"
     return 2 * torch.eye(n, columns or n, device=device) - 1
 
 
-def owner_signs(
-    owner: Tensor,  # (K,) image of each phrase
-    n: int,  # images of this rank
-) -> Tensor:  # (B,K)
+def owner_signs(owner: Tensor, n: int) -> Tensor:  # (K,) image of each phrase, images of this rank → (B,K)
     "+1 where the phrase is the image's own, −1 elsewhere"
     return torch.where(owner == torch.arange(n, device=owner.device)[:, None], 1.0, -1.0)
 
@@ -70,22 +63,14 @@ def phrase_signs(
     return mentioned * 2.0 - 1, first % len(number)
 
 # %% ../nbs/1_method/04_losses.ipynb #cc618f7f
-def scaled_cosines(
-    rows: Tensor,  # (n,D) unit
-    columns: Tensor,  # (m,D) unit
-    scale: Tensor | float = 1.0,  # τ
-) -> Tensor:  # (n,m)
+def scaled_cosines(rows: Tensor, columns: Tensor, scale: Tensor | float = 1.0) -> Tensor:  # (n,D), (m,D) unit → (n,m)
     "τ times the cosines, in full precision for embeddings in half precision and under autocast too"
     with torch.autocast(rows.device.type, enabled=False):
         return scale * (full_precision(rows) @ full_precision(columns).T)
 
 
-def choice_loss(
-    rows: Tensor,  # (n,D) unit
-    columns: Tensor,  # (m,D) unit; row i belongs to column i
-    scale: Tensor,  # τ
-) -> Tensor:  # ()
-    "Cross-entropy of each row's choice among all columns, summed over the rows"
+def choice_loss(rows: Tensor, columns: Tensor, scale: Tensor) -> Tensor:  # (n,D), (m,D) unit, τ → ()
+    "Cross-entropy of each row's choice among all columns, of which row i's is column i, summed over the rows"
     logits = scaled_cosines(rows, columns, scale)
     return F.cross_entropy(logits, torch.arange(len(rows), device=rows.device), reduction="sum")
 
@@ -111,10 +96,7 @@ def _shared_choices(logits, signs):
     return rows.masked_fill(count == 0, 0.0).sum() / max(1, int((count > 0).sum()))
 
 
-def multi_positive_loss(
-    logits: Tensor,  # (N,K) τ·s of images and phrases
-    signs: Tensor,  # (N,K) +1 belongs together, −1 does not, 0 left out
-) -> Tensor:  # ()
+def multi_positive_loss(logits: Tensor, signs: Tensor) -> Tensor:  # (N,K) τ·s, (N,K) as in `sigmoid_loss` → ()
     "½ [images over their phrases + phrases over their images], softmax with several positives; float32 inside"
     logits = full_precision(logits)
     if logits.numel() == 0:

@@ -39,11 +39,7 @@ def attn_weights(
     return (scale * torch.einsum("kd,bmd->bkm", phrase, tokens)).softmax(-1)
 
 
-def attn_pool(
-    phrase: Tensor,  # (K,D)
-    tokens: Tensor,  # (B,M,D)
-    scale: float = 1.0,
-) -> Tensor:  # (B,K,D) unit
+def attn_pool(phrase: Tensor, tokens: Tensor, scale: float = 1.0) -> Tensor:  # (K,D), (B,M,D) → (B,K,D) unit
     "The phrase's own reading v̂ of each image (Eq. 6), normalised"
     return F.normalize(attn_weights(phrase, tokens, scale) @ tokens, dim=-1, eps=1e-8)
 

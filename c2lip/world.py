@@ -168,10 +168,7 @@ def _draw_string(canvas, low, high):
     canvas[round(top * size) : round(bottom * size), left : left + width] = (44, 40, 48)
 
 
-def draw_scene(
-    scene: Scene,
-    size: int = GRID,  # pixels of a side
-) -> Image.Image:  # RGB
+def draw_scene(scene: Scene, size: int = GRID) -> Image.Image:  # pixels of a side → RGB
     "Paint a scene: the ground, a string, then each object's shadow, outline, body with its pattern, and details"
     canvas = _draw_ground(scene.ground, size)
     if scene.contact == "hanging":
@@ -181,10 +178,7 @@ def draw_scene(
     return Image.fromarray(np.clip(canvas + 0.5, 0, 255).astype(np.uint8))
 
 
-def object_mask(
-    thing: Thing,
-    size: int = GRID,  # pixels of a side
-) -> np.ndarray:  # (size,size) bool
+def object_mask(thing: Thing, size: int = GRID) -> np.ndarray:  # pixels of a side → (size,size) bool
     "The pixels of an object in the drawn image, those that another object hides included"
     top, left, side = _square(thing, size)
     mask = np.zeros((size, size), bool)

@@ -41,20 +41,11 @@ def relation(scene: Scene, a: Thing, b: Thing) -> str | None:  # one of `OPPOSIT
     return None
 
 
-def name_thing(
-    thing: Thing,
-    size: bool = False,  # name its size, if it is small or large
-    pattern: bool = False,  # name its pattern, if it is striped or spotted
-    colour: bool = True,  # name its colour
-) -> str:
+def name_thing(thing: Thing, size: bool = False, pattern: bool = False, colour: bool = True) -> str:  # what is named
     "The noun phrase of an object: article, size, pattern, colour, noun"
-    words = [thing.noun]
-    if colour:
-        words.insert(0, thing.colour)
-    if pattern and thing.pattern != "plain":
-        words.insert(0, thing.pattern)
-    if size and thing.size:
-        words.insert(0, thing.size)
+    pattern = pattern and thing.pattern != "plain"
+    parts = ((size, thing.size), (pattern, thing.pattern), (colour, thing.colour), (True, thing.noun))
+    words = [word for named, word in parts if named and word]
     article = "an" if words[0][0] in "aeiou" else "a"
     return " ".join([article, *words])
 
@@ -63,12 +54,7 @@ def _upper_first(text):
     return text[0].upper() + text[1:]
 
 
-def pair_sentence(
-    a: str,  # a noun phrase
-    where: str,  # one of `OPPOSITE`
-    b: str,  # a noun phrase
-    dice: Dice,  # chooses the wording
-) -> str:
+def pair_sentence(a: str, where: str, b: str, dice: Dice) -> str:  # noun phrases around one of `OPPOSITE`
     "One sentence: `a` and its relation to `b`"
     where = dice.pick(_SENTENCES["relations"][where])
     return _upper_first(dice.pick(_SENTENCES["pairs"]).format(a=a, where=where, b=b))
@@ -103,10 +89,7 @@ def _in_order(scene, dice):
     return dice.shuffled(scene.things[:2]) + dice.shuffled(scene.things[2:])
 
 
-def caption_scene(
-    scene: Scene,
-    *seed,  # the wording's seed
-) -> str:
+def caption_scene(scene: Scene, *seed) -> str:  # the wording's seed
     "A detailed caption of one to three sentences: every object once, with its colour and pattern"
     dice = Dice("c2lip caption", *seed)
     things = _in_order(scene, dice)

@@ -1,11 +1,10 @@
 """A benchmark folder with every published layout, a few drawn items each, for the tests of c2lip.evaluation."""
 
-import io
 import json
 from pathlib import Path
 
 from PIL import Image, ImageDraw
-from tars import write_tar
+from writing import encoded, write_tar
 
 from c2lip.evaluation.base import suite_data
 
@@ -46,17 +45,6 @@ def put_json(file, data):
     lines = "jsonl" in file.suffix
     text = "".join(json.dumps(row) + "\n" for row in data) if lines else json.dumps(data)
     file.write_text(text, encoding="utf8")
-
-
-def put_tar(file, members):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_tar(file, members)
-
-
-def png(image):
-    file = io.BytesIO()
-    image.save(file, format="PNG")
-    return file.getvalue()
 
 
 def write_winoground(home, squares):
@@ -183,10 +171,10 @@ def write_retrieval_shards(home, pairs):
     members = []
     for n, (a, b) in enumerate(pairs):
         text = f"{say(a, b)}\n{say(b, a, 'right of')}\n"
-        members.append((f"s{n:07}.{'webp' if n % 2 else 'png'}", png(two_squares(a, b))))
+        members.append((f"s{n:07}.{'webp' if n % 2 else 'png'}", encoded(two_squares(a, b))))
         members.append((f"s{n:07}.txt", text.encode()))
     for n in range(2):
-        put_tar(home / "test" / f"{n}.tar", members[12 * n : 12 * n + 12])
+        write_tar(home / "test" / f"{n}.tar", members[12 * n : 12 * n + 12])
     (home / "test" / "nshards.txt").write_text("2\n")
     (home / "dataset_type.txt").write_text("retrieval\n")
 
@@ -218,8 +206,8 @@ def write_classes(folder, colours):
         put_image(folder / "imagenet1k" / "val" / c / "a.jpeg", c, c)
     food, members = folder / "food101", []
     for n, c in enumerate(colours):
-        members += [(f"s{n:07}.webp", png(two_squares(c, c))), (f"s{n:07}.cls", str(n).encode())]
-    put_tar(food / "test" / "0.tar", members)
+        members += [(f"s{n:07}.webp", encoded(two_squares(c, c))), (f"s{n:07}.cls", str(n).encode())]
+    write_tar(food / "test" / "0.tar", members)
     (food / "test" / "nshards.txt").write_text("1\n")
     (food / "classnames.txt").write_text("\n".join(colours) + "\n")
     (food / "zeroshot_classification_templates.txt").write_text("a {c} square\n{c}\n")

@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 OFFLINE = ROOT / "tests" / "offline"
+BROWSERS = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 sys.path.insert(0, str(OFFLINE))
 # one file for this process, the workers and every process that they start: who was asked for in vain
 if "C2LIP_REFUSED" not in os.environ:
@@ -50,8 +54,6 @@ CLOUDS = {"169.254.169.254", "metadata.google.internal"}  # where Ray asks at it
 @pytest.fixture(autouse=True)
 def offline():
     "No test reaches another machine: the guard stands in this process and its children"
-    import socket
-
     assert socket.getaddrinfo.__name__ == "_lookup", "the offline guard is gone"
 
 
@@ -66,6 +68,30 @@ def run():
         return done
 
     return call
+
+
+@pytest.fixture(scope="module")
+def tiny_clip():
+    "A CLIP with a class token, a grid unlike the base's and a middle crop, with the base's tokenizer"
+    import open_clip
+    import torch
+
+    from c2lip.base import BASE_CONFIG
+    from c2lip.towers import Towers, load
+
+    torch.manual_seed(0)
+    config = dict(embed_dim=64, text_cfg=dict(BASE_CONFIG["text_cfg"], hf_tokenizer_name="c2lip-base"))
+    config["vision_cfg"] = dict(image_size=64, patch_size=16, width=64, layers=2, head_width=32)
+    model = open_clip.model.CustomTextCLIP(**config).eval()
+    cfg = dict(size=64, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), interpolation="bicubic", resize_mode="shortest")
+    return Towers(model, load("base").tokenizer, config | dict(custom_text=True), cfg, "tiny")
+
+
+def free_port():
+    "A port of this machine that nobody listens to"
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
 
 
 def on_ranks(work, folder, ranks, *more):

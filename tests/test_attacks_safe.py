@@ -1,6 +1,5 @@
 """What an attack on an older version found: each ends in one clear line, and nothing is lost."""
 
-import io
 import json
 import os
 import pickle
@@ -16,8 +15,9 @@ import pandas as pd
 import pytest
 import safetensors.torch
 import torch
+from conftest import ROOT
 from PIL import Image
-from tars import write_tar
+from writing import Canary, encoded, write_tar
 
 from c2lip.attention.explorer import Explorer
 from c2lip.base import new_towers
@@ -39,8 +39,6 @@ from c2lip.training.config import Config, read_parameters
 from c2lip.training.launchers import save_parameters
 from c2lip.training.log import read_log
 from c2lip.training.run import train
-
-ROOT = Path(__file__).resolve().parent.parent
 
 pytestmark = pytest.mark.timeout(90)  # no case may wait for ever
 SMALL = dict(images=32, batch_size=8, epochs=1, warmup=1, log_every=1, save_every=2, threads=1, batches="random")
@@ -314,15 +312,10 @@ def test_no_code_of_a_pipeline_runs(tmp_path, monkeypatch):
     assert not (tmp_path / "canary").exists()
 
 
-class Canary:
-    def __reduce__(self):
-        return os.mkdir, ("canary",)
-
-
 def test_a_pickled_benchmark_is_not_opened(tmp_path, monkeypatch):
     "CIFAR as torchvision keeps it, a member of a shard of classes, the file of a suite"
     monkeypatch.chdir(tmp_path)
-    evil = pickle.dumps(Canary())
+    evil = pickle.dumps(Canary(tmp_path / "canary"))
     for name in ("cifar10/cifar-10-batches-py/data_batch_1", "set/test/a", "own/retrieval.json"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_bytes(evil)
@@ -331,14 +324,13 @@ def test_a_pickled_benchmark_is_not_opened(tmp_path, monkeypatch):
     refused(lambda: read_classes(tmp_path / "cifar10"), "never opened")
     refused(lambda: read_classes(tmp_path / "set"))
     refused(lambda: read_folder(tmp_path / "own"))
-    assert not (tmp_path / "canary").exists() and pickle.loads(evil) is None and (tmp_path / "canary").exists()
+    assert not (tmp_path / "canary").exists() and pickle.loads(evil).close() is None and (tmp_path / "canary").exists()
 
 
 def test_a_shards_loss_is_counted(tmp_path):
     "Joined by cat, zeroed inside, in another encoding, two images of one key; shards of one name are counted as two"
-    png = io.BytesIO()
-    Image.new("RGB", (9, 9)).save(png, "png")
-    members = [(f"s{i}.{end}", png.getvalue()) for i in range(4) for end in ("png", "jpg")]
+    png = encoded(Image.new("RGB", (9, 9)))
+    members = [(f"s{i}.{end}", png) for i in range(4) for end in ("png", "jpg")]
     members = [m for i in range(4) for m in (*members[2 * i : 2 * i + 2], (f"s{i}.txt", b"a mug"))]
     (tmp_path / "a").mkdir()
     write_tar(tmp_path / "a" / "0.tar", members)
@@ -348,7 +340,7 @@ def test_a_shards_loss_is_counted(tmp_path):
     (tmp_path / "b" / "0.tar").write_bytes(whole + whole)
     (tmp_path / "a" / "0.tar").write_bytes(whole[:1024] + bytes(1024) + whole[2048:])
     assert counted([tmp_path / "a" / "0.tar", tmp_path / "b" / "0.tar"]).counts["damaged shard"] == 2
-    write_tar(tmp_path / "c.tar", [("s.png", png.getvalue()), ("s.txt", "a café".encode("latin1"))])
+    write_tar(tmp_path / "c.tar", [("s.png", png), ("s.txt", "a café".encode("latin1"))])
     assert counted([tmp_path / "c.tar"]).counts == {"bad text file": 1}
     refused(lambda: counted([tmp_path / "c.tar"] * 2), "c.tar twice")
 

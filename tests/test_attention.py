@@ -4,7 +4,6 @@ import json
 import math
 
 import numpy as np
-import open_clip
 import pandas as pd
 import pytest
 import torch
@@ -17,7 +16,7 @@ from c2lip.evaluation.localisation import localisation, localisation_rows, measu
 from c2lip.evaluation.probes import Probe, coco_probes, coverage, probe_maps, scene_probes
 from c2lip.evaluation.scores import score
 from c2lip.evaluation.world_scenes import binding_scenes
-from c2lip.towers import Towers, load
+from c2lip.towers import load
 from c2lip.world import Thing, draw_scene, make_scene, object_mask
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
@@ -26,21 +25,6 @@ WHOLE = (0.0, 0.0, 1.0, 1.0)
 @pytest.fixture(scope="module")
 def base():
     return load("base")
-
-
-@pytest.fixture(scope="module")
-def tiny_clip():
-    "A CLIP with a class token, a grid unlike the base's and a middle crop, with the base's tokenizer"
-    torch.manual_seed(0)
-    config = dict(
-        embed_dim=64,
-        vision_cfg=dict(image_size=64, patch_size=16, width=64, layers=2, head_width=32),
-        text_cfg=dict(context_length=48, vocab_size=512, width=64, heads=2, layers=1),
-    )
-    base = load("base")
-    model = open_clip.model.CLIP(**config).eval()
-    cfg = dict(size=64, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), interpolation="bicubic", resize_mode="shortest")
-    return Towers(model, base.tokenizer, config, cfg, "tiny")
 
 
 def test_cosines_are_those_of_the_tokens(base):

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, free_port
+from writing import write_captioned
 
 from c2lip.core import UserError
 from c2lip.core.files import write_json
@@ -22,7 +23,6 @@ from c2lip.training.log import read_log
 from c2lip.training.run import launch_ranks, train
 from c2lip.world_captions import train_records
 
-ROOT = Path(__file__).resolve().parent.parent
 SMALL = dict(method="c2lip", epochs=1, hold_back=0, batch_size=8, warmup=2, log_every=1, lr=1e-4, duplicates="merge")
 SMALL |= dict(batches="random", device="cpu", threads=1)
 LONG = {**SMALL, "epochs": 1000, "save_every": 10**6}
@@ -31,13 +31,8 @@ LONG = {**SMALL, "epochs": 1000, "save_every": 10**6}
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     "32 images of one's own with a table"
-    folder = tmp_path_factory.mktemp("own")
-    rows = []
-    for i, (_, image, caption) in enumerate(train_records(32)):
-        image().save(folder / f"{i}.png")
-        rows.append(json.dumps(dict(image=f"{i}.png", caption=caption)))
-    (folder / "captions.jsonl").write_text("\n".join(rows))
-    return folder
+    rows = [(f"{key}.png", image(), dict(caption=caption)) for key, image, caption in train_records(32)]
+    return write_captioned(tmp_path_factory.mktemp("own"), rows)
 
 
 def ranks(folder):
@@ -138,10 +133,8 @@ def test_a_rank_that_raises_ends_the_run_with_its_own_traceback(own, tmp_path, c
 def test_two_machines_train_what_one_process_does(own, tmp_path):
     "One torchrun for each, as cluster.sbatch starts them; here both are on this machine"
     (tmp_path / "r.yaml").write_text("".join(f"{k}: {v}\n" for k, v in SMALL.items()))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torchrun = f"-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port {port}"
+    meet = f"--master-addr 127.0.0.1 --master-port {free_port()}"
+    torchrun = f"-m torch.distributed.run --nnodes 2 --nproc-per-node 1 {meet}"
     words = "-m", "c2lip.training.run", str(tmp_path / "r.yaml"), str(tmp_path / "two"), f"data={own}"
     env = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env, start_new_session=True)

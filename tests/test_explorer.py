@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
-import open_clip
 import pytest
 import torch
 from PIL import Image
@@ -17,10 +16,8 @@ from c2lip.attention.explorer import Explorer
 from c2lip.attention.maps import MAP_KINDS
 from c2lip.attention.panel import Panel
 from c2lip.attention.questions import gallery
-from c2lip.base import BASE_CONFIG
 from c2lip.core import UserError
 from c2lip.release import save
-from c2lip.towers import Towers, load
 from c2lip.world_captions import name_thing
 
 
@@ -30,18 +27,8 @@ def state():
 
 
 @pytest.fixture(scope="module")
-def clip_folder(tmp_path_factory):
-    "A release of a tiny CLIP with the base's tokenizer: other grid, class token, middle crop"
-    torch.manual_seed(0)
-    config = dict(
-        embed_dim=64,
-        vision_cfg=dict(image_size=64, patch_size=16, width=64, layers=2, head_width=32),
-        text_cfg=dict(BASE_CONFIG["text_cfg"], hf_tokenizer_name="c2lip-base"),
-    )
-    model = open_clip.model.CustomTextCLIP(**config)
-    cfg = dict(size=64, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), interpolation="bicubic", resize_mode="shortest")
-    towers = Towers(model, load("base").tokenizer, config | dict(custom_text=True), cfg, "tiny")
-    return save(towers, tmp_path_factory.mktemp("clip") / "model")
+def clip_folder(tiny_clip, tmp_path_factory):
+    return save(tiny_clip, tmp_path_factory.mktemp("clip") / "model")
 
 
 def test_a_slider_runs_no_tower(state, monkeypatch):

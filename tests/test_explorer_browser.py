@@ -14,14 +14,11 @@ import urllib.request
 from contextlib import ExitStack
 
 import pytest
-from conftest import ROOT
+from conftest import BROWSER, ROOT, free_port
 from PIL import Image
 
 from c2lip.core.files import shipped
 
-BROWSER = next(
-    (p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")) if p), None
-)
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need: pip install playwright")
 pytestmark = [
     pytest.mark.skipif(
@@ -61,12 +58,6 @@ def servers(tmp_path_factory):
         yield {name: (f"http://127.0.0.1:{port}", token) for name, (port, _) in running.items()}
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def stop(server):
     server.terminate()
     try:
@@ -92,12 +83,6 @@ def browser():
         browser = play.chromium.launch(executable_path=BROWSER, args=args)
         yield browser
         browser.close()
-
-
-def keep(page, name):
-    "A screenshot kept as an artefact"
-    (ROOT / "_proc").mkdir(exist_ok=True)
-    page.screenshot(path=str(ROOT / "_proc" / f"{name}.png"))
 
 
 def wait_for_panel(page):
@@ -352,7 +337,7 @@ def check_layout(page, name, *widths):
         page.set_viewport_size(dict(width=width, height=1400))
         page.evaluate(f"document.querySelector('{PANEL}').scrollIntoView()")
         page.wait_for_timeout(400)
-        keep(page, f"{name}-{width}")
+        page.screenshot(path=ROOT / "_proc" / f"{name}-{width}.png")  # kept as an artefact
         over = page.evaluate(OUTSIDE)
         assert not over, over
         places = page.evaluate(PANEL_PLACES)

@@ -13,15 +13,15 @@ import struct
 import warnings
 from copy import deepcopy
 from functools import cache
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 import yaml
 from benchmark_examples import write_examples
+from conftest import ROOT
 from PIL import Image
-from tars import write_tar
+from writing import encoded, write_tar
 
 from c2lip.attention.controls import read_selection
 from c2lip.concepts import make_rules
@@ -40,7 +40,6 @@ from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
 from c2lip.training.config import Config, check, read_parameters, read_settings
 from c2lip.training.step import parameter_groups
 
-ROOT = Path(__file__).resolve().parent.parent
 LAUNCHERS = sorted(path for path in (ROOT / "nbs").glob("*.ipynb") if path.stem != "index")
 TIMES = int(os.environ.get("C2LIP_FUZZ", 1))  # as many cases as written below
 ONLY = os.environ.get("C2LIP_FUZZ_ONLY", "")
@@ -208,9 +207,7 @@ def joined_captions(dice, folder):
 
 @cache
 def small_png():
-    file = io.BytesIO()
-    Image.effect_noise((12, 12), 90).save(file, "png")
-    return file.getvalue()
+    return encoded(Image.effect_noise((12, 12), 90))
 
 
 def shards(dice, folder):
@@ -234,13 +231,12 @@ def shards(dice, folder):
 def images(dice, folder):
     kind = dice.choice(["png", "jpeg", "gif", "bmp", "tiff", "webp", "ppm", "ico"])
     mode = dice.choice(["RGB", "L", "RGBA", "P", "1", "I;16", "CMYK"])
-    file = io.BytesIO()
     try:
-        Image.new(mode, (9, 7)).save(file, kind)
+        content = encoded(Image.new(mode, (9, 7)), kind)
     except (OSError, ValueError):
         return  # this kind of file has no such mode
     with contextlib.suppress(BadImage):
-        assert open_image(hurt(file.getvalue(), dice)).mode == "RGB"
+        assert open_image(hurt(content, dice)).mode == "RGB"
 
 
 def release(dice, folder):

@@ -9,9 +9,9 @@ import shutil
 import subprocess
 import sys
 from configparser import ConfigParser
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from papermill.inspection import _infer_parameters
 from papermill.iorw import load_notebook_node
 
@@ -20,7 +20,6 @@ from c2lip.dev.command import main
 from c2lip.dev.launch import check_run
 from c2lip.training.config import KINDS, check, read_parameters
 
-ROOT = Path(__file__).resolve().parent.parent
 NBS = upkeep.notebooks_of(ROOT)
 LAUNCHERS = [p for p in NBS if p.parent.name == "nbs" and p.stem != "index"]
 ROOMS = [p for p in NBS if p.parent.name != "nbs"]

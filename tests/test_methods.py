@@ -270,37 +270,3 @@ def test_weights_in_bfloat16(name, samples):
         losses = backward(towers, method, method.view(samples, 1))
         found.append({term: loss.item() for term, loss in losses.items()})
     assert found[1] == pytest.approx(found[0], rel=0.25)
-
-
-@pytest.mark.parametrize("name", ["macco", "clic"])
-def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
-    "Weights that only training has, and steps that take turns, are where they were"
-
-    class Stop(Exception):
-        pass
-
-    cfg = {"epochs": 2.0, "batch_size": 8, "lr": 1e-3, "warmup": 1, "save_every": 1, "log_every": 10}
-
-    def fitted(folder, stop=None, resume=False):
-        folder.mkdir(exist_ok=True)
-        torch.manual_seed(0)
-        towers = load("base")
-        method = build(name, towers, {})
-        view = method.view
-
-        def watched(samples, step):
-            if step == stop:
-                raise Stop
-            return view(samples, step)
-
-        method.view = watched
-        data = Samples(train_records(24), towers.preprocess, cache=True)
-        fit(towers, method, data, Config.of({**cfg, "resume": resume}), folder)
-        return {**towers.model.state_dict(), **{f"objective.{k}": v for k, v in method.objective.state_dict().items()}}
-
-    whole = fitted(tmp_path / "whole")
-    with pytest.raises(Stop):
-        fitted(tmp_path / "cut", stop=4)
-    torch.rand(3)
-    again = fitted(tmp_path / "cut", resume=True)
-    assert all(torch.equal(v, again[k]) for k, v in whole.items())

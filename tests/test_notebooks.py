@@ -2,12 +2,11 @@
 
 import multiprocessing
 import os
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from nbdev.test import nbdev_test
 
-ROOT = Path(__file__).resolve().parent.parent
 # test_launchers runs train under papermill, with the same small settings
 NOTEBOOKS = sorted(p.relative_to(ROOT) for p in (ROOT / "nbs").rglob("[0-9a-z]*.ipynb") if p.stem != "train")
 

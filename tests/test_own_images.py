@@ -7,6 +7,7 @@ import shlex
 import numpy as np
 import pytest
 from PIL import Image
+from writing import write_captioned
 
 from c2lip.base import BASE_CONFIG, new_towers
 from c2lip.core.files import project_root, read_json
@@ -34,19 +35,10 @@ def read_photograph(name):
     return Image.fromarray(np.asarray(image)[..., :3])
 
 
-def write_folder(folder, photographs):
-    "A folder of images with captions.jsonl; `photographs` are (file name, image, caption)"
-    for file, image, _ in photographs:
-        image.save(folder / file)
-    rows = [json.dumps({"file": file, "caption": caption}) for file, _, caption in photographs]
-    (folder / "captions.jsonl").write_text("\n".join(rows))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def my_photos(tmp_path_factory):
-    photographs = [(f"{name}.jpg", read_photograph(name), caption) for name, caption in PHOTOGRAPHS.items()]
-    return write_folder(tmp_path_factory.mktemp("my_photos"), photographs)
+    rows = [(f"{name}.jpg", read_photograph(name), dict(caption=caption)) for name, caption in PHOTOGRAPHS.items()]
+    return write_captioned(tmp_path_factory.mktemp("my_photos"), rows)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +47,10 @@ def many_photos(tmp_path_factory):
     parts = []
     for name, caption in PHOTOGRAPHS.items():
         image = read_photograph(name).resize((200, 200))
-        boxes = [(5 * i, 0, 5 * i + 120, 200) for i in range(15)]
-        parts += [(f"{name}{i}.jpg", image.crop(box), f"{caption} It is part {i}.") for i, box in enumerate(boxes)]
-    return write_folder(tmp_path_factory.mktemp("many_photos"), parts)
+        for i in range(15):
+            part = image.crop((5 * i, 0, 5 * i + 120, 200))
+            parts.append((f"{name}{i}.jpg", part, dict(caption=f"{caption} It is part {i}.")))
+    return write_captioned(tmp_path_factory.mktemp("many_photos"), parts)
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,10 @@ import sys
 import tarfile
 import zipfile
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 LITTER = (".git", ".venv", ".*_cache", "runs", "_proc", "_docs", "build", "dist", "*.egg-info", "__pycache__", "cache")
 pytestmark = pytest.mark.skipif(
     not find_spec("build") or not find_spec("setuptools"),

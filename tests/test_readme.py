@@ -1,12 +1,12 @@
 """README.md: sentences by hand, and every number of it in a record."""
 
 import re
-from pathlib import Path
+
+from conftest import ROOT
 
 from c2lip.core.files import read_json
 from c2lip.evaluation.records import read_record
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "README.md").read_text(encoding="utf8")
 # numbers that no record knows: versions and commands
 TYPED = {"3.11", "2.0", "2603.25722", "7.2"}

@@ -2,37 +2,33 @@
 
 Damaged shards are counted, stop a run only where they must, and cost no exactness."""
 
-import io
 import json
 import re
 import shutil
 import tarfile
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from tars import write_tar
+from conftest import ROOT
+from writing import encoded, write_captioned, write_tar
 
 from c2lip.concepts import noun_phrases
 from c2lip.core import UserError
 from c2lip.core.files import read_json, write_json
-from c2lip.data.loading import batches
 from c2lip.data.prepare import prepare
-from c2lip.data.sources import open_data
 from c2lip.dev.command import main
 from c2lip.methods import build
 from c2lip.study.claims import change_between
 from c2lip.towers import load
 from c2lip.training import run as run_room
-from c2lip.training.config import Config, check, read_settings
+from c2lip.training.config import Config, check, read_methods, read_settings, settings_of
 from c2lip.training.launchers import launcher_settings
 from c2lip.training.log import read_log
 from c2lip.training.run import train_from_terminal
 from c2lip.training.step import make_optimizer, train_step
 from c2lip.world_captions import train_records
 
-ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "data" / "recipes").glob("*.yaml"))
 TINY = dict(model="base", epochs=1, batch_size=16, gpus=1, accumulate=1, workers=0, warmup=1, log_every=1)
 TINY |= dict(evaluate_every=0, hold_back=0.1, precision="float32", threads=1)
@@ -49,15 +45,11 @@ def shards(tmp_path_factory):
     for n in range(3):
         members = []
         for i, (_, image, caption) in enumerate(train_records(96)[32 * n : 32 * n + 32]):
-            jpeg = io.BytesIO()
-            image().save(jpeg, "jpeg", quality=95)
             facts = dict(url=f"http://images/{n}-{i}.jpg", shortLLA_captions=caption)
             facts["nounphrases"] = [p.text for p in noun_phrases(caption)]
-            members += [
-                (f"{i:09d}.jpg", jpeg.getvalue()),
-                (f"{i:09d}.json", json.dumps(facts).encode()),
-                (f"{i:09d}.txt", b"an old caption"),
-            ]
+            jpeg = encoded(image(), "jpeg", quality=95)
+            kinds = dict(jpg=jpeg, json=json.dumps(facts).encode(), txt=b"an old caption")
+            members += [(f"{i:09d}.{kind}", content) for kind, content in kinds.items()]
         write_tar(folder / f"cc3m-train-{n:04d}.tar", members)
     return folder
 
@@ -80,11 +72,8 @@ def damaged(shards, tmp_path_factory):
         ("phrases", image, '{"caption": "A mug.", "nounphrases": 3}'),
         ("good", image, '{"caption": "A red mug."}'),
     ):
-        members += [
-            (f"{name}.jpg", content),
-            (f"{name}.json", text.encode()),
-            (f"{name}.pickle", b"cos\nsystem\n(S'exit'\ntR."),
-        ]
+        kinds = dict(jpg=content, json=text.encode(), pickle=b"cos\nsystem\n(S'exit'\ntR.")
+        members += [(f"{name}.{kind}", member) for kind, member in kinds.items()]
     write_tar(folder / "cc3m-train-0003.tar", [*members, ("good.jpg", image)])
     with tarfile.open(shards / "cc3m-train-0001.tar") as second:
         inside = second.getmember("000000016.jpg").offset_data + 100  # the shard ends within an image
@@ -101,6 +90,7 @@ def test_every_recipe_is_accepted(recipe):
     assert all(settings[k] == v for k, v in given.items()), "a value is read as something else"
     assert f"-f data/recipes/{recipe.name}" in recipe.read_text(encoding="utf8")
     if launcher == "train":
+        assert set(given) - set(settings_of()) <= set(read_methods()[given.get("method", "c2lip")]), "of another method"
         assert settings["batch_size"] % (settings["gpus"] * settings["accumulate"]) == 0
 
 
@@ -163,12 +153,10 @@ def test_the_seeds_by_the_letter(name):
 
 def test_the_public_code_s_weights_scale_and_fallback(shards, tmp_path):
     "pure_bf16, the limit of the scale and the caption as fallback, in a run; the paper's has none of them"
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    rows = [json.dumps(dict(image=f"{i}.png", caption=f"Running {i}.", phrases=[])) for i in range(32)]
-    (bare / "captions.jsonl").write_text("\n".join(rows))
-    for i, (_, image, _) in enumerate(train_records(32)):
-        image().save(bare / f"{i}.png")
+    (bare := tmp_path / "bare").mkdir()
+    images = [image() for _, image, _ in train_records(32)]
+    rows = [(f"{i}.png", image, dict(caption=f"Running {i}.", phrases=[])) for i, image in enumerate(images)]
+    write_captioned(bare, rows)
     tiny = {k: v for k, v in TINY.items() if k not in ("precision", "hold_back")}
     tuned = {}
     for name in SEEDS:
@@ -185,10 +173,7 @@ def test_the_public_code_s_weights_scale_and_fallback(shards, tmp_path):
 
 def test_prepare_follows_a_recipe_and_training_warns(tmp_path, capsys):
     image = next(iter(train_records(1)))[1]()
-    rows = [dict(image=f"{i}.png", caption="A picture of a red mug.") for i in range(40)]
-    for i in range(40):
-        image.save(tmp_path / f"{i}.png")
-    (tmp_path / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_captioned(tmp_path, [(f"{i}.png", image, dict(caption="A picture of a red mug.")) for i in range(40)])
     for name in ("c2lip_paper", "cc3m_c2lip"):
         recipe = str(ROOT / "data" / "recipes" / f"{name}.yaml")
         assert main(["prepare", str(tmp_path / "captions.jsonl"), str(tmp_path / name), "--recipe", recipe, "-q"]) == 0
@@ -281,11 +266,10 @@ def test_too_much_damage_stops_the_run(damaged, tmp_path):
 
 def captions_to_draw(folder):
     "A prepared folder of 32 images, three captions each"
-    lines = []
-    for i, (_, image, caption) in enumerate(train_records(32)):
-        image().save(folder / f"{i}.png")
-        lines.append(json.dumps(dict(image=f"{i}.png", captions=[caption, f"A drawing of {caption}", "Some things."])))
-    (folder / "captions.jsonl").write_text("\n".join(lines))
+    rows = []
+    for key, image, caption in train_records(32):
+        rows.append((f"{key}.png", image(), dict(captions=[caption, f"A drawing of {caption}", "Some things."])))
+    write_captioned(folder, rows)
     made = prepare(str(folder / "captions.jsonl"), folder / "prepared", progress=False)
     assert (made["captions"], made["further"]) == (32, 64)
     return folder / "prepared"
@@ -321,11 +305,3 @@ def test_resume_is_bit_equal(damaged, tmp_path, monkeypatch, workers, several):
         assert set(lists[0]) == set(lists[1])
         straight, stopped = (read_log(tmp_path / name)[-1]["skipped"] for name in ("straight", "stopped"))
         assert straight == stopped
-
-
-def test_ranks_see_disjoint_parts_and_as_many_steps(shards, monkeypatch):
-    records = open_data(shards / "*.tar")
-    for epoch in range(2):
-        order = batches(records, 24, 7, epoch)
-        parts = [[b[r * 8 : r * 8 + 8] for b in order] for r in range(3)]
-        assert [len(p) for p in parts] == [4, 4, 4] and sorted(sum((sum(p, []) for p in parts), [])) == list(range(96))

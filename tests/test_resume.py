@@ -25,23 +25,8 @@ from c2lip.training import run as run_room
 from c2lip.training.log import Log, read_log
 from c2lip.training.run import train
 
-SETTINGS = dict(
-    method="c2lip",
-    images=24,
-    batches="random",
-    batch_size=8,
-    epochs=2,
-    warmup=2,
-    lr=1e-3,
-    duplicates="merge",
-    crop_scale=0.8,
-    alpha=0.5,
-    save_every=2,
-    log_every=1,
-    threads=1,
-    device="cpu",
-    resume=True,
-)
+SETTINGS = dict(method="c2lip", images=24, batches="random", batch_size=8, epochs=2, warmup=2, lr=1e-3, alpha=0.5)
+SETTINGS |= dict(duplicates="merge", crop_scale=0.8, save_every=2, log_every=1, threads=1, device="cpu", resume=True)
 TOTAL = 6  # steps
 # Where a run dies, at or after a step, before it is started again: (rank, place, step), by ranks and workers
 KILLS = {
@@ -49,10 +34,7 @@ KILLS = {
         0: [(0, "time", 1), (0, "step", 1), (0, "writing", 2), (0, "moving", 4), (0, "release", 6)],
         2: [(0, "gradient", 1), (0, "logging", 2), (0, "written", 3), (0, "flushing", 4), (0, "moved", 5)],
     },
-    2: {
-        0: [(1, "step", 2), (0, "moving", 3)],
-        2: [(1, "gradient", 2), (0, "writing", 4), (1, "time", 5)],
-    },
+    2: {0: [(1, "step", 2), (0, "moving", 3)], 2: [(1, "gradient", 2), (0, "writing", 4), (1, "time", 5)]},
 }
 
 
@@ -85,9 +67,8 @@ def arm(place, step):
     if place == "flushing":
         wrap(os, "fsync", strike)
     if place == "moving":
-        wrap(
-            Path, "replace", lambda self, to: strike() if self.name == "checkpoint.tmp" else None
-        )  # the old one has been moved away
+        # the old one has been moved away
+        wrap(Path, "replace", lambda self, to: strike() if self.name == "checkpoint.tmp" else None)
     if place == "moved":
         wrap(checkpoint_room, "_sync_folder", strike)
     if place == "release":

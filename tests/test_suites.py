@@ -14,8 +14,9 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmark_examples import EXAMPLE_COLOURS, png, put_image, put_json, put_tar, say, two_squares, write_examples
+from benchmark_examples import EXAMPLE_COLOURS, put_image, put_json, say, two_squares, write_examples
 from PIL import Image
+from writing import encoded, write_tar
 
 from c2lip.core import UserError
 from c2lip.evaluation.base import Item, Request, Scorer, suite_data, where_to_get
@@ -265,7 +266,6 @@ BROKEN = [
     ("whatsup/coco_qa_one_obj.json", replaced(b'[0, "a', b'["a'), "coco_qa_one_obj.json, item 0: the key '2' is mi"),
     ("valse/data/plurals.json", replaced(b'"foil":', b'"fool":'), "plurals_test_0: the key 'foil | neg_caption' is"),
     ("vl_checklist/data/Relation/vg/spatial.json", replaced(b'"POS": ["', b'"POS": [3, "'), "POS' must be a text"),
-    ("vl_checklist/vg/red_green.jpg", None, "red_green.jpg is missing; it is asked for by vl_checklist"),
     ("mscoco/dataset_coco.json", replaced(b'"test"', b'"tset"', -1), "no images of the split 'test'"),
     ("flickr8k/test/1.tar", lambda b: b[:-9000], "1.tar: damaged shard"),
     ("flickr8k/test/nshards.txt", lambda b: b"3", "says 3 shards, but there are 2"),
@@ -298,15 +298,10 @@ def test_newer_suites_in_their_published_layouts(tmp_path):
         data.to_csv(file, index=False) if file.suffix == ".csv" else data.to_parquet(file)
 
     pairs = [("red", "blue"), ("green", "yellow"), ("blue", "green"), ("yellow", "red")]
-    crossed = [(say(a, b), say(b, a), dict(bytes=png(two_squares(a, b))), dict(bytes=png(two_squares(b, a))))
+    crossed = [(say(a, b), say(b, a), dict(bytes=encoded(two_squares(a, b))), dict(bytes=encoded(two_squares(b, a))))
                for a, b in pairs]  # fmt: skip
-    for at in (
-        "cola/images",
-        "eqben/image_subset",
-        "mmvp_vlm/MLLM_VLM Images/Color",
-        "svo_probes/images",
-        "spec/count",
-    ):
+    places = ["cola/images", "eqben/image_subset", "mmvp_vlm/MLLM_VLM Images/Color", "svo_probes/images", "spec/count"]
+    for at in places:
         for n, (a, b) in enumerate(pairs):
             put_image(tmp_path / at / f"{2 * n}.jpg", a, b)
             put_image(tmp_path / at / f"{2 * n + 1}.jpg", b, a)
@@ -327,10 +322,8 @@ def test_newer_suites_in_their_published_layouts(tmp_path):
     put("mmvp_vlm/Questions.csv", table)
     negative = ["subj_neg", "verb_neg", "obj_neg"]
     rows = [dict(sentence=c, pos_image_id=2 * n, neg_image_id=2 * n + 1) for n, (c, *_) in enumerate(crossed)]
-    put(
-        "svo_probes/svo_probes.csv",
-        pd.DataFrame([r | {k: k == negative[n % 3] for k in negative} for n, r in enumerate(rows)]),
-    )
+    rows = [r | {k: k == negative[n % 3] for k in negative} for n, r in enumerate(rows)]
+    put("svo_probes/svo_probes.csv", pd.DataFrame(rows))
     mcq = [{"image_path": f"data/val2017/{n}.jpg", "caption_0": d, "caption_1": c, "caption_2": d, "caption_3": d,
             "correct_answer": 1} for n, (c, d, *_) in enumerate(crossed)]  # fmt: skip
     put("negbench/images/COCO_val_mcq_llama3.1_rephrased.csv", pd.DataFrame(mcq))
@@ -342,9 +335,8 @@ def test_newer_suites_in_their_published_layouts(tmp_path):
     put_json(tmp_path / "spec/count/text2image.json", spec)
     placed, bag = (rows_of(Squares(places), tmp_path) for places in (True, False))
     names = {"bivlc", "cola", "colorswap", "vismin", "eqben", "mmvp_vlm", "svo_probes", "negbench", "spec"}
-    assert set(placed.index.get_level_values(0)) == names and placed.value.sub(100).abs().max() < 1e-9, (
-        placed.to_string()
-    )
+    assert set(placed.index.get_level_values(0)) == names
+    assert placed.value.sub(100).abs().max() < 1e-9, placed.to_string()
     assert (bag.value == 0).all() and (bag.ties == bag.n).all()
     assert {"subject", "verb", "object", "average"} == set(placed.loc["svo_probes"].index)
     put("negbench/images/COCO_val_mcq_llama3.1_rephrased.csv", pd.DataFrame(mcq).assign(correct_answer=4))
@@ -402,7 +394,7 @@ def test_layouts_of_retrieval_agree(copy):
     for n, (i, c) in enumerate(zip(images, captions)):
         members.append((f"{n}.jpg", (at / "val2014" / i["filename"]).read_bytes()))
         members.append((f"{n}.txt", "\n".join(c).encode()))
-    put_tar(at / "test" / "0.tar", members)
+    write_tar(at / "test" / "0.tar", members)
     same(run(at.parent, "mscoco"), whole)
 
 
@@ -434,16 +426,17 @@ def test_what_suites_share_is_embedded_once_and_kept(examples, tmp_path, monkeyp
     model, suites = towers(Eyes()), read_folder(examples, NAMES)
     embed_images(model, [image for suite in suites.values() for image in suite.images], progress=False)
     assert model.model.seen <= 12 + 4 + 12  # as many images as differ: side by side, upright, and cut from wide ones
-    first = evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path, readouts={})
+
+    def scored(names, cache):
+        return evaluate(load("base"), examples, names, progress=False, cache=cache, readouts={})
+
+    first = scored(NAMES, tmp_path)
     for name in ("encode_images", "encode_texts"):
         monkeypatch.setattr(f"c2lip.evaluation.embeddings.{name}", lambda *a, **k: pytest.fail("embedded again"))
-    same(evaluate(load("base"), examples, NAMES, progress=False, cache=tmp_path, readouts={}), first)
-    same(
-        evaluate(load("base"), examples, "iiw", progress=False, cache=tmp_path, readouts={}),
-        first[first.suite == "iiw"],
-    )
+    same(scored(NAMES, tmp_path), first)
+    same(scored("iiw", tmp_path), first[first.suite == "iiw"])
     monkeypatch.undo()
-    same(evaluate(load("base"), examples, NAMES, progress=False, cache=None, readouts={}), first)
+    same(scored(NAMES, None), first)
 
 
 def test_two_scores(examples, capsys):
@@ -515,14 +508,9 @@ OWN_BROKEN = [
     ("sugarcrepe/add_att.json", {"4": CREPE | dict(caption=" ")}, "item 4: 'caption' must be a text"),
     ("sugarcrepe/add_att.json", {"4": CREPE | dict(filename="no.png")}, "no.png is missing; it is asked for by sug"),
     ("sugarcrepe_pp/swap_att.json", [CREPE], "item 0: the key 'caption2' is missing"),
-    ("sugarcrepe_pp/swap_att.json", [], "swap_att.json holds no items"),
     ("retrieval.json", [7], "holds no items in a list 'images'"),
     ("retrieval.json", dict(images=[dict(filename="0.png", sentences=[])]), "item 0: 'sentences' must be a text"),
-    (
-        "retrieval.json",
-        dict(images=[dict(filename="0.png", sentences=[dict(text="a")])]),
-        "item 0: 'sentences' must be",
-    ),
+    ("retrieval.json", dict(images=[dict(filename="0.png", sentences=[dict(text="a")])]), "'sentences' must be"),
 ]
 
 

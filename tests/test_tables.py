@@ -207,25 +207,12 @@ def figures():
 
 
 def test_published_is_whole(figures):
-    assert (
-        figures.columns.tolist()
-        == "paper table model backbone training_data benchmark subtask metric value note".split()
-    )
+    columns = "paper table model backbone training_data benchmark subtask metric value note"
+    assert figures.columns.tolist() == columns.split()
     assert figures.value.between(0, 100).all()
     assert not figures.duplicated(["paper", "table", "model", "backbone", "benchmark", "subtask", "metric"]).any()
     c2lip = figures[figures.paper.str.startswith("C2LIP")]
-    assert c2lip.table.value_counts().to_dict() == {
-        "Table 2": 21 * 13,
-        "Table 3": 11 * 7,
-        "Table 4": 7 * 13,
-        "Table 5": 4 * 9,
-        "Table 6": 4 * 7,
-        "Table A2": 5,
-        "Table A3": 21 * 11,
-        "Table A4": 21 * 15,
-        "Table A5": 21 * 9,
-        "Table A6": 21 * 12,
-    }
+    assert (len(c2lip), c2lip.table.nunique()) == (1497, 10)
 
 
 def test_published_contradictions_are_marked(figures):

@@ -9,6 +9,7 @@ import open_clip
 import pytest
 import safetensors.torch
 import torch
+from writing import Canary
 
 from c2lip.core import UserError
 from c2lip.release import origin, save
@@ -32,24 +33,23 @@ CLIP = [  # name, mean, quick GELU, repository of the weights
 
 @pytest.mark.parametrize("name, pixels, vocabulary, weights, tokenizer", SIGLIP, ids=[m[0] for m in SIGLIP])
 def test_what_a_siglip_name_means(name, pixels, vocabulary, weights, tokenizer):
-    spec = resolve(name)
-    text = spec.config["text_cfg"]
-    assert (spec.config["vision_cfg"]["image_size"], text["context_length"]) == (pixels, 64)
-    assert (text["vocab_size"], text["tokenizer_kwargs"]["clean"]) == (vocabulary, "canonicalize")
-    assert not spec.config.get("quick_gelu") and (spec.weights, spec.tokenizer) == (weights, tokenizer)
-    assert tuple(spec.preprocess[k] for k in ("resize_mode", "interpolation")) == ("squash", "bicubic")
-    assert tuple(spec.preprocess["mean"]) == HALF
+    found = meaning(resolve(name), "canonicalize")
+    assert found == (pixels, 64, vocabulary, False, weights, tokenizer, "squash", "bicubic", HALF)
 
 
 @pytest.mark.parametrize("name, mean, quick, weights", CLIP, ids=[m[0] for m in CLIP])
 def test_what_a_clip_name_means(name, mean, quick, weights):
-    spec = resolve(name)
-    text = spec.config["text_cfg"]
-    assert (spec.config["vision_cfg"]["image_size"], text["context_length"]) == (224, 77)
-    assert (text["vocab_size"], text.get("tokenizer_kwargs", {}).get("clean", "lower")) == (49408, "lower")
-    assert spec.config.get("quick_gelu", False) == quick and (spec.weights, spec.tokenizer) == (weights, "")
-    assert tuple(spec.preprocess[k] for k in ("resize_mode", "interpolation")) == ("shortest", "bicubic")
-    assert tuple(spec.preprocess["mean"]) == mean
+    found = meaning(resolve(name), "lower")
+    assert found == (224, 77, 49408, quick, weights, "", "shortest", "bicubic", mean)
+
+
+def meaning(spec, clean):
+    "Pixels, tokens, vocabulary, quick GELU, repositories, and how images are read; texts are cleaned by `clean`"
+    text, images = spec.config["text_cfg"], spec.preprocess
+    assert text.get("tokenizer_kwargs", {}).get("clean", "lower") == clean
+    sizes = spec.config["vision_cfg"]["image_size"], text["context_length"], text["vocab_size"]
+    parts = spec.config.get("quick_gelu", False), spec.weights, spec.tokenizer
+    return *sizes, *parts, images["resize_mode"], images["interpolation"], tuple(images["mean"])
 
 
 def test_every_tag_decides_its_activation():
@@ -75,9 +75,8 @@ def named(tmp_path, monkeypatch):
         torch.manual_seed(0)
         model = open_clip.model.CustomTextCLIP(**{k: v for k, v in config.items() if k != "custom_text"})
         safetensors.torch.save_file(model.state_dict(), tmp_path / "weights.safetensors")
-        monkeypatch.setattr(
-            open_clip.factory, "download_pretrained", lambda *a, **k: str(tmp_path / "weights.safetensors")
-        )
+        found = str(tmp_path / "weights.safetensors")
+        monkeypatch.setattr(open_clip.factory, "download_pretrained", lambda *a, **k: found)
         return load("ViT-tiny:mine")
 
     return make
@@ -134,20 +133,12 @@ def test_offline_says_what_to_download(name, words):
     assert all(w in str(e.value) for w in words) and "\n" not in str(e.value) and time.time() - start < 20, str(e.value)
 
 
-class Evil:
-    def __init__(self, mark):
-        self.mark = str(mark)
-
-    def __reduce__(self):
-        return open, (self.mark, "w")
-
-
 def test_no_pickle_is_opened(tmp_path):
     mark = tmp_path / "opened"
     for f in ("tokenizer.json", "tokenizer_config.json", "open_clip_config.json"):
         shutil.copy(base_folder() / f, tmp_path)
     for name in ("open_clip_pytorch_model.bin", "epoch_5.pt", "model.pth", "x.ckpt"):
-        (tmp_path / name).write_bytes(pickle.dumps({"state_dict": Evil(mark)}))
+        (tmp_path / name).write_bytes(pickle.dumps({"state_dict": Canary(mark)}))
         for asked in (tmp_path / name, f"ViT-B-32:{tmp_path / name}", tmp_path):
             with pytest.raises(UserError, match="pickle"):
                 load(asked)

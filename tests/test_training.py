@@ -1,6 +1,7 @@
 """Runs that stop, go on, freeze, split over processes or meet a NaN end as they should."""
 
 import math
+import pickle
 import subprocess
 import sys
 from contextlib import suppress
@@ -10,12 +11,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from writing import Canary
 
 from c2lip.core import UserError, seed_everything
 from c2lip.core.files import sole_writer
 from c2lip.data.loading import Samples
 from c2lip.evaluation.suites import benchmark_folder
-from c2lip.methods import Step, plain
+from c2lip.methods import Step, build, plain
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.training import fit as fit_room
@@ -57,15 +59,18 @@ def equal(a, b):
     return all(torch.equal(a[k], b[k]) for k in a)
 
 
-@pytest.mark.parametrize("stop_at, batches", [(1, "random"), (11, "neighbours")])
-def test_a_stopped_run_goes_on_bit_equal(samples, tmp_path, stop_at, batches):
-    "A lost table of neighbours is found again"
-    cfg = replace(CFG, batches=batches)
-    want = run(samples, tmp_path / "straight", cfg)
-    run(samples, tmp_path / "stopped", cfg, stop_at=stop_at)
+STOPS = [("c2lip", 1, "random"), ("c2lip", 11, "neighbours"), ("macco", 4, "random"), ("clic", 4, "random")]
+
+
+@pytest.mark.parametrize("method, stop_at, batches", STOPS)
+def test_a_stopped_run_goes_on_bit_equal(samples, tmp_path, method, stop_at, batches):
+    "A lost table of neighbours is found again; weights that only training has, and steps that take turns, go on"
+    cfg, make = replace(CFG, batches=batches), partial(build, method)
+    want = run(samples, tmp_path / "straight", cfg, make)
+    run(samples, tmp_path / "stopped", cfg, make, stop_at)
     if batches == "neighbours":
         (tmp_path / "stopped" / "neighbours.npy").unlink()
-    assert equal(want, run(samples, tmp_path / "stopped", replace(cfg, resume=True)))
+    assert equal(want, run(samples, tmp_path / "stopped", replace(cfg, resume=True), make))
     rows = [[(r["step"], r["total"]) for r in read_log(tmp_path / name)] for name in ("straight", "stopped")]
     assert rows[0] == rows[1], "the log has every step once"
 
@@ -94,9 +99,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(samples, tmp_path, ca
 
 
 def test_weights_of_zero_are_plain_fine_tuning_bit_for_bit(samples, tmp_path):
-    assert equal(
-        run(samples, tmp_path / "zero", make=lambda t: c2lip(t, 0, 0)), run(samples, tmp_path / "plain", make=plain)
-    )
+    zero = run(samples, tmp_path / "zero", make=lambda towers: c2lip(towers, 0, 0))
+    assert equal(zero, run(samples, tmp_path / "plain", make=plain))
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_weights(samples, tmp_path):
@@ -120,14 +124,8 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_weights(samples, t
 
 
 def test_a_checkpoint_with_code_in_it_is_refused(samples, tmp_path):
-    import pickle
-
-    class Evil:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "gone"), "w"))
-
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoint.pt").write_bytes(pickle.dumps({"step": Evil()}))
+    (tmp_path / "run" / "checkpoint.pt").write_bytes(pickle.dumps({"step": Canary(tmp_path / "gone")}))
     towers = load()
     method = c2lip(towers)
     with pytest.raises(UserError, match="checkpoint.pt is damaged"):

@@ -95,10 +95,7 @@ Features = dict[str, "Tensor"]
 "By name: `image` (B,D), `caption` (B,D), `phrase` (U,D), `image_tokens` (B,M,D), all unit; `scale` (), `bias` ()"
 
 # %% ../../nbs/1_method/01_core.ipynb #21345ae0
-def one_line(
-    text,  # any text
-    limit: int = 2000,  # characters
-) -> str:  # printable, without line ends
+def one_line(text, limit: int = 2000) -> str:  # any text, the most characters → printable, without line ends
     "Text from outside as a terminal can show it: control characters and surrogates escaped, the end cut"
     words = " ".join(str(text)[: 4 * limit].split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
@@ -124,21 +121,14 @@ class UserError(ValueError):
         return [f"{type(self).__name__}: {self}"]  # IPython asks for this: no traceback
 
 
-def did_you_mean(
-    word: str,  # what was typed
-    words: Iterable[str],  # what could have been meant
-) -> str:  # "; did you mean …?", or "" where nothing is near
+def did_you_mean(word: str, words: Iterable[str]) -> str:  # "; did you mean …?", or "" where nothing is near
     "The most similar of `words`, letter case ignored, as the end of a message"
     lower = {str(w).lower(): str(w) for w in words}
     near = difflib.get_close_matches(str(word).lower(), lower, 1)
     return f"; did you mean {lower[near[0]]}?" if near else ""
 
 
-def check_choice(
-    what: str,  # what is chosen, the start of the message
-    value,  # what was typed
-    known: list | tuple,  # what there is to choose from
-):
+def check_choice(what: str, value, known: list | tuple):  # `what` is chosen, the start of the message
     "Raise `UserError` where `value` is none of `known`"
     if value not in known:
         raise UserError(f"{what} is one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}")
@@ -183,9 +173,8 @@ def pick_device(name: str = "auto") -> torch.device:  # "auto", "cpu", "cuda", "
         torch.zeros(1, device=name).item()  # meta holds no numbers
         return torch.device(name)
     except Exception as e:
-        raise UserError(
-            f"device {name!r} cannot be used here ({str(e).splitlines()[0]}); try device auto or cpu"
-        ) from None
+        why = str(e).splitlines()[0]
+        raise UserError(f"device {name!r} cannot be used here ({why}); try device auto or cpu") from None
 
 # %% ../../nbs/1_method/01_core.ipynb #3d316ddc
 def derive_seed(*parts) -> int:  # below 2^32

@@ -50,15 +50,8 @@ def project_root() -> Path:  # the folder with settings.ini; outside of a clone 
 
 # %% ../../nbs/1_method/02_files.ipynb #c67b44e0
 _SOURCES = ("nbs", "c2lip", "data", "tests", ".git")  # of the project: nothing is written there
-RUN_FILES = (
-    "params.json",
-    "metrics.jsonl",
-    "checkpoint.pt",
-    "checkpoint.previous.pt",
-    "model",
-    "table.csv",
-    "open_clip_config.json",
-)  # what a run leaves
+_WRITTEN = "params.json metrics.jsonl checkpoint.pt checkpoint.previous.pt model table.csv open_clip_config.json"
+RUN_FILES = tuple(_WRITTEN.split())  # what a run leaves
 
 
 def is_utf8(text) -> bool:  # a text or a path
@@ -84,11 +77,7 @@ def output_place(path) -> Path:  # typed by the user; from the root if relative,
     return place
 
 
-def check_free(
-    folder: Path,
-    files=RUN_FILES,  # of which any means that there is a run
-    resumable: bool = True,  # the run in it could be gone on with
-):
+def check_free(folder: Path, files=RUN_FILES, resumable: bool = True):  # any of the files means that there is a run
     "Raise `UserError` where a folder holds a run that would be overwritten"
     found = next((file for file in files if os.path.exists(folder / file)), None)
     if found:

@@ -28,9 +28,7 @@ from ..methods import stack_images
 from ..spans import token_spans
 
 # %% ../../nbs/4_data/06_loading.ipynb #7fd58b41
-def has_token_positions(
-    tokenizer,  # of towers, or None
-) -> bool:
+def has_token_positions(tokenizer) -> bool:  # of towers, or None
     "Whether the text tokens of a phrase can be found; a tokenizer that cannot do so still encodes whole texts"
     try:
         token_spans(tokenizer, ["a"], [[]])
@@ -82,10 +80,7 @@ class Samples(Dataset):
             except BadImage as e:
                 self.skips.add(r.key, e.cause, e.detail)
 
-    def with_whole(
-        self,
-        make: Callable,  # PIL image as it was opened → array
-    ) -> "Samples":
+    def with_whole(self, make: Callable) -> "Samples":  # PIL image as it was opened → array
         "The same samples, each with `whole`, what `make` makes of its image before any crop or resizing"
         other = copy(self)
         other.whole = make

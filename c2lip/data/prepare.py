@@ -243,14 +243,10 @@ def prepare(
                 "does the table belong to these shards?"
             )
         if joined:
-            manifest["joined"] = dict(
-                table=Path(captions).name,
-                match=joined["match"],
-                images_without_row=unmatched,
-                rows=joined["rows"],
-                rows_without_image=joined["rows"] - matched,
-                skipped_rows=joined["skipped"],
-            )
+            rows, skipped_rows = joined["rows"], joined["skipped"]
+            of_rows = dict(rows=rows, rows_without_image=rows - matched, skipped_rows=skipped_rows)
+            of_images = dict(table=Path(captions).name, match=joined["match"], images_without_row=unmatched)
+            manifest["joined"] = of_images | of_rows
         lost = sum(skipped[cause] for cause in LOST)
         if lost > max_skipped * parts:
             allowed = f"at most {max_skipped:.3g} of them may be (max_skipped)"

@@ -174,11 +174,9 @@ def _given_phrases(value, caption):
     return find_phrases(caption, items)
 
 
-def captions_of(
-    texts: list[str],  # the captions of an image, canonical
-    row: dict,  # of a table, or the facts of a sample in a shard
-) -> tuple:  # (caption, phrases, further captions), as `Record` holds them
-    "The captions of a row with the phrases that it gives; raises `ValueError` where these have another form"
+def captions_of(texts: list[str], row: dict) -> tuple:  # (caption, phrases, further captions), as `Record` holds them
+    """The canonical captions of a row of a table, or of the facts of a sample in a shard, with the phrases that it
+    gives; raises `ValueError` where these have another form"""
     further = []
     for item in _listed(row.get("further"), "further captions") or ():
         text = canonical_caption(item.get("text")) if isinstance(item, dict) else ""
@@ -213,11 +211,9 @@ def with_phrases(
     return filled
 
 # %% ../../nbs/4_data/01_records.ipynb #cbc6129f
-def holdout_fraction(
-    key: str,  # of a record; "a.png #2" is the second caption of a.png
-) -> float:  # 0 … 1, the same on every machine, and for all captions of an image
+def holdout_fraction(key: str) -> float:  # 0 … 1, the same on every machine, and for all captions of an image
     "The number that decides whether a record is held out from training"
-    return derive_seed(re.sub(r" #\d+$", "", key)) / 2**32
+    return derive_seed(re.sub(r" #\d+$", "", key)) / 2**32  # "a.png #2" is the second caption of a.png
 
 
 class Records(Sequence):
@@ -239,10 +235,7 @@ class Records(Sequence):
         "Record `i`, negative from the end, its phrases included; raises `IndexError`"
         return self.records[i]
 
-    def subset(
-        self,
-        rows: np.ndarray,  # (n,) numbers of records, or (len,) a mask
-    ) -> "Records":
+    def subset(self, rows: np.ndarray) -> "Records":  # (n,) numbers of records, or (len,) a mask
         "The data set that these records make"
         return Records([self.records[i] for i in np.arange(len(self))[rows]], self.drawn)
 
@@ -269,10 +262,7 @@ class Records(Sequence):
         return np.array([holdout_fraction(r.key) for r in self])
 
 
-def split_holdout(
-    records: Records,
-    share: float,  # of the records to hold out, 0 … 1
-) -> tuple[Records, Records]:  # records to train on, records held out
+def split_holdout(records: Records, share: float) -> tuple[Records, Records]:  # 0 … 1; to train on, and held out
     "Hold a share of a data set out, by the hash of the key; none of the embedded world, which has its own splits"
     held = records.holdout_fractions < share if share and not records.drawn else np.zeros(len(records), bool)
     if held.sum() < 2:

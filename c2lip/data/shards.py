@@ -104,11 +104,10 @@ def shard_samples(
 
     name = (name or Path(url).stem) + Path(url).suffix
 
-    def count_duplicate(error):
-        where = f"{name}/{str(error.args[0]).split(': ')[0]}"[:160]
-        return skips.add(where, "duplicate member")
-
-    yield from group_by_keys(_members(url, skips, name), handler=count_duplicate)
+    yield from group_by_keys(
+        _members(url, skips, name),
+        handler=lambda e: skips.add(f"{name}/{str(e.args[0]).split(': ')[0]}"[:160], "duplicate member"),
+    )
 
 
 def _members(url, skips, name):
@@ -164,9 +163,7 @@ def index_captions(
     table,  # .csv, .tsv, .jsonl, .json or .parquet
     path,  # the .arrow file to write
     caption_column: str | None = None,  # or several, with commas between; None looks for a usual one
-) -> (
-    dict
-):  # match ("url" where the table has such a column, else "key"), rows (images with a caption), skipped, made_of
+) -> dict:  # match ("url" where the table has such a column, else "key"), rows (of images), skipped, made_of
     "Write a table of captions by the image's address or key; of two rows of an image the first counts"
     table, path, skips = Path(table), Path(path), Skips()
     if not table.is_file() or table.suffix[1:].lower() not in TABLES:
@@ -256,9 +253,7 @@ def shard_records(
     caption_column: str | None = None,  # key of the JSON member's caption, or several; None: a usual one, then .txt
     name: str | None = None,  # what the keys begin with; None: the shard's name
     join: tuple | None = None,  # the file of `index_captions` that holds the captions, and "url" or "key"
-) -> tuple[
-    list[Record], dict
-]:  # of a join also: unmatched images, example (one of them), matched: numbers of rows found
+) -> tuple[list[Record], dict]:  # of a join: unmatched images, example (one of them), matched: numbers of rows found
     "The records of one shard, phrases as their source gives them; images stay in the shard"
     records, more, matched_rows = {}, {}, list[int]()
     samples: Iterable[dict] = shard_samples(url, skips, name)

@@ -39,12 +39,7 @@ class Tables:
     indexed = True  # False: so little that it stays in memory
     join: tuple | None = None  # of shards: the file of `index_captions`, and "url" or "key"
 
-    def __init__(
-        self,
-        places: list,  # paths or addresses
-        image_folder=None,  # as in `open_data`
-        caption_column: str | None = None,  # as in `open_data`
-    ):
+    def __init__(self, places: list, image_folder=None, caption_column: str | None = None):  # paths or addresses
         self.places, self.image_folder, self.caption_column = places, image_folder, caption_column
 
     def rows(self, skips: Skips) -> Iterable[Record]:
@@ -64,10 +59,6 @@ class Tables:
         "What tells a part from another that was in its place before, as JSON holds it"
         rows = repr([(r.key, str(r.image), r.caption, r.phrases, r.further) for r in part])
         return hashlib.sha256(rows.encode("utf8", "surrogatepass")).hexdigest()
-
-    def records(self, skips: Skips) -> list[Record]:
-        "All records"
-        return [record for part in self.parts(skips) for record in self.read(part, skips)[0]]
 
 
 class Shards(Tables):
@@ -129,12 +120,8 @@ class Folder(Tables):
                 skips.add(key, cause, detail)
 
 # %% ../../nbs/4_data/05_sources.ipynb #ddcd7dc6
-def find_source(
-    source,  # what `open_data` takes, but "world"
-    image_folder=None,  # as in `open_data`
-    caption_column: str | None = None,  # as in `open_data`
-) -> Tables:
-    "The data set that a name stands for; raise `UserError` where there is none"
+def find_source(source, image_folder=None, caption_column: str | None = None) -> Tables:
+    "The data set that a name stands for, as `open_data` takes them; raise `UserError` where there is none"
     how = image_folder, caption_column
     if not str(source).strip():
         raise UserError("data is empty: name world, a folder, a table or tar shards")
@@ -264,7 +251,7 @@ def open_data(
         return Records(with_phrases([Record(*row) for row in train_records(images)], None, rules), drawn=True)
     source = find_source(name, image_folder, caption_column)
     found: Any = _open_index(source, name, skips, workers, index_folder, rules) if source.indexed else None
-    read = [] if source.indexed else source.records(skips)
+    read = [] if source.indexed else list(source.rows(skips))
     if isinstance(source, Shards):
         check_shards(source.places, skips)
     skips.check(name)

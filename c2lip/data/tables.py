@@ -259,10 +259,7 @@ def write_batches(batches: Iterable, path: Path):
     temp.replace(path)
 
 
-def write_table(
-    records: Iterable[Record],  # images are files or lie in shards
-    path,  # .parquet
-):
+def write_table(records: Iterable[Record], path):  # images are files or lie in shards; .parquet
     "Write records so that `open_data(path)` gives them back, phrases included; images stay where they are"
     path = Path(path)
     if path.suffix != ".parquet":
@@ -299,11 +296,7 @@ def index_table(records: list[Record]) -> pyarrow.Table:
 class Index(Records):
     "Records that lie in an Arrow file, read one at a time"
 
-    def __init__(
-        self,
-        path,  # the .arrow file
-        rows: np.ndarray | None = None,  # numbers of the records that belong to it; None: all
-    ):
+    def __init__(self, path, rows: np.ndarray | None = None):  # the .arrow file; numbers of its records, None: all
         self.path = str(path)
         self.table = pyarrow.ipc.open_file(pyarrow.memory_map(self.path)).read_all()
         self.rows = np.arange(len(self.table)) if rows is None else rows

@@ -254,10 +254,9 @@ _COMMANDS: dict[str, tuple[Any, Any, str, str]] = {  # its work, its options, a 
 }
 
 
-def main(
-    words: list[str] | None = None,  # what was typed after `c2lip`; None takes the terminal's
-) -> int:  # 0 done, 2 something outside the program is wrong, 130 stopped
-    "The command `c2lip`; argparse ends the process itself for --help (0) and wrong options (2)"
+def main(words: list[str] | None = None) -> int:  # 0 done, 2 something outside the program is wrong, 130 stopped
+    """The command `c2lip` with the words typed after it, None: the terminal's; argparse ends the process itself for
+    --help (0) and wrong options (2)"""
     about = "Fine-tune contrastive vision-language models with noun-phrase concepts."
     parser = _Parser(prog="c2lip", description=about)
     parser.add_argument("--version", action="version", version=f"c2lip {__version__}")

@@ -28,9 +28,7 @@ from ..evaluation.records import keep_record
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
 
 
-def notebooks_of(
-    root: Path,  # the project
-) -> list[Path]:  # sorted; without drafts (_name.ipynb) and checkpoints
+def notebooks_of(root: Path) -> list[Path]:  # the project's, sorted; without drafts (_name.ipynb) and checkpoints
     "The notebooks of the workbook, chapters and launchers"
     found = sorted((Path(root) / "nbs").rglob("*.ipynb"))
     return [p for p in found if not any(part.startswith((".", "_")) for part in p.relative_to(root).parts)]
@@ -70,9 +68,7 @@ def _move_links(text):
     return "".join(p if p[:3] == "```" else re.sub(r"(!?\[[^\]]*\])\(([^)\s]+)\)", move, p) for p in parts)
 
 
-def readme(
-    root: Path,  # the project
-) -> str:  # what README.md must hold
+def readme(root: Path) -> str:  # the project; what README.md must hold
     "README.md, made from nbs/index.ipynb: its Markdown, and the Markdown that its cells show"
     cells = read_json(Path(root) / "nbs" / "index.ipynb")["cells"]
     blocks = ["<!-- made from nbs/index.ipynb by `make notebooks`; edit there -->"]
@@ -139,9 +135,7 @@ def _chosen(root, name):
     return found
 
 
-def parameters_digest(
-    notebook: dict,  # a launcher, as its JSON holds it
-) -> str:  # SHA-256 of its parameters cell
+def parameters_digest(notebook: dict) -> str:  # a launcher, as its JSON holds it; SHA-256 of its parameters cell
     "What shows whether stored outputs belong to the defaults of a launcher"
     cells = [cell for cell in notebook["cells"] if "parameters" in cell["metadata"].get("tags", [])]
     return hashlib.sha256("".join("".join(cell["source"]) for cell in cells).encode()).hexdigest()
@@ -182,9 +176,7 @@ def _keep_default(run, seconds):
     keep_record("default", tables, "make outputs ARGS='train index'", "What does a run with the defaults change?")
 
 
-def store_outputs(
-    names: list[str],  # launchers, rooms, chapters, or "rooms"
-):
+def store_outputs(names: list[str]):  # launchers, rooms, chapters, or "rooms"
     "Run notebooks and store what they show"
     from nbdev.config import get_config
 

@@ -99,10 +99,7 @@ def further_texts(
     return Texts(towers.token_ids(texts), owners, weight=None if weight is None else torch.tensor(weight))
 
 
-def step_generator(
-    step: int,
-    samples: list[Sample],  # of this step
-) -> random.Random:
+def step_generator(step: int, samples: list[Sample]) -> random.Random:  # of this step
     "The step's own random generator: from its number and its samples' keys, so that a resumed run draws the same"
     return random.Random(f"{step} {' '.join(s.key for s in samples)}")
 
@@ -117,14 +114,13 @@ def print_once(line: str):
 def contrast(towers: Towers) -> Callable:  # (image (N,D), text (n,D), features, own rows) → a rank's share
     "The towers' own image–text loss: sigmoid where they carry a bias, softmax where they do not"
 
-    def softmax(image, text, f, rows):
-        return softmax_loss(image, text, f["scale"], rows)
-
-    def sigmoid(image, text, f, rows):
+    def loss(image, text, f, rows):
+        if not has_bias(towers):
+            return softmax_loss(image, text, f["scale"], rows)
         losses = c2lip_losses(image[:rows], text, None, None, None, f["scale"], f["bias"], terms=("contrastive",))
         return losses["contrastive"]
 
-    return sigmoid if has_bias(towers) else softmax
+    return loss
 
 
 ALL_BUT_BIAS = r"(?!logit_bias$).*"
@@ -197,10 +193,7 @@ class Step(nn.Module):
         features = [checkpoint(encode_part, i, use_reentrant=False) for i in range(self.parts)]
         return _join(features, [rows for _, rows in pieces], self.objective.entry_of(batch))
 
-    def forward(
-        self,
-        batch: Batch,  # of this rank
-    ) -> dict[str, Tensor]:  # () each, × ranks: the unweighted losses, and their weighted sum as "total"
+    def forward(self, batch: Batch) -> dict[str, Tensor]:  # () each, × ranks: unweighted; their weighted sum as "total"
         "Encode, gather, objective; losses in float32. Their means over the ranks are those of the whole batch"
         features = self.encode(batch)
         with torch.autocast(features["scale"].device.type, enabled=False):
@@ -235,16 +228,13 @@ def plain(towers: Towers) -> Method:
 PACKAGE = "c2lip.methods"
 
 
-def _returns_method(function):
-    found = function.__annotations__.get("return")
-    return getattr(found, "__name__", found) == "Method"  # a text, where annotations are not evaluated
-
-
 def _methods_in(module):
     "The methods that a module of c2lip.methods defines: its functions that are declared to return a `Method`"
     found = importlib.import_module(f"{PACKAGE}.{module}")
     functions = inspect.getmembers_static(found, inspect.isfunction)
-    return {name: f for name, f in functions if f.__module__ == found.__name__ and _returns_method(f)}
+    own = {name: f for name, f in functions if f.__module__ == found.__name__}
+    given = {name: f.__annotations__.get("return") for name, f in own.items()}  # a text, where not evaluated
+    return {name: own[name] for name, kind in given.items() if getattr(kind, "__name__", kind) == "Method"}
 
 
 def find_methods() -> tuple[dict[str, Callable], dict[str, str]]:  # name → function, module → what is wrong with it
@@ -268,15 +258,6 @@ def method_names() -> list[str]:
     return list(find_methods()[0])
 
 
-def _function_of(name):
-    found, wrong = find_methods()
-    if name in found:
-        return found[name]
-    if name in wrong:
-        raise UserError(f"there is no method {name!r}: the module {PACKAGE}.{name} {wrong[name]}")
-    raise UserError(f"there is no method {name!r}{did_you_mean(name, found)}; there are {', '.join(found)}")
-
-
 def build(
     name: str,  # one of `method_names`
     towers: Towers,
@@ -284,7 +265,12 @@ def build(
     options: dict | None = None,  # the method's own; one that it does not name is an error
 ) -> Method:
     "The method called `name` on `towers`; raise `UserError` for an unknown name or option, or a broken module"
-    make, settings, options = _function_of(name), settings or {}, options or {}
+    found, wrong = find_methods()
+    if name not in found and name in wrong:
+        raise UserError(f"there is no method {name!r}: the module {PACKAGE}.{name} {wrong[name]}")
+    if name not in found:
+        raise UserError(f"there is no method {name!r}{did_you_mean(name, found)}; there are {', '.join(found)}")
+    make, settings, options = found[name], settings or {}, options or {}
     takes = list(inspect.signature(make).parameters)[1:]  # the first takes the towers, whatever it is called
     for option in options:
         if option not in takes:

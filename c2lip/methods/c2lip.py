@@ -123,7 +123,6 @@ def c2lip(
     check_choice("duplicates", duplicates, DUPLICATES)
     if lambda_npc == lambda_xac == 0:
         return plain(towers)
-
     weights, needs = {"contrastive": 1.0, "npc": lambda_npc, "xac": lambda_xac}, {"xac": {"image_tokens"}}
     losses, columns = (_sigmoid_losses, ()) if has_bias(towers) else (_softmax_losses, ("image",))
     chosen = partial(losses, duplicates=duplicates, xac_scale=xac_scale)

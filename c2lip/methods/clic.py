@@ -29,11 +29,8 @@ def _squeeze_crop(image, wide=False):
     return half[0].clamp(image.min(), image.max()).to(image.dtype)  # bicubic overshoots at edges
 
 # %% ../../nbs/3_relatives/02_clic.ipynb #0112197d
-def squeeze_whole(
-    image: Image.Image,  # as it was opened
-    size: tuple[int, int],  # (H,W) of the towers' images
-) -> np.ndarray:  # uint8: (H/2,W,3) of an image as wide as high or wider, (H,W/2,3) of a higher one
-    "The whole image as half of a joined one"
+def squeeze_whole(image: Image.Image, size: tuple[int, int]) -> np.ndarray:  # (H,W) of the towers' images → uint8
+    "The whole image as half of a joined one: (H/2,W,3) where it is as wide as high or wider, else (H,W/2,3)"
     H, W = size
     half = (W, H // 2) if image.width >= image.height else (W // 2, H)
     return np.array(image.convert("RGB").resize(half, Image.Resampling.BICUBIC))
@@ -107,9 +104,8 @@ def _joined_batch(towers, samples, chance, right, wrong):
     images, captions, owner, negatives = [], [], [], []
     for i, j in enumerate(_partners(samples, chance)):
         first, second = (i, j) if chance.random() < 0.5 else (j, i)
-        images.append(
-            torch.cat([halves[first], halves[second]], 1 if _is_wide(samples[i]) else 2)
-        )  # one above the other
+        along = 1 if _is_wide(samples[i]) else 2  # one above the other, or beside it
+        images.append(torch.cat([halves[first], halves[second]], along))
         of_pair, negative = _compose_captions(stated[i], stated[j], chance, wrong)
         captions.append(of_pair)
         if negative is not None:

@@ -69,10 +69,8 @@ class _Unit(NamedTuple):
 
 def _rating(word, ratings):
     "The rating of a word or of the first dictionary form that has one; None if none has"
-    forms = [word]
-    for ending, instead in _ENDINGS:
-        if word.endswith(ending) and len(word) > len(ending) + 1:
-            forms.append(word[: -len(ending)] + instead)
+    fits = [(end, instead) for end, instead in _ENDINGS if word.endswith(end) and len(word) > len(end) + 1]
+    forms = [word, *(word[: -len(end)] + instead for end, instead in fits)]
     return next((ratings[form] for form in forms if form in ratings), None)
 
 
@@ -93,14 +91,12 @@ def _rated_units(caption, ratings, words=None):
     units, i = [], 0
     while i < len(words):
         pair = _unit(caption, words[i : i + 2], ratings) if i + 1 < len(words) else None
-        unit = pair or _unit(caption, words[i : i + 1], ratings)
-        if unit:
-            units.append(unit)
+        units.append(pair or _unit(caption, words[i : i + 1], ratings))
         i += 2 if pair else 1
-    return units
+    return [unit for unit in units if unit]
 
 
-def _replace_unit(caption, units, others, chance, regime="high", fits=None):
+def _replace_unit(caption, units, others, chance, regime="high", fits=lambda unit, word: True):
     """Another word for one unit of a caption (ConcretePlant): (edited caption, unit that was replaced) or None.
 
     `others` are the units of all captions of the step; `fits(unit, word)` says whether a unit may become a word."""
@@ -111,10 +107,8 @@ def _replace_unit(caption, units, others, chance, regime="high", fits=None):
         # a step names few words many times: each is looked at once
         alike = {o.text for o in others if o.pos == unit.pos and abs(o.score - unit.score) <= 0.5}
         plural = unit.text.endswith("s")
-        fit = sorted(foreign((text for text in alike if text.endswith("s") == plural), here))
-        if fits is not None:
-            fit = [word for word in fit if fits(unit, word)]
-        if fit:
+        new = sorted(foreign((text for text in alike if text.endswith("s") == plural), here))
+        if fit := [word for word in new if fits(unit, word)]:
             return swap_spans(caption, {(unit.start, unit.end): chance.choice(fit)}), unit
     return None
 

@@ -132,10 +132,8 @@ ALL_KINDS = (*WORD_KINDS, "phrase")
 
 def _spans_by_kind(caption, phrases, kinds):
     (words,) = tag_words([caption])
-    found = {}
-    for kind in kinds:
-        if kind in WORD_KINDS:
-            found[kind] = [(w.start, w.end) for w in words if w.pos in WORD_KINDS[kind]]
+    single = [kind for kind in kinds if kind in WORD_KINDS]
+    found = {kind: [(w.start, w.end) for w in words if w.pos in WORD_KINDS[kind]] for kind in single}
     if "phrase" in kinds:
         found["phrase"] = [(p.start, p.end) for p in phrases if p.start >= 0]
     return found
@@ -184,10 +182,7 @@ def _words_of(text):
     return frozenset(word_bag(text))  # what a step offers is looked up for every caption of it
 
 
-def foreign(
-    candidates,  # words or phrases
-    here: Counter,  # `word_bag` of a caption
-) -> list[str]:  # in their order
+def foreign(candidates, here: Counter) -> list[str]:  # words or phrases, `word_bag` of a caption → in their order
     "The candidates that share no word with the caption"
     return [text for text in candidates if _words_of(text).isdisjoint(here)]
 

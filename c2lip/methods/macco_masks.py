@@ -67,12 +67,9 @@ def _way_up(noun, nouns):
         words += [at, *(child for child in at.children if _arc(child) == "case")]
     if at.head != at:
         return words, at.head
-    for arcs in (_SUBJECTS, _TARGETS):
-        for token in passed[1:]:
-            for child in token.children:
-                if _arc(child) in arcs and child.i in nouns and child not in passed:
-                    return words, child
-    return words, None
+    below = [child for token in passed[1:] for child in token.children if child.i in nouns and child not in passed]
+    fit = [child for arcs in (_SUBJECTS, _TARGETS) for child in below if _arc(child) in arcs]
+    return words, fit[0] if fit else None
 
 
 def _concepts_in(doc):

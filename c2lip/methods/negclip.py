@@ -81,7 +81,6 @@ def negclip(
 ) -> Method:
     "NegCLIP: hard captions by exchanging words; softmax for CLIP towers, the sigmoid form for those with a bias"
     view = _negclip_view(towers, _chosen_kinds(kinds), negatives)
-
     loss = _hard_contrast(has_bias(towers))
 
     def losses(f, batch, terms):

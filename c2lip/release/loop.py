@@ -236,9 +236,8 @@ class C2LIPLoss(Step):
         self.model, self.view, self.nlp, self.concepts = model, method.view, nlp, concepts
         self.images_seen = self.phrases_seen = 0  # by this process
         self.warned = False  # of a batch without any phrase, once
-        self.tokens = max(
-            (part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), default=0
-        )
+        sizes = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+        self.tokens = max(sizes, default=0)
         if concepts == "pool" and not has_token_positions(self.towers.tokenizer):
             raise UserError('this tokenizer does not give the tokens of a phrase; use a fast one, or concepts "encode"')
 

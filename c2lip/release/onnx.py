@@ -34,10 +34,7 @@ class _Tower(torch.nn.Module):
         return self.compute(batch)
 
 
-def export_onnx(
-    towers: Towers,
-    folder,  # made if it is new
-) -> float:  # the largest difference between onnxruntime and PyTorch
+def export_onnx(towers: Towers, folder) -> float:  # the largest difference between onnxruntime and PyTorch
     """Write image.onnx (images → image, tokens), text.onnx (ids → text), all unit vectors, the tokenizer and
     preprocess.json. Raise `UserError` where the extra c2lip[onnx] is missing or the answers differ by over 1e-4"""
     try:

@@ -24,9 +24,6 @@ from ..core.files import project_root, user_path, write_json
 from .folders import EMBEDDED, PICKLES, base_folder, load_folder, quiet_loading, release_folder
 
 # %% ../../nbs/1_method/10_towers.ipynb #4b168183
-_KEPT_TEXTS = 1 << 16  # 32 MiB of rows of 64 tokens
-
-
 @dataclass
 class Towers:
     "A contrastive model with all that belongs to its weights"
@@ -68,7 +65,7 @@ class Towers:
 
     def token_ids(self, texts: list[str]) -> Tensor:  # T texts; none are fine → (T,L)
         "What the tokenizer gives; a text that was read before is not read again"
-        if len(self._rows) > _KEPT_TEXTS:
+        if len(self._rows) > 1 << 16:  # 32 MiB of rows of 64 tokens
             self._rows.clear()
         new = [text for text in dict.fromkeys(texts) if text not in self._rows]
         if new:
@@ -116,14 +113,9 @@ def resolve(name: str) -> ModelSpec:  # an open_clip name, optionally with ":tag
     entry = open_clip.get_pretrained_cfg(model, tag if tag in tags else first) or {}
     if entry.get("quick_gelu") and tag != "random":
         config["quick_gelu"] = True
-    return ModelSpec(
-        model=model,
-        tag=tag,
-        config=config,
-        preprocess={k: entry[k] for k in ("mean", "std", "interpolation", "resize_mode") if k in entry},
-        weights="" if tag == "random" else entry.get("hf_hub", "").strip("/"),
-        tokenizer=config["text_cfg"].get("hf_tokenizer_name", ""),
-    )
+    preprocess = {k: entry[k] for k in ("mean", "std", "interpolation", "resize_mode") if k in entry}
+    weights = "" if tag == "random" else entry.get("hf_hub", "").strip("/")
+    return ModelSpec(model, tag, config, preprocess, weights, config["text_cfg"].get("hf_tokenizer_name", ""))
 
 # %% ../../nbs/1_method/10_towers.ipynb #8daef623
 @contextmanager
@@ -194,18 +186,13 @@ def describe(
     return file
 
 
-def _path_of(name):
-    if name in EMBEDDED:
-        return base_folder(name)
-    path = user_path(name)
-    return path if path.is_absolute() or os.path.exists(path) else project_root() / path
-
-
 def _load_parts(name, check):
     "(model, tokenizer, model_cfg) of anything that `load` takes"
     if name.startswith("hf-hub:"):
         return load_folder(_repository(name), check)
-    path, file = _path_of(name), user_path(name.partition(":")[2])
+    path, file = base_folder(name) if name in EMBEDDED else user_path(name), user_path(name.partition(":")[2])
+    if not os.path.exists(path):
+        path = project_root() / path  # an absolute one stays as it is
     known = _model_name(name) in open_clip.list_models()
     if known and file.suffix in (".safetensors", ".npz", *PICKLES):
         return load_folder(release_folder(file), check)

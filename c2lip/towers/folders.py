@@ -118,9 +118,6 @@ def _check_value(file, key, rule, value):
         raise UserError(f"{file}: {key} must be {wanted}, not {short(value)}")
 
 
-_CODE = {"auto_map", "trust_remote_code", "custom_pipelines"}  # keys that ask for code beside the weights
-
-
 def _keys(value):
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return {*(value if isinstance(value, dict) else ())}.union(*map(_keys, inner))
@@ -129,7 +126,7 @@ def _keys(value):
 def _refuse_code(folder):
     "Raise `UserError` where a configuration of a folder asks for code of its own"
     for file in sorted(folder.glob("*config*.json")):
-        if asked := _keys(read_json(file)) & _CODE:
+        if asked := _keys(read_json(file)) & {"auto_map", "trust_remote_code", "custom_pipelines"}:
             raise UserError(f"{file} asks for code of its own ({min(asked)}), and no code of a model folder is run")
 
 
@@ -169,10 +166,7 @@ def _read_config(folder):
     return cfg
 
 
-def digest(
-    folder,  # of a release
-    name: str = _WEIGHTS[0],  # one of its files
-) -> str:  # 64 hexadecimal digits
+def digest(folder, name: str = _WEIGHTS[0]) -> str:  # a release, one of its files → 64 hexadecimal digits
     "SHA-256 of a release folder's weights, or of another file of it"
     with open(regular(Path(folder) / name), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -239,9 +233,6 @@ def _check_weights(folder, cfg):
         model.load_state_dict(held)
 
 # %% ../../nbs/1_method/09_model_folders.ipynb #9868ee27
-_GIVEN = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token add_bos_token add_eos_token".split()
-
-
 def _growth(rule):
     "How many times longer the replacements and beginnings in a part of tokenizer.json can make a text"
     parts = rule.values() if isinstance(rule, dict) else rule if isinstance(rule, list) else ()
@@ -272,7 +263,8 @@ def read_tokenizer(
         raise UserError(f"{folder}: of tokenizer_kwargs clean and strip_sep_token are known, not {short(unknown[0])}")
     held["added_tokens"] = [t for t in held.get("added_tokens") or [] if t["id"] < text_cfg.get("vocab_size", 10**9)]
     given = {key: token.get("content") if isinstance(token, dict) else token for key, token in config.items()}
-    given = {key: given[key] for key in _GIVEN if given.get(key) is not None}
+    marks = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token add_bos_token add_eos_token"
+    given = {key: given[key] for key in marks.split() if given.get(key) is not None}
     tokenizer = HFTokenizer.__new__(HFTokenizer)  # its constructor lets transformers choose the class
     tokenizer.tokenizer_mode = text_cfg.get("tokenizer_mode") or ""
     tokenizer.context_length = text_cfg.get("context_length", 77)
@@ -301,10 +293,6 @@ def _check_tokenizer(tokenizer, model, text_cfg, folder):
         raise UserError(f"{folder}: a text is read at another token (pool_type {pool}) than the tokenizer's last")
 
 # %% ../../nbs/1_method/09_model_folders.ipynb #fa4b8d6c
-def _open_clip_model(folder):
-    return open_clip.create_model(f"local-dir:{folder}", require_pretrained=True, weights_only=True)
-
-
 def load_folder(
     folder: Path,  # of a release, or of transformers
     check: bool = True,  # that its files are those of its record
@@ -324,7 +312,10 @@ def load_folder(
                 tokenizer = read_tokenizer(folder, text_cfg)
             else:
                 tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
-            model = load_foreign(folder, cfg) if foreign else _open_clip_model(folder)
+            if foreign:
+                model = load_foreign(folder, cfg)
+            else:
+                model = open_clip.create_model(f"local-dir:{folder}", require_pretrained=True, weights_only=True)
             _check_tokenizer(tokenizer, model, text_cfg, folder)
         numbers = {**model.state_dict(), "exp(logit_scale)": model.logit_scale.exp()}
         if wrong := next((name for name, weight in numbers.items() if not weight.isfinite().all()), None):

@@ -52,21 +52,18 @@ _LAYER = {
 }  # transformers' name of each part of a layer → timm's, open_clip's
 
 
-def _is_open_clip(block):
-    return not hasattr(block, "norm1")
-
-
 def _encoder_weights(prefix, blocks):
     "The weights of a tower's transformer layers, of timm or open_clip; one projection becomes queries, keys and values"
     weights: dict[str, Tensor] = {}
     for i, block in enumerate(blocks):
         layer = f"{prefix}.encoder.layers.{i}"
-        joined = "attn.in_proj_" if _is_open_clip(block) else "attn.qkv."
+        of_timm = hasattr(block, "norm1")
+        joined = "attn.qkv." if of_timm else "attn.in_proj_"
         for kind in ("weight", "bias"):
             parts = block.get_parameter(f"{joined}{kind}").chunk(3)
             weights |= {f"{layer}.self_attn.{x}_proj.{kind}": part for x, part in zip("qkv", parts)}
         for theirs, ours in _LAYER.items():
-            weights |= _renamed(f"{layer}.{theirs}", block.get_submodule(ours[_is_open_clip(block)]))
+            weights |= _renamed(f"{layer}.{theirs}", block.get_submodule(ours[not of_timm]))
     return weights
 
 
@@ -76,13 +73,13 @@ def _encoder_config(blocks, tower):
     epsilons = {m.eps for m in tower.modules() if isinstance(m, nn.LayerNorm)}
     if len(epsilons) > 1:
         raise UserError(f"transformers has one epsilon for the norms of a tower, this one has {sorted(epsilons)}")
-    first = block.get_submodule(_LAYER["mlp.fc1"][_is_open_clip(block)])
+    first, act = (block.mlp.fc1, block.mlp.act) if hasattr(block, "norm1") else (block.mlp.c_fc, block.mlp.gelu)
     return {
         "hidden_size": first.in_features,
         "intermediate_size": first.out_features,
         "num_hidden_layers": len(blocks),
         "num_attention_heads": block.attn.num_heads,
-        "hidden_act": _activation_name(block.mlp.gelu if _is_open_clip(block) else block.mlp.act),
+        "hidden_act": _activation_name(act),
         "layer_norm_eps": epsilons.pop(),
     }
 
@@ -120,11 +117,11 @@ def _siglip(model):
 
     trunk, text = model.visual.trunk, model.text
     pool, pool_type = trunk.attn_pool, getattr(text, "pool_type", "last")
-    heads = pool.num_heads, trunk.blocks[0].attn.num_heads
+    heads = trunk.blocks[0].attn.num_heads
     foreign = not hasattr(text, "transformer") or not hasattr(text, "pool_type")
     obstacles = {
         "its image tower has class or register tokens beside the patches": trunk.num_prefix_tokens > 0,
-        "its pooling head has another number of heads than its layers": heads[0] != heads[1],
+        "its pooling head has another number of heads than its layers": pool.num_heads != heads,
         "its text tower is no transformer of open_clip's": foreign,
         "its text tower is causal, a SigLIP reads both ways": getattr(text, "attn_mask", None) is not None,
         f"its text is read at the {pool_type} token, a SigLIP's at the last place": pool_type != "last",
@@ -148,8 +145,7 @@ def _siglip(model):
         f"{head}.attention.in_proj_bias": [pool.q.bias, pool.kv.bias],
         **_renamed(f"{head}.attention.out_proj", pool.proj),
         **_renamed(f"{head}.layernorm", pool.norm),
-        **_renamed(f"{head}.mlp.fc1", pool.mlp.fc1),
-        **_renamed(f"{head}.mlp.fc2", pool.mlp.fc2),
+        **_renamed(f"{head}.mlp", pool.mlp),
         **_text_weights(text),
         **_renamed("text_model.head", text.text_projection),
         "logit_scale": model.logit_scale.reshape(1),
@@ -202,12 +198,10 @@ def translate(model) -> tuple[Any, dict]:  # of open_clip → transformers' conf
     return _siglip(model) if hasattr(model.visual, "trunk") else _clip(model)
 
 # %% ../../nbs/1_method/08_foreign_models.ipynb #f0e10008
-_VIT = re.compile(r"c2lip_vit_w(\d{1,5})_l(\d{1,3})_h(\d{1,3})_m(\d{1,5})_p(\d{1,3})_i(\d{1,4})_(gelu|gelu_tanh)")
-
-
 def register_vit(name: str):  # such as c2lip_vit_w768_l12_h12_m3072_p16_i224_gelu_tanh; others are left alone
     "Register the image tower that a name of this form describes with timm"
-    found = _VIT.fullmatch(name)
+    form = r"c2lip_vit_w(\d{1,5})_l(\d{1,3})_h(\d{1,3})_m(\d{1,5})_p(\d{1,3})_i(\d{1,4})_(gelu|gelu_tanh)"
+    found = re.fullmatch(form, name)
     if not found or timm.is_model(name):
         return
     width, depth, heads, inner, patch, side = map(int, found.groups()[:-1])
@@ -298,13 +292,11 @@ def foreign_config(folder: Path) -> dict:  # with config.json and preprocessor_c
     return {"model_cfg": model_cfg, "preprocess_cfg": _preprocess_config(folder, side)}
 
 # %% ../../nbs/1_method/08_foreign_models.ipynb #f0e1000d
-_UNSEEN = ("hidden_act", "layer_norm_eps", "num_attention_heads")  # what no shape of a weight shows
-
-
 def _fill(model, state, wanted):
     "Write weights under transformers' names into a model; `UserError` where they or the configuration do not fit it"
     config, views = translate(model)
-    for part, key in itertools.product(("text_config", "vision_config"), _UNSEEN):
+    unseen = ("hidden_act", "layer_norm_eps", "num_attention_heads")  # what no shape of a weight shows
+    for part, key in itertools.product(("text_config", "vision_config"), unseen):
         if (value := getattr(getattr(wanted, part), key)) != getattr(getattr(config, part), key):
             raise UserError(f"open_clip has no such tower with {key} {short(value)} ({part})")
     if odd := sorted(set(views) ^ set(state)):

@@ -25,10 +25,7 @@ from .config import MAY_CHANGE, Config
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")  # newest first
 
 
-def binding(
-    cfg: Config,
-    records,  # to train on
-) -> dict:  # name → value
+def binding(cfg: Config, records) -> dict:  # to train on; name → value
     "The settings and the data that a checkpoint belongs to"
     settings = asdict(cfg)
     options = settings.pop("options")
@@ -100,15 +97,8 @@ def disk_errors(folder):
         raise UserError(f"{where} cannot be written ({e.strerror}); {room}{_way_on(folder)}") from None
 
 
-def save_checkpoint(
-    folder,
-    towers: Towers,
-    method: Method,
-    optimizer,
-    step: int,  # steps done
-    settings=None,  # those that the checkpoint belongs to, as `binding` gives them
-):
-    "Write checkpoint.pt in one move and keep the one before as checkpoint.previous.pt"
+def save_checkpoint(folder, towers: Towers, method: Method, optimizer, step: int, settings=None):  # steps done
+    "Write checkpoint.pt in one move and keep the one before as checkpoint.previous.pt; `settings` are its `binding`"
     path = Path(folder) / "checkpoint.pt"
     temp = path.with_suffix(".tmp")
     state = {
@@ -131,10 +121,7 @@ def save_checkpoint(
         raise UserError(f"{what}; {_way_on(folder)}") from None
 
 
-def read_checkpoint(
-    folder,
-    settings=None,  # of the run that resumes, as `binding` gives them
-) -> dict | None:  # None where there is no checkpoint
+def read_checkpoint(folder, settings=None) -> dict | None:  # the run's `binding`; None where there is no checkpoint
     "The newest checkpoint that is whole; `UserError` if all are damaged, or it belongs to other settings"
     files = [path for name in CHECKPOINTS if (path := Path(folder) / name).exists()]
     if not files:
@@ -156,14 +143,8 @@ def read_checkpoint(
     return state
 
 
-def load_checkpoint(
-    folder,
-    towers: Towers,
-    method: Method,
-    optimizer,
-    settings=None,  # of the run that resumes, as `binding` gives them
-) -> int:  # steps done; 0 where there is no checkpoint
-    "Restore what `read_checkpoint` finds"
+def load_checkpoint(folder, towers: Towers, method: Method, optimizer, settings=None) -> int:  # steps done
+    "Restore what `read_checkpoint` finds; 0 where there is no checkpoint"
     state = read_checkpoint(folder, settings)
     if state is None:
         return 0

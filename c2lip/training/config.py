@@ -229,12 +229,9 @@ def _check_value(name, setting, value):
     raise UserError(f"{name} must be {_wanted(setting)}, not {shown[:60]}{did_you_mean(value, words)}")
 
 
-def check(
-    declared: dict[str, Setting],
-    given: dict,  # name → value that was passed
-    notebook="",  # the path of the launcher, for the message
-) -> dict:  # name → value for every declared setting, in their order and of their type
-    "Fill the defaults with what was `given`; a `UserError` for an unknown name or a wrong value"
+def check(declared: dict[str, Setting], given: dict, notebook="") -> dict:  # the launcher's path is for the message
+    """Every declared setting in their order and of their type: as `given`, else its default; a `UserError` for an
+    unknown name or a wrong value"""
     for name in given:
         if name not in declared:
             where = f"{notebook} has no parameter" if notebook else "there is no setting"
@@ -260,11 +257,8 @@ def complete(given: dict) -> dict:  # name → value, or the text of one; name �
     return check(declared | used | passed, {name: value for name, value in given.items() if name != "options"})
 
 
-def read_settings(
-    path,  # a recipe, or a run's params.json; from the root if relative
-    words=(),  # name=value, which come before what the file says
-) -> dict:  # name → checked value, none missing
-    "The settings of a run that no launcher checked"
+def read_settings(path, words=()) -> dict:  # a recipe, or a run's params.json; name=value, which come before it
+    "All settings of a run that no launcher checked: name → checked value; a relative path starts at the root"
     given = read_yaml(project_root() / user_path(path)) or {}
     if not isinstance(given, dict):
         raise UserError(f"{path} is not of the form name: value")

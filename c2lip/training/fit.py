@@ -45,11 +45,7 @@ from c2lip.training.step import (
 RUN_RESULTS = ("metrics.jsonl", *CHECKPOINTS)  # what `fit` would overwrite
 
 
-def count_steps(
-    samples,  # the data set
-    cfg: Config,
-    ranks: int = 1,  # processes that share a batch
-) -> tuple[int, int]:  # steps in all, steps of an epoch
+def count_steps(samples, cfg: Config, ranks: int = 1) -> tuple[int, int]:  # steps in all, steps of an epoch
     "How long a run is; raise `UserError` where a batch is larger than the data, or cannot be cut into equal parts"
     if cfg.batch_size % (ranks * cfg.accumulate):
         parts = f"{ranks} processes × accumulate {cfg.accumulate}"
@@ -94,21 +90,13 @@ def _compare_with_start(now, start, alarm):
     return f"{line}\n{fall}; a lower lr, fewer epochs or a smaller alpha would keep more"
 
 
-def make_validator(
-    cfg: Config,
-    held,  # records held back
-    folder,  # the run folder
-) -> Callable:  # towers → {name: percent}
+def make_validator(cfg: Config, held, folder) -> Callable:  # records held back, run folder; towers → {name: percent}
     "How a run is validated: on the world's split, the images held back, or a benchmark folder"
     place, counts = Path(folder) / "validation", {"items": cfg.items, "images": cfg.bench_images}
     home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", **counts)
     if home is None:
         raise UserError("evaluate_every needs validation images: raise hold_back, or give validation a folder")
-
-    def validator(towers):
-        return _summary(evaluate(towers, home, batch_size=250, progress=False, cache=None, readouts={}))
-
-    return validator
+    return lambda towers: _summary(evaluate(towers, home, batch_size=250, progress=False, cache=None, readouts={}))
 
 # %% ../../nbs/6_training/06_fit.ipynb #14fc0fa4
 def average_weights(

@@ -18,17 +18,7 @@ from typing import Any
 
 from ..core import UserError, did_you_mean
 from ..core.files import RUN_FILES, check_free, project_root, read_json, read_yaml, shipped, user_path, write_json
-from c2lip.training.config import (
-    MAY_CHANGE,
-    SHARED,
-    Config,
-    Setting,
-    check,
-    method_options,
-    read_methods,
-    read_parameters,
-    settings_of,
-)
+from .config import MAY_CHANGE, SHARED, check, method_options, read_methods, read_parameters, settings_of
 
 # %% ../../nbs/6_training/02_launchers.ipynb #840cb560
 _MEASURED = ("split", "items", "bench_images", "device", "check_release")
@@ -45,15 +35,12 @@ def launcher(name: str) -> Path:  # such as train → the notebook
     return own if own.exists() else shipped(f"nbs/{name}.ipynb")
 
 
-def launcher_settings(
-    notebook,  # path of a launcher
-    given: dict | None = None,  # name → value that was passed
-) -> dict[str, Setting]:
+def launcher_settings(notebook, given: dict | None = None) -> dict:  # its path, what was passed; name → `Setting`
     "What a launcher takes: the parameters of its cell, and further settings of a run"
     shown, name, given = read_parameters(notebook), Path(notebook).stem, given or {}
     known = {n: s for n, s in settings_of().items() if n in _TAKES.get(name, ())} | shown
     if name == "train":
-        options = method_options(given.get("method", Config.method))[1]
+        options = method_options(given.get("method", known["method"].default))[1]
         known |= {n: s._replace(default=shown[n].default) for n, s in options.items() if n in shown}
         known |= {n: s for n, s in options.items() if n in given and n not in shown}
     return known
@@ -144,11 +131,7 @@ def _check_resume(folder, settings):
         raise UserError(f"{folder} was made with {other}: resume with the same settings, or {way}")
 
 
-def check_run_dir(
-    folder: Path,  # existing or not
-    name: str,  # the launcher
-    settings: dict,  # its settings
-):
+def check_run_dir(folder: Path, name: str, settings: dict):  # existing or not; the launcher, its settings
     "Raise `UserError` where a run cannot begin: wrong names, another launcher's folder, a run to be overwritten"
     if name != "explore":  # whose models are also runs, by their short names
         _check_names(settings)
@@ -176,10 +159,7 @@ def _injected(namespace):
     return {target.id for node in nodes for target in node.targets if isinstance(target, ast.Name)}
 
 
-def parameters(
-    name: str,  # the launcher, such as "train" for nbs/train.ipynb
-    namespace: dict,  # the notebook's globals()
-) -> dict:  # name → checked value
+def parameters(name: str, namespace: dict) -> dict:  # "train" for nbs/train.ipynb, its globals(); name → checked value
     "The launcher's settings from the notebook's variables, which take the declared types"
     root, notebook = project_root(), launcher(name)
     names = [*read_parameters(notebook), *sorted(_injected(namespace))]

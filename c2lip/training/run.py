@@ -39,11 +39,9 @@ from .launchers import save_parameters
 from .step import CHOSEN, choose_by_model, kind_of_model, values_by_model
 
 # %% ../../nbs/8_release/04_run.ipynb #df9a286d
-def read_records(
-    cfg: Config,
-    before: Path | None = None,  # skipped.jsonl of the run that goes on, whose lines count
-) -> tuple[Records, Records, Skips]:  # records to train on, records held back, the count of what was left out
-    "The data that the settings name, and the share of it that is held out"
+def read_records(cfg: Config, before: Path | None = None) -> tuple[Records, Records, Skips]:
+    """The records to train on, those held back, and the count of what was left out; `before` is the skipped.jsonl of
+    the run that goes on, whose lines count"""
     skips = Skips(cfg.max_skipped, before)
     skips.path = None  # nothing is written before all is checked
     counted = Skips(cfg.max_skipped) if rank_and_world_size()[0] else skips  # counted by one process of all
@@ -124,15 +122,6 @@ class Setup:
     skips: Skips  # what was left out while reading
 
 
-def set_up(
-    settings: dict,  # flat settings of a launcher
-    folder,  # the run folder
-) -> Setup:
-    "Check the settings, seed, and load towers, method and data; raise `UserError` where one of them is wrong"
-    with disk_errors(folder):
-        return _set_up(settings, Config.of(settings), Path(folder))
-
-
 def _keep_list(skips, path):
     "Write what was left out so far, and each further thing as it comes"
     skips.path, rows, skips.rows = path.with_suffix(".tmp"), skips.rows, {}
@@ -142,44 +131,43 @@ def _keep_list(skips, path):
     skips.path = skips.path.replace(path)
 
 
-def _set_up(settings, given, folder):
-    rank, ranks = rank_and_world_size()
-    if given.resume and (folder / "model" / "record.json").exists() and not list(folder.glob("checkpoint*.pt")):
-        done = f"{folder} holds a finished run without its checkpoint (keep_checkpoint False)"
-        raise UserError(f"{done}: its model is {folder / 'model'}; take another run_dir to train anew")
-    if not given.resume:
-        check_free(folder, RUN_RESULTS)
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    seed_everything(given.seed)
-    several = ranks > 1 and torch.cuda.is_available() and given.device != "cpu"
-    device = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if several else given.device)
-    towers = load(given.model, device, given.check_release)
-    method = build(given.method, towers, given.options)
-    left_out = folder / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
-    records, held, skips = read_records(given, left_out if given.resume else None)
-    steps, _ = count_steps(records, given, max(given.gpus, ranks))
-    cfg = choose_by_model(given, towers, steps)
-    if given.evaluate_every == AUTO and not records.drawn and len(held) < 2 and cfg.validation == AUTO:
-        cfg = replace(cfg, evaluate_every=0)  # there is nothing to evaluate on
-    taken = settings | {name: getattr(cfg, name) for name in CHOSEN}
-    if given.resume:
-        read_checkpoint(folder, binding(cfg, records))  # the last check: from here on the folder is written
-    folder.mkdir(parents=True, exist_ok=True)
-    _keep_list(skips, left_out)
-    if rank == 0:
-        save_parameters(settings, folder, "given.json")
-        save_parameters(taken, folder)
-        print_advice(given, cfg, steps, towers, records)
-    return Setup(taken, settings, cfg, steps, folder, device, towers, method, records, held, skips)
+def set_up(settings: dict, folder) -> Setup:  # flat settings of a launcher, the run folder
+    "Check the settings, seed, and load towers, method and data; raise `UserError` where one of them is wrong"
+    with disk_errors(folder):
+        given, folder = Config.of(settings), Path(folder)
+        rank, ranks = rank_and_world_size()
+        if given.resume and (folder / "model" / "record.json").exists() and not list(folder.glob("checkpoint*.pt")):
+            done = f"{folder} holds a finished run without its checkpoint (keep_checkpoint False)"
+            raise UserError(f"{done}: its model is {folder / 'model'}; take another run_dir to train anew")
+        if not given.resume:
+            check_free(folder, RUN_RESULTS)
+        if given.threads:
+            torch.set_num_threads(given.threads)
+        seed_everything(given.seed)
+        several = ranks > 1 and torch.cuda.is_available() and given.device != "cpu"
+        device = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if several else given.device)
+        towers = load(given.model, device, given.check_release)
+        method = build(given.method, towers, given.options)
+        left_out = folder / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
+        records, held, skips = read_records(given, left_out if given.resume else None)
+        steps, _ = count_steps(records, given, max(given.gpus, ranks))
+        cfg = choose_by_model(given, towers, steps)
+        if given.evaluate_every == AUTO and not records.drawn and len(held) < 2 and cfg.validation == AUTO:
+            cfg = replace(cfg, evaluate_every=0)  # there is nothing to evaluate on
+        taken = settings | {name: getattr(cfg, name) for name in CHOSEN}
+        if given.resume:
+            read_checkpoint(folder, binding(cfg, records))  # the last check: from here on the folder is written
+        folder.mkdir(parents=True, exist_ok=True)
+        _keep_list(skips, left_out)
+        if rank == 0:
+            save_parameters(settings, folder, "given.json")
+            save_parameters(taken, folder)
+            print_advice(given, cfg, steps, towers, records)
+        return Setup(taken, settings, cfg, steps, folder, device, towers, method, records, held, skips)
 
 # %% ../../nbs/8_release/04_run.ipynb #277580fe
-def train(
-    settings: dict,  # flat settings of a launcher
-    folder,  # the run folder
-    setup: Setup | None = None,  # where the caller has already called `set_up` on them
-) -> Towers:  # the tuned towers, also released in folder/model
-    "Load, train and release, in this process or over `gpus` processes"
+def train(settings: dict, folder, setup: Setup | None = None) -> Towers:  # flat settings, the run folder, its `set_up`
+    "Load, train and release in folder/model, in this process or over `gpus` processes; the tuned towers"
     cfg = setup.cfg if setup else Config.of(settings)
     with disk_errors(folder):
         if cfg.gpus > 1 and rank_and_world_size()[1] == 1:
@@ -237,11 +225,7 @@ def _cause_of(lines):
     return next((line for line in reversed(lines) if "Error" in line), "see the lines above")
 
 
-def launch_ranks(
-    module: str,  # such as c2lip.training.run
-    words: list,  # its command line
-    ranks: int,  # processes on this machine
-):
+def launch_ranks(module: str, words: list, ranks: int):  # such as c2lip.training.run, its command line, how many
     "Run `python -m module words…` under torchrun and stream what it prints; raise `UserError` where a rank fails"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [*torchrun, "-m", module, *map(str, words)]
@@ -278,14 +262,12 @@ def _exit_as_rank(error):
     os._exit(1)
 
 # %% ../../nbs/8_release/04_run.ipynb #690f8752
-_USAGE = "usage: torchrun … -m c2lip.training.run RECIPE.yaml|params.json RUN_FOLDER [name=value …]"
-
-
 def train_from_terminal(argv: list[str] | None = None):  # file, folder, name=value …; None: the process's own
     "One rank of a run, or a run of one process"
     argv = sys.argv[1:] if argv is None else argv
     if len(argv) < 2 or not all("=" in word for word in argv[2:]):
-        raise SystemExit(_USAGE)
+        usage = "usage: torchrun … -m c2lip.training.run RECIPE.yaml|params.json RUN_FOLDER [name=value …]"
+        raise SystemExit(usage)
     file, folder, *words = argv
     repeated = file.endswith(".json") and not words  # a record of `train`, already checked and written
     several = "RANK" in os.environ

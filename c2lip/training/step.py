@@ -44,11 +44,7 @@ def kind_of_model(towers: Towers) -> str:  # a key of `BY_MODEL`
     return "embedded" if _image_tower(towers.config) in map(_image_tower, BASES.values()) else "pretrained"
 
 
-def values_by_model(
-    towers: Towers,
-    steps: int,  # of the run
-    method: str,  # its name
-) -> dict:  # name → value of each setting that may be auto
+def values_by_model(towers: Towers, steps: int, method: str) -> dict:  # name → value of each setting that may be auto
     "What `auto` stands for with this model, this method and so many steps"
     kind = kind_of_model(towers)
     values = dict(BY_MODEL[kind])
@@ -62,10 +58,7 @@ def values_by_model(
     return values
 
 
-def fill_auto(
-    settings: dict,  # name → value, or a list of values
-    values: dict,  # name → what auto stands for
-) -> dict:  # the same settings
+def fill_auto(settings: dict, values: dict) -> dict:  # name → value, or a list of values; name → what auto stands for
     "Put `values` where a setting is auto; a given value stays"
     filled = dict(settings)
     for name, value in values.items():
@@ -77,12 +70,8 @@ def fill_auto(
     return filled
 
 
-def choose_by_model(
-    cfg: Config,
-    towers: Towers,
-    steps: int,  # of the run
-) -> Config:  # without an auto that depends on the model
-    "The settings as the run takes them"
+def choose_by_model(cfg: Config, towers: Towers, steps: int) -> Config:  # of the run
+    "The settings as the run takes them, without an auto that depends on the model"
     return replace(cfg, **fill_auto(vars(cfg), values_by_model(towers, steps, cfg.method)))
 
 # %% ../../nbs/6_training/03_step.ipynb #faa4c73b
@@ -130,11 +119,7 @@ def schedule(step: int, total: int, warmup: int) -> float:  # the first step is 
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
-def make_optimizer(
-    towers: Towers,
-    method: Method,
-    cfg: Config,  # of `choose_by_model`
-) -> torch.optim.Optimizer:
+def make_optimizer(towers: Towers, method: Method, cfg: Config) -> torch.optim.Optimizer:  # cfg of `choose_by_model`
     "AdamW with the public code's β₁ 0.9, β₂ 0.98 and ε 1e-6"
     groups = parameter_groups(towers, method, cfg)
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6, fused=True)  # one call for all weights, CPU too

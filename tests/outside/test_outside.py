@@ -1,15 +1,14 @@
 """Our numbers against clip-benchmark's and the public SugarCrepe script's rule; see README.md beside this file."""
 
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from writing import write_tar
 
 PYTHON = Path(sys.prefix) / "outside" / "bin" / "python"
 WITHOUT = "there is no environment for other people's code; make outside makes it"
@@ -19,12 +18,6 @@ pytestmark = [pytest.mark.skipif(not PYTHON.exists(), reason=WITHOUT), pytest.ma
 def link(file, target):
     file.parent.mkdir(parents=True, exist_ok=True)
     file.symlink_to(target)
-
-
-def in_a_tar(archive, name, content):
-    entry = tarfile.TarInfo(name)
-    entry.size = len(content)
-    archive.addfile(entry, io.BytesIO(content))
 
 
 def write_class_sets(folder, sets):
@@ -47,10 +40,10 @@ def write_class_sets(folder, sets):
     (shards / "test" / "nshards.txt").write_text("1")
     (shards / "classnames.txt").write_text("\n".join(names))
     (shards / "zeroshot_classification_templates.txt").write_text("a {c} in a scene.\nthe {c}")
-    with tarfile.open(shards / "test" / "0.tar", "w") as archive:
-        for n, item in enumerate(items):
-            in_a_tar(archive, f"{n:05}.jpg", jpegs[n].read_bytes())
-            in_a_tar(archive, f"{n:05}.cls", str(item["label"]).encode())
+    members = []
+    for n, item in enumerate(items):
+        members += [(f"{n:05}.jpg", jpegs[n].read_bytes()), (f"{n:05}.cls", str(item["label"]).encode())]
+    write_tar(shards / "test" / "0.tar", members)
     return sorted(at.name for at in sets.iterdir())
 
 
