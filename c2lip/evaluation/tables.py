@@ -190,9 +190,8 @@ def _as_latex(table):
     signs = dict(zip("→–±·αβλ", (r"$\to$", "--", r"$\pm$", r"$\cdot$", r"$\alpha$", r"$\beta$", r"$\lambda$")))
     style = _styled(table, _latex_cell, lambda cell: "font-weight: bold" if cell.best else "", "latex")
     caption = re.sub(r"([&%_#$])", r"\\\1", table.caption)
-    return style.to_latex(caption=caption, convert_css=True, hrules=True, multicol_align="c").translate(
-        str.maketrans(dict(signs))
-    )
+    text = style.to_latex(caption=caption, convert_css=True, hrules=True, multicol_align="c")
+    return text.translate(str.maketrans(signs))
 
 
 FORMS: dict[str, Callable[[Table], str]] = {
