@@ -11,7 +11,7 @@ import torch
 from conftest import BROWSER, ROOT
 from fastcore.test import test_close as close
 
-from c2lip.attention.figures import ImageMaps, compare_views
+from c2lip.attention.figures import ImageMaps, map_columns
 from c2lip.attention.maps import embed_phrases, encode_view
 from c2lip.attention.questions import caption_phrases
 from c2lip.core.files import shipped
@@ -133,8 +133,9 @@ def test_the_page_answers_as_the_notebook_does(tmp_path):
             seen.append([encode_view(own, image) for image in images])
             wanted = torch.cat([torch.cat([v.image[None], v.tokens]).flatten() for v in seen[m]])
             close(unpacked(found["images"][m], np.float32), wanted, 1e-4)
-        views, concepts = [own[0] for own in seen], [embed_phrases(own, phrase) for own in towers]
-        panels = ImageMaps(shown, compare_views("ab", views, concepts, "centred")).panels(0, phrase[0])[1:]
+        maps = [views[0].maps(embed_phrases(own, phrase), "centred") for views, own in zip(seen, towers)]
+        columns = map_columns("ab", maps, [views[0].field for views in seen], "centred")
+        panels = ImageMaps(shown, columns, phrase).panels(0)[1:]
         for (_, pixels, _), values in zip(panels, found["painted"], strict=True):
             other = unpacked(values, np.uint8).reshape(384, 384, 4)[..., :3].numpy().astype(float)
             assert np.abs(other - np.floor(pixels * 255 + 0.5)).max() <= 1

@@ -20,20 +20,9 @@ from matplotlib import rc_context
 from torch import Tensor
 
 from .controls import MAP_CONTROLS, Selection, read_selection, selection_text, typed
-from .figures import ImageMaps, compare_views, grid_note, maps_figure, maps_html
+from .figures import ImageMaps, grid_note, map_columns, maps_figure, maps_html
 from .maps import MAP_KINDS, View, blocks_and_heads, embed_phrases, encode_view
-from c2lip.attention.questions import (
-    Exhibit,
-    PhraseScore,
-    ask,
-    caption_phrases,
-    doubts,
-    gallery,
-    open_exhibit,
-    score_phrase,
-    split_phrases,
-    true_mask,
-)
+from .questions import ask, caption_phrases, doubts, open_exhibit, score_phrase, split_phrases, true_mask
 from ..core import UserError
 from ..core.files import project_root, read_json, run_folder, write_json
 from ..evaluation.plots import Page
@@ -61,21 +50,17 @@ def _about_run(row):
     return " · ".join(part for part in parts if part)
 
 
-def _shipped_models():
-    "The models that come with the library"
-    abouts = {"base": "the embedded SigLIP", "base_clip": "the embedded CLIP"}
-    return [ModelEntry(name, name, abouts.get(name, "shipped")) for name in EMBEDDED]
-
-
 def find_models(root: Path | None = None) -> dict[str, ModelEntry]:  # name → entry, in the order of the menu
     "Runs of train, the models that ship, and trials"
     root = root or project_root()
     table = list_runs(root / "runs") if (root / "runs").is_dir() else pd.DataFrame()
     abouts = {row.run: _about_run(row) for row in table.itertuples()}
+    embedded = dict(base="the embedded SigLIP", base_clip="the embedded CLIP")
+    shipped = [ModelEntry(name, name, embedded.get(name, "shipped")) for name in EMBEDDED]
     folders = release_folders(root).items()
     trials = [ModelEntry(name, folder, "a trial", True) for name, folder in folders if "/" in name]
     runs = [ModelEntry(name, folder, abouts.get(name, "")) for name, folder in folders if "/" not in name]
-    return {entry.name: entry for entry in [*runs, *_shipped_models(), *trials]}
+    return {entry.name: entry for entry in [*runs, *shipped, *trials]}
 
 
 def usual_models(models: dict[str, ModelEntry]) -> tuple[str, ...]:  # of `find_models` → names: before and after
@@ -112,7 +97,7 @@ class _ModelCache:
         self.kept.move_to_end(name)
         return self.kept[name]
 
-    def view(self, name: str, exhibit: Exhibit, head: bool = False, layers: bool = False) -> View:
+    def view(self, name: str, exhibit, head: bool = False, layers: bool = False) -> View:
         "An image as a model sees it"
         towers, views, _ = self.of(name)
         key = exhibit, head, layers
@@ -133,7 +118,7 @@ class _ModelCache:
 class _ShownMaps(ImageMaps):
     "What was computed for a selection"
 
-    scores: list[dict[str, PhraseScore]] = field(default_factory=list)  # of each model, by phrase
+    scores: list[dict] = field(default_factory=list)  # of each model: phrase → its `PhraseScore`
     doubts: list[str] = field(default_factory=list)  # why maps may mean nothing, a sentence each
 
 
@@ -148,16 +133,18 @@ def _show(chosen, cache):
     scores = [{p: score_phrase(p, view, embed, true) for p in phrases} for view, embed in zip(views, embeds)]
     columns, found = [], []
     if phrases:
-        look = dict(scale=chosen.scale, head=chosen.head, layer=layer)
-        concepts = [embed(phrases) for embed in embeds]
-        columns = compare_views(_headings(chosen.model), views, concepts, chosen.kind, chosen.same_scale, **look)
+        seen = [(view, embed(phrases)) for view, embed in zip(views, embeds)]
+        maps = [view.maps(c, chosen.kind, chosen.scale, chosen.head, layer) for view, c in seen]
+        fields, fits = [view.field for view in views], [view.scores(c) for view, c in seen]
+        columns = map_columns(_headings(chosen.model), maps, fields, chosen.kind, chosen.same_scale, fits)
     for column, own in zip(columns, scores):
         column.lines = [lines + own[phrase].lines for lines, phrase in zip(column.lines, phrases)]
     for name, own in zip(chosen.model, scores):
         embedded = kind_of_model(cache.of(name)[0]) == "embedded"
         found += doubts(_short_name(name), embedded, exhibit.scene is not None, own)
     outlines = [true_mask(phrase, exhibit.scene) for phrase in phrases]
-    return _ShownMaps(exhibit.shown, columns, outlines, chosen.caption or exhibit.name, scores, found)
+    caption, opacity, smooth = chosen.caption or exhibit.name, chosen.opacity, chosen.smooth
+    return _ShownMaps(exhibit.shown, columns, phrases, outlines, caption, opacity, smooth, scores, found)
 
 # %% ../../nbs/7_attention/05_explorer.ipynb #32bee8a4
 class Explorer:
@@ -171,7 +158,7 @@ class Explorer:
     ):
         self.models, self.error = find_models(), ""
         self.cache = _ModelCache(self.models, device, keep)
-        exhibit = gallery()[0]
+        exhibit = open_exhibit(1)
         names = self._menu_names(models or usual_models(self.models))
         self.selection = Selection(names, exhibit, exhibit.caption, caption_phrases(exhibit.caption)[:1])
         self.shown: _ShownMaps = _show(self.selection, self.cache)
@@ -269,12 +256,11 @@ class Explorer:
 
     def figure(self) -> Page:
         "The image, maps of every model and, of two, their difference for every phrase"
-        chosen = self.selection
-        return maps_figure(self.shown, chosen.phrase, chosen.opacity, chosen.smooth, note=self.note)
+        return maps_figure(self.shown, self.note)
 
     def html(self) -> str:
         "The same panels for a web page"
-        return maps_html(self.shown, self.selection.phrase, self.selection.opacity, self.selection.smooth)
+        return maps_html(self.shown)
 
     def file(self, kind: str = "png", dpi: int = 144) -> bytes:  # png, svg or pdf; dots an inch of its images
         "The figure as a file, the same bytes each time"
@@ -284,7 +270,7 @@ class Explorer:
             "pdf.compression": 3,
             "pdf.fonttype": 42,
             "svg.hashsalt": "c2lip",
-        }  # fonts as fonts; the same SVG
+        }  # 42: fonts as fonts
         with io.BytesIO() as f, rc_context(style):
             self.figure().savefig(f, format=kind, dpi=dpi, **own)
             return f.getvalue()

@@ -7,7 +7,6 @@ __all__ = ['MAP_KINDS', 'SHARE_KINDS', 'head_attention', 'blocks_and_heads', 'op
            'embed_phrases', 'on_finest_grid']
 
 # %% ../../nbs/7_attention/01_maps.ipynb #a39b4be1
-import math
 import re
 from dataclasses import dataclass
 from typing import Any

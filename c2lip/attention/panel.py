@@ -25,9 +25,6 @@ from ..core import UserError
 from ..core.files import shipped
 
 # %% ../../nbs/7_attention/06_panel.ipynb #639ebcf9
-_NO_MODEL = ("–", "")  # the option of a menu that chooses none
-
-
 def _wrapped_row(*parts):
     "Widgets side by side, wrapped where the page is narrow"
     return widgets.HBox(parts).add_class("c2lip-row")
@@ -219,7 +216,7 @@ class Panel(widgets.VBox):
         shown = selection.model
         options = [(f"{e.name} · {e.about}" if e.about else e.name, e.name) for e in entries]
         for place, menu in enumerate(self.menus):
-            _set_options(menu, options if place == 0 else [_NO_MODEL, *options])
+            _set_options(menu, options if place == 0 else [("–", ""), *options])
             menu.value = shown[place] if place < len(shown) else ""
         self.swap.disabled = len(shown) < 2
         for name, control in MAP_CONTROLS.items():

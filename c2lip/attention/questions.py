@@ -216,12 +216,6 @@ def true_mask(phrase: str, scene: Scene | None, size: int = 384) -> np.ndarray |
     return np.any([object_mask(t, size) for t in fitting], 0) if fitting else None
 
 
-def _unknown_words(phrase):
-    "The content words of a phrase that the embedded world does not use"
-    tagged = tag_words([phrase])[0]
-    return [word.text for word in tagged if word.pos in _CONTENT and word.text.lower() not in _WORLD_WORDS]
-
-
 def doubts(
     name: str,  # of the model
     embedded: bool,  # it is the embedded base, or made from it
@@ -233,7 +227,8 @@ def doubts(
     if embedded and not drawn:
         found.append(f"{name} has seen drawn scenes alone: it has no reason to know this image")
     for phrase, score in scores.items():
-        strange = _unknown_words(phrase) if embedded else []
+        content = [word.text for word in tag_words([phrase])[0] if word.pos in _CONTENT] if embedded else []
+        strange = [word for word in content if word.lower() not in _WORLD_WORDS]
         if strange:
             found.append(f"{name} has never read “{'”, “'.join(strange)}”")
         elif score.ranks and all(2 * rank > count + 1 for rank, count in score.ranks.values()):

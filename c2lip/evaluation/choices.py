@@ -92,20 +92,25 @@ def _answer(entry, key, options):
     return options[number], [option for n, option in enumerate(options) if n != number]
 
 
-def _image_names(entry, row):
-    "Name or bytes of the image, and of those that do not fit"
+def _find_images(entry, row, folders):
+    "Path or bytes of the image, and of those that do not fit"
     if "image answer" in row:
         right, others = _answer(entry, row["image answer"], entry.value(row["image"]))
-        return [right, *others]
-    names = [entry.value(key) for key in (row["image"], *row.get("other images", ()))]
-    return [name[0] if isinstance(name, list) and name else name for name in names]
+        names = [right, *others]
+    else:
+        found = [entry.value(key) for key in (row["image"], *row.get("other images", ()))]
+        names = [name[0] if isinstance(name, list) and name else name for name in found]
+    if within := entry.value(row.get("within", ""), ""):
+        folders = [*(Path(folder) / str(within) for folder in folders), *folders]
+    form, strip = row.get("name", "{}"), row.get("strip", "")
+    places = (n if isinstance(n, bytes) else form.format(str(n).removeprefix(strip)) for n in names)
+    return [place if isinstance(place, bytes) else base.find_image(place, *folders) for place in places]
 
 
 def _read_item(entry, row, folders):
     if "votes" in row and entry.value(row["votes"], 2) in (0, 1):  # of three people who chose the caption
         return None
-    names = _image_names(entry, row)
-    found = [name if isinstance(name, bytes) else _named_image(str(name), entry, row, folders) for name in names]
+    found = _find_images(entry, row, folders)
     image: ImageRef = found[0]
     if box := [entry.value(key) for key in row.get("box", ())]:
         if not all(isinstance(n, (int, float)) and abs(n) < 1e9 for n in box) or min(box[2:]) <= 0:
@@ -121,20 +126,8 @@ def _read_item(entry, row, folders):
         right, wrong = ([entry.text(key) for key in _as_list(row.get(side, []))] for side in ("right", "wrong"))
     right, wrong = (tuple(row.get("prompt", "{}").format(text) for text in _as_list(side)) for side in (right, wrong))
     group = entry.value(row["group"]) if "group" in row else entry.value(row.get("cluster", ""), "")
-    return Item(
-        str(entry.value(row.get("key", ""), entry.number)),
-        image,
-        right,
-        wrong,
-        "_".join(map(str, _as_list(group))),
-        others=tuple(found[1:]),
-    )
-
-
-def _named_image(name, entry, row, folders):
-    if within := entry.value(row.get("within", ""), ""):
-        folders = [*(Path(folder) / str(within) for folder in folders), *folders]
-    return base.find_image(row.get("name", "{}").format(name.removeprefix(row.get("strip", ""))), *folders)
+    key, group = str(entry.value(row.get("key", ""), entry.number)), "_".join(map(str, _as_list(group)))
+    return Item(key, image, right, wrong, group, others=tuple(found[1:]))
 
 
 def _as_list(value):

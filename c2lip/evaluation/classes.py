@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from ..core.files import read_json, read_yaml, shipped
 from ..data.images import IMAGES
 from . import base
 from .base import Entry, Item, Request, Suite, images_of, macro, require_files
-from .scores import Hits, class_embeddings, recall_hits, similarities, zero_shot_hits
+from .scores import Hits, recall_hits, similarities
 
 # %% ../../nbs/5_evaluation/09_classes.ipynb #0b44f346
 class ClassSet(NamedTuple):
@@ -38,13 +39,14 @@ def _labels(items):
 
 
 def _zeroshot_task(data, items, scorer):
-    "Is the right class strictly the nearest?"
-    classes, images = class_embeddings(scorer.text, data.classnames, data.templates), [item.image for item in items]
-    if not scorer.phrases:
-        return zero_shot_hits(scorer.image(images), classes, _labels(items))
-    pairs = [image for image in images for _ in data.classnames], data.classnames * len(images)
-    scores = (1 - scorer.share) * similarities(scorer.image(images), classes)
-    return recall_hits(scores + scorer.share * scorer.phrases(*pairs).view(scores.shape), _labels(items), (1,))[1]
+    "Is the right class strictly the nearest? A class is the mean over its templates, made unit again"
+    images = [item.image for item in items]
+    by_class = scorer.text(_class_texts(data)).unflatten(0, (len(data.classnames), len(data.templates)))  # (C,P,D)
+    scores = (1 - scorer.share) * similarities(scorer.image(images), F.normalize(by_class.mean(1), dim=-1))
+    if scorer.phrases:
+        pairs = [image for image in images for _ in data.classnames], data.classnames * len(images)
+        scores = scores + scorer.share * scorer.phrases(*pairs).view(scores.shape)
+    return recall_hits(scores, _labels(items), (1,))[1]
 
 
 def _class_texts(data):

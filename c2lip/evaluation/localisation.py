@@ -34,12 +34,9 @@ def auroc(
     return float(inside @ pairs @ outside / (inside.sum() * outside.sum()))
 
 
-def own_patches(
-    cover: Tensor,  # (M,) how much of each patch an object covers
-) -> Tensor:  # (M,) bool
+def own_patches(cover: Tensor) -> Tensor:  # (M,) how much of each patch an object covers → (M,) bool
     "The patches that count as an object's: covered by more than half, or as much as any"
-    most = (cover == cover.max()) & (cover > 0)
-    return (cover > 0.5) | most
+    return (cover > 0.5) | (cover == cover.max()) & (cover > 0)
 
 
 def measure_map(
@@ -99,24 +96,19 @@ def _label(column):
     return f"{_LABELS[measure]} over {same}{rival}"
 
 
-def localisation_rows(
-    measured: pd.DataFrame,  # from `localisation`
-) -> list[Row]:  # a row for each measure; phrases of one image are a cluster
-    "The measures as rows of a table"
+def localisation_rows(measured: pd.DataFrame) -> list[Row]:
+    "The measures of `localisation` as rows of a table, one each; phrases of one image are a cluster"
     image = torch.from_numpy(measured.image.to_numpy().copy())
     columns = [column for column in measured if column.split()[0] in _LABELS]
     values = {column: torch.from_numpy(measured[column].to_numpy(float).copy()) for column in columns}
     return [(_label(column), Values(x, image)) for column, x in values.items() if not x.isnan().all()]
 
 # %% ../../nbs/5_evaluation/11_localisation.ipynb #d6939146
-def read_localisation(
-    request: Request,
-) -> Suite:
+def read_localisation(request: Request) -> Suite:
     "Where maps of phrases lie, over the annotations of folder/localisation/instances.json"
     file = request.at / "instances.json"
     if not file.is_file():
         raise NotHere(f"there is no {file}")
-
     probes = coco_probes(file, request.images)
 
     def measure(scorer):

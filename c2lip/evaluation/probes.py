@@ -101,9 +101,7 @@ def coverage(
     return F.avg_pool2d(points, fine)[0]
 
 
-def scene_probes(
-    scenes: list[Scene],
-) -> list[Probe]:
+def scene_probes(scenes: list[Scene]) -> list[Probe]:
     "A probe for every thing that its colour and noun single out, with rivals `colour` and `noun`"
     probes = []
     for scene in scenes:

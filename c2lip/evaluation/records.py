@@ -57,10 +57,8 @@ def results_frame(
     return pd.concat(parts, ignore_index=True).assign(seed=seed)[[*FRAME, "ties", "nan"]]
 
 
-def split_changes(
-    frame: pd.DataFrame,  # of results
-) -> tuple[pd.DataFrame, pd.DataFrame]:  # values, changes
-    "The rows that compare with no other model, and those that do"
+def split_changes(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:  # values, changes
+    "The rows of a frame of results that compare with no other model, and those that do"
     against = frame["against"].fillna("") if "against" in frame else pd.Series("", frame.index)
     return frame[against == ""], frame[against != ""]
 
@@ -96,20 +94,14 @@ def summarise(
     return found.reset_index()
 
 
-def change_text(
-    change: float,  # in points
-    half: float,  # of its 95 % interval; NaN where there is none
-) -> str:
-    "+1.2 ± 0.9; never -0.0"
+def change_text(change: float, half: float) -> str:
+    "A change in points and half of its 95 % interval, NaN where there is none, as +1.2 ± 0.9; never -0.0"
     text = f"{round(change, 1) + 0.0:+.1f}"
     return text if math.isnan(half) else f"{text} ± {half:.1f}"
 
 # %% ../../nbs/5_evaluation/03_records.ipynb #629cc992
-def keep_items(
-    items: dict,  # what `evaluate(hits=…)` filled
-    file,  # a Parquet file
-):
-    "Write what every item gave, packed; a mean has a row for each of its tasks"
+def keep_items(items: dict, file):
+    "Write what `evaluate(hits=…)` filled into a Parquet file, packed; a mean has a row for each of its tasks"
     rows = []
     for (suite, name), item in items.items():
         for weight, part in weighted(item) if item else []:
@@ -122,10 +114,8 @@ def keep_items(
     pd.DataFrame(rows).to_parquet(file, index=False)
 
 
-def kept_items(
-    file,  # from `keep_items`, or its rows
-) -> dict:  # (suite, name) → `Mean` of `Values`
-    "What `keep_items` wrote, for `item_changes`"
+def kept_items(file) -> dict:  # (suite, name) → `Mean` of `Values`
+    "What `keep_items` wrote into a file, or its rows, for `item_changes`"
     found: dict = {}
     for row in (file if isinstance(file, pd.DataFrame) else pd.read_parquet(file)).itertuples():
         levels = np.frombuffer(row.answers, np.uint8)
@@ -137,9 +127,7 @@ def kept_items(
     return found
 
 # %% ../../nbs/5_evaluation/03_records.ipynb #7ec04d05
-def machine(
-    device="cpu",
-) -> dict:  # name → text or number
+def machine(device="cpu") -> dict:  # name → text or number
     "What a figure was measured on"
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
@@ -189,10 +177,8 @@ def _commit():
         return ""
 
 
-def _index_records(
-    home,  # a folder of records
-):
-    "Write index.csv: a row a record"
+def _index_records(home):
+    "Write index.csv of a folder of records: a row a record"
     rows = []
     for file in sorted(Path(home).glob("*/record.json")):
         made = read_json(file)

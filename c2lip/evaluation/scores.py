@@ -4,15 +4,14 @@
 
 # %% auto #0
 __all__ = ['Hits', 'Values', 'Score', 'Mean', 'mean_of', 'weighted', 'score', 'beats', 'similarity', 'similarities',
-           'recall_hits', 'class_embeddings', 'zero_shot_hits', 'change_of_items', 'over_seeds']
+           'recall_hits', 'change_of_items', 'over_seeds']
 
 # %% ../../nbs/5_evaluation/01_scores.ipynb #fd8e7276
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import UserError
@@ -57,19 +56,15 @@ class Mean(NamedTuple):
     weights: list[float]  # of each, together 1
 
 
-def mean_of(
-    parts: Sequence[Hits | Values | Mean],  # each with the same weight
-) -> Mean:
-    "The mean of tasks and of means of tasks; raise `UserError` where there are none"
+def mean_of(parts: Sequence[Hits | Values | Mean]) -> Mean:
+    "The mean of tasks and of means of tasks, each with the same weight; raise `UserError` where there are none"
     if not parts:
         raise UserError("a mean of no tasks: there is nothing to measure")
     flat = [(part, share / len(parts)) for whole in parts for share, part in weighted(whole)]
     return Mean(*map(list, zip(*flat)))
 
 
-def weighted(
-    items: Hits | Values | Mean,
-) -> list[tuple]:  # (weight, `Hits` or `Values`) of each task
+def weighted(items: Hits | Values | Mean) -> list[tuple]:  # (weight, `Hits` or `Values`) of each task
     "The tasks that a row is the mean of; one task alone has the weight 1"
     return list(zip(items.weights, items.parts)) if isinstance(items, Mean) else [(1.0, items)]
 
@@ -154,26 +149,6 @@ def recall_hits(
         correct = ~lost & (not_worse < k)
         found[k] = Hits(correct, ~lost & ~correct & (better < k), nan)
     return found
-
-# %% ../../nbs/5_evaluation/01_scores.ipynb #d322baf8
-def class_embeddings(
-    embed: Callable[[list[str]], Tensor],  # texts → (T,D) unit
-    classnames: list[str],  # C names
-    templates: list[str],  # P texts with {} where the name goes
-) -> Tensor:  # (C,D) unit
-    "Mean over the templates of a class, made unit again"
-    texts = [template.replace("{}", name) for name in classnames for template in templates]
-    by_class = embed(texts).unflatten(0, (len(classnames), len(templates)))  # (C,P,D)
-    return F.normalize(by_class.mean(1), dim=-1)
-
-
-def zero_shot_hits(
-    image: Tensor,  # (n,D) unit
-    classes: Tensor,  # (C,D) unit
-    labels: Tensor,  # (n,) right class of each image
-) -> Hits:
-    "Is the right class strictly the nearest?"
-    return recall_hits(similarities(image, classes), torch.as_tensor(labels), ks=(1,))[1]
 
 # %% ../../nbs/5_evaluation/01_scores.ipynb #a1d8cb13
 def change_of_items(

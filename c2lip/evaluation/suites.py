@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['FORMS', 'READERS', 'read_folder', 'embed_suites', 'measure', 'tabulate', 'evaluate', 'choose_readout',
-           'benchmark_folder', 'choose_benchmark', 'open_benchmark', 'floors', 'seen_or_unseen']
+           'benchmark_folder', 'choose_benchmark', 'open_benchmark']
 
 # %% ../../nbs/5_evaluation/13_suites.ipynb #4b1afe72
 import hashlib
 import inspect
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -28,15 +27,14 @@ from ..core.files import cache_folder, cache_instead, folder_digest, project_roo
 from ..data.images import BadImage, open_image
 from ..data.sources import find_source, open_data
 from . import world_benchmark, world_scenes
-from .base import NotDownloaded, NotHere, Request, Scorer, Suite, pick, suite_data
+from .base import NotDownloaded, NotHere, Request, Scorer, Suite, suite_data
 from .choices import read_choices, read_winoground
 from .classes import read_class_set, read_own_classes, read_probe
 from .embeddings import ImageRef, embed_images, embed_texts
 from .localisation import read_localisation
 from .readouts import Reading, Readout, own_readout
 from .retrieval import read_own_retrieval, read_retrieval_set
-from .scores import Hits, Score, score
-from ..methods.edits import tag_words
+from .scores import Score, score
 
 # %% ../../nbs/5_evaluation/13_suites.ipynb #8f5e86a5
 FORMS: dict[str, Callable[[Request], Suite]] = {
@@ -289,73 +287,3 @@ def open_benchmark(
         raise UserError(f"{data}: retrieval needs two images that can be opened")
     print(f"{data} is a data set: retrieval over {min(len(records), images):,} of its {len(records):,} records")
     return made
-
-# %% ../../nbs/5_evaluation/13_suites.ipynb #5ee40002
-def _text_only(items, chance):
-    "Share of items whose right text a bag of words, trained on the other half (in pairs of items), puts first"
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-
-    if not items[0].wrong or len(items) < 4:
-        return chance
-    numbers = [(n // 2 % 2, k) for n, item in enumerate(items) for k in range(1 + len(item.wrong))]
-    half, place = torch.tensor(numbers).T.numpy()
-    texts = [text for item in items for text in (item.right[0], *item.wrong)]
-    words, found = CountVectorizer(token_pattern=r"\w+").fit_transform(texts), torch.zeros(len(texts))
-    for asked in (half == 0, half == 1):
-        trained = LogisticRegression(max_iter=1000).fit(words[~asked], place[~asked] == 0)
-        found[asked] = torch.from_numpy(trained.decision_function(words[asked])).float()
-    of_items = found.split([1 + len(i.wrong) for i in items])
-    return sum(bool((row[0] > row[1:]).all()) for row in of_items) / len(items)
-
-
-def floors(suites: dict[str, Suite]) -> pd.DataFrame:  # suite, task, n, and in percent: chance, order-blind, text only
-    "What the tasks of what `read_folder` gave are worth without seeing an image; of a single choice each"
-    rows = []
-    for name, task, items in ((name, *task) for name, suite in suites.items() for task in suite.items.items()):
-        if not items or not items[0].wrong and not items[0].others:
-            continue
-        chance = sum(1 / (len(i.right) + len(i.wrong) + len(i.others)) for i in items) / len(items)
-        bags = [[sorted(re.findall(r"\w+", t.lower())) for t in (*i.wrong, *i.right)] for i in items]
-        apart = [not any(right in bag[: len(i.wrong)] for right in bag[len(i.wrong) :]) for i, bag in zip(items, bags)]
-        values = {"chance": chance, "order-blind": sum(apart) / len(items), "text only": _text_only(items, chance)}
-        rows.append({"suite": name, "task": task, "n": len(items)} | {key: 100 * x for key, x in values.items()})
-    return pd.DataFrame(rows)
-
-
-def _word_pairs(texts):
-    "Of each text the pairs of an adjective and a noun that follows it, with nothing but such words between"
-    found = []
-    for words in tag_words(texts):
-        pairs, waiting = set(), []
-        for word in words:
-            if word.pos in ("NOUN", "PROPN"):
-                pairs |= {(adjective, word.text.lower()) for adjective in waiting}
-            else:
-                waiting = [*waiting, word.text.lower()] if word.pos == "ADJ" else []
-        found.append(pairs)
-    return found
-
-
-def seen_or_unseen(
-    suites: dict[str, Suite],  # what `read_folder` gave
-    hits: dict,  # what `evaluate` filled: (suite, row) → its items
-    captions: list[str],  # that were trained on
-) -> pd.DataFrame:  # suite, name, then value (percent) and n of seen, partly and never
-    "The rows of compositional suites by whether the pairs of adjective and noun of an item occur in the captions"
-    known, rows = set().union(*_word_pairs(captions)), []
-    own = {"ITT", "TOT", "micro", "text", "image", "group"}  # questions asked of the items of a task
-    for (name, row), h in hits.items():
-        tasks = suites[name].items if name in suites and isinstance(h, Hits) else {}
-        for task in [t for t in tasks if row == t or row.removeprefix(f"{t} ") in own][:1]:
-            items, per = tasks[task], len(tasks[task]) // len(h.correct)  # 2 of two images and two texts
-            of_text = dict(zip(texts := [text for item in items for text in item.right], _word_pairs(texts)))
-            parts: dict[str, list[int]] = {"seen": [], "partly": [], "never": []}
-            for n in range(len(h.correct)):
-                pairs = set().union(*(of_text[text] for item in items[n * per : (n + 1) * per] for text in item.right))
-                if pairs:
-                    parts["never" if not pairs & known else "seen" if pairs <= known else "partly"].append(n)
-            rows.append({"suite": name, "name": row})
-            for part, counted in parts.items():
-                rows[-1] |= {part: score(row, pick(h, counted)).value if counted else None, f"n {part}": len(counted)}
-    return pd.DataFrame(rows)

@@ -19,54 +19,42 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-import yaml
 
-from ..core.files import shipped
+from ..core.files import read_yaml, shipped
 from .records import FRAME, change_text, split_changes, summarise
 
 # %% ../../nbs/5_evaluation/14_tables.ipynb #0c1f2a06
 @cache
 def read_layouts() -> dict:  # suites, words, models, means, first_look, layouts, rows: see the comments in the file
     "data/layouts.yaml: what rows are called, and in which order tables print them"
-    return yaml.safe_load(shipped("layouts.yaml").read_text(encoding="utf8"))
+    return read_yaml(shipped("layouts.yaml"))
 
 
-def suite_label(
-    suite: str,  # as in a table: sugarcrepe_pp, mixture/heldout/retrieval
-) -> str:  # SugarCrepe++; Retrieval · held out, mixture
-    "What a suite is called in tables and figures"
+def suite_label(suite: str) -> str:
+    "What a suite is called: sugarcrepe_pp → SugarCrepe++, mixture/heldout/retrieval → Retrieval · held out, mixture"
     *about, kind = suite.split("/")
     label = read_layouts()["suites"].get(kind, kind) + " · held out" * ("heldout" in about)
     return ", ".join([label, *(word for word in about if word != "heldout")])
 
 
-def task_label(
-    name: str,  # as in a table: replace_att, i2t R@1
-) -> str:  # replace attribute, image → text R@1
-    "What a task is called in tables and figures"
+def task_label(name: str) -> str:
+    "What a task is called in tables and figures: replace_att becomes replace attribute"
     words = read_layouts()["words"]
     return " ".join(words.get(word, word) for word in name.replace("_", " ").split())
 
 
-def model_label(
-    model: str,  # a method, as `-p method` takes it, or any name of a model
-) -> str:  # Concrete Jungle; the name itself where it is no method
-    "What a model is called in figures"
+def model_label(model: str) -> str:
+    "What a model is called in figures: the name of a method, as `-p method` takes it, in full, any other as it is"
     return read_layouts()["models"].get(model, model)
 
 
-def row_list(
-    name: str,  # under `rows` of data/layouts.yaml
-) -> list[tuple[str, str]]:  # (suite, name) of each
-    "The rows that a table or a figure of a launcher shows"
+def row_list(name: str) -> list[tuple[str, str]]:  # (suite, name) of each
+    "The rows that a table or a figure of a launcher shows, by their name under `rows` of data/layouts.yaml"
     return [tuple(key) for key in read_layouts()["rows"][name]]
 
 
-def pick_rows(
-    frame: pd.DataFrame,  # any table with suite and name
-    wanted: list[tuple[str, str]],  # (suite, name) of each
-) -> pd.DataFrame:  # those that are there, in the frame's own order
-    "Some rows of a table"
+def pick_rows(frame: pd.DataFrame, wanted: list[tuple[str, str]]) -> pd.DataFrame:
+    "The rows of any table with suite and name that are wanted, each as (suite, name), in the table's own order"
     return frame[[key in wanted for key in zip(frame.suite, frame.name)]].reset_index(drop=True)
 
 # %% ../../nbs/5_evaluation/14_tables.ipynb #0c1f2a0f
@@ -136,11 +124,8 @@ def _as_text(table, width=80):
     return "\n".join(filter(None, lines))
 
 
-def markdown_table(
-    head: Iterable,  # names of the columns
-    rows: Iterable,  # of as many cells each
-) -> str:
-    "A table in Markdown"
+def markdown_table(head: Iterable, rows: Iterable) -> str:
+    "A table in Markdown: the names of its columns, and rows of as many cells each"
     lines = [head, ["---"] * len(list(head)), *rows]
     cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
@@ -201,41 +186,31 @@ def _as_html(table, **how):
     return style.set_table_styles(_html_styles(table)).to_html(**how)
 
 
-_LATEX = zip("→–±·αβλ", (r"$\to$", "--", r"$\pm$", r"$\cdot$", r"$\alpha$", r"$\beta$", r"$\lambda$"))
-_LATEX_SIGNS = str.maketrans(dict(_LATEX))
-
-
 def _as_latex(table):
+    signs = dict(zip("→–±·αβλ", (r"$\to$", "--", r"$\pm$", r"$\cdot$", r"$\alpha$", r"$\beta$", r"$\lambda$")))
     style = _styled(table, _latex_cell, lambda cell: "font-weight: bold" if cell.best else "", "latex")
     caption = re.sub(r"([&%_#$])", r"\\\1", table.caption)
-    return style.to_latex(caption=caption, convert_css=True, hrules=True, multicol_align="c").translate(_LATEX_SIGNS)
+    text = style.to_latex(caption=caption, convert_css=True, hrules=True, multicol_align="c")
+    return text.translate(str.maketrans(signs))
 
 
-_as_page = partial(_as_html, doctype_html=True)
 FORMS: dict[str, Callable[[Table], str]] = {
     "text": _as_text,
     "markdown": _as_markdown,
     "html": _as_html,
-    "page": _as_page,
+    "page": partial(_as_html, doctype_html=True),
     "latex": _as_latex,
 }
 "Form → what prints it: a terminal's text, Markdown, HTML for a notebook or as a whole page, LaTeX for booktabs"
 
 
-def render(
-    table: Table,
-    form: str = "text",  # one of `FORMS`
-) -> str:
-    "A table as text, Markdown, HTML or LaTeX"
+def render(table: Table, form: str = "text") -> str:
+    "A table in one of `FORMS`"
     return FORMS[form](table)
 
 
-def write_forms(
-    table: Table,
-    folder,  # an existing folder
-    name: str,  # of the files
-):
-    "The table as .html, .md and .tex"
+def write_forms(table: Table, folder, name: str):
+    "Write the table into an existing folder as NAME.html, NAME.md and NAME.tex"
     for form, ending in (("page", "html"), ("markdown", "md"), ("latex", "tex")):
         (Path(folder) / f"{name}.{ending}").write_text(render(table, form) + "\n", encoding="utf8")
 
@@ -248,10 +223,8 @@ def _look_of_change(change, half):
     return f"background-color: rgba({colour},{0.08 + 0.5 * min(1, abs(change) / 15):.2f})"
 
 
-def mark_best(
-    cells: Iterable[Cell],  # that are compared
-) -> list[Cell]:
-    "The largest as printed is the best, unless all are printed alike"
+def mark_best(cells: Iterable[Cell]) -> list[Cell]:
+    "Of cells that are compared the largest as printed is the best, unless all are printed alike"
     cells = list(cells)
     values = [float(cell.value.split()[0]) if cell.value != "–" else -math.inf for cell in cells]
     known = [value for value in values if value > -math.inf]
@@ -272,9 +245,8 @@ def _counts(own, keys, models):
 
 def _cell(summary, key, text):
     "The cell of a model in a row, as `text` writes its summary; a dash where nothing was measured"
-    if key not in summary.index or math.isnan(summary["mean"][key]):
-        return Cell("–")
-    return text(summary.loc[key])
+    known = key in summary.index and not math.isnan(summary["mean"][key])
+    return text(summary.loc[key]) if known else Cell("–")
 
 
 def _change_cell(row):
@@ -314,11 +286,8 @@ def frame_table(
     return Table(rows, heads, [list(row) for row in zip(*columns.values())], caption)
 
 
-def score_table(
-    frame: pd.DataFrame,  # of results
-    caption: str = "",  # a line above it
-) -> Table:
-    "The main rows of every model by v·t and by the mixture, side by side, with their changes"
+def score_table(frame: pd.DataFrame, caption: str = "") -> Table:
+    "The main rows of a frame of results, every model by v·t and by the mixture, side by side, with their changes"
     there, parts = dict.fromkeys(zip(frame.suite, frame.name)), []
     both = [(suite, name) for suite, name in there if (f"mixture/{suite}", name) in there]
     keys = [key for key in row_list("two scores") if key in there] or both or list(there)

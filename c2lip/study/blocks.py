@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import yaml
 
 from ..core import Phrase, UserError, did_you_mean
-from ..core.files import shipped
+from ..core.files import read_yaml, shipped
 from ..data.loading import Samples
 from ..data.records import Records
 from ..evaluation.records import item_changes, kept_items
@@ -47,7 +46,7 @@ _CONCEPT_SETTINGS = ("lambda_npc", "lambda_xac", *_READING, "concept_loss", "phr
 
 def _block_file():
     "data/blocks.yaml: losses, short, blocks"
-    return yaml.safe_load(shipped("blocks.yaml").read_text(encoding="utf8"))
+    return read_yaml(shipped("blocks.yaml"))
 
 
 def _taken(loss, values):

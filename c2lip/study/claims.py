@@ -9,13 +9,11 @@ __all__ = ['DEFAULT_VARIANT', 'stored_changes', 'change_between', 'verdict', 'ro
 # %% ../../nbs/9_study/02_claims.ipynb #1a250002
 from functools import cache
 
-import numpy as np
 import pandas as pd
-import yaml
-from scipy.stats import norm
+from scipy.stats import false_discovery_control, norm
 
 from ..core import UserError
-from ..core.files import shipped
+from ..core.files import read_yaml, shipped
 from ..evaluation.plots import Page, plot_trials
 from ..evaluation.records import change_text, item_changes, read_answers, read_record, summarise
 from ..evaluation.tables import Table, frame_table, markdown_table, pick_rows, row_list, suite_label, task_label
@@ -76,27 +74,16 @@ def verdict(
     return "does not hold" if mean + half < above else "undecided"
 
 
-def row_label(
-    row: str,  # suite and name, with a slash between: sugarcrepe_pp/average
-) -> str:  # SugarCrepe++, average
-    "What a row is called in tables"
+def row_label(row: str) -> str:
+    "What a row, suite/name, is called in tables: sugarcrepe_pp/average → SugarCrepe++, average"
     suite, name = row.rsplit("/", 1)
     return f"{suite_label(suite)}, {task_label(name)}"
-
-
-def _q_values(p):
-    "Benjamini and Hochberg's q of each p: the least share of false ones at which it would be among the found"
-    order = np.argsort(p)
-    of_rank = np.asarray(p)[order] * len(p) / np.arange(1, len(p) + 1)
-    q = np.empty(len(p))
-    q[order] = np.minimum.accumulate(of_rank[::-1])[::-1].clip(max=1)
-    return q
 
 
 def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, q, finds
     "Every claim of data/claims.yaml beside what its record says"
     rows, p = [], []
-    for claim in yaml.safe_load(shipped("claims.yaml").read_text(encoding="utf8")):
+    for claim in read_yaml(shipped("claims.yaml")):
         row, against, above = "/".join(claim["row"]), claim["against"], claim.get("above", 0)
         for variant in claim["variant"] if isinstance(claim["variant"], list) else [claim["variant"]]:
             mean, half = _stored_change(claim["record"], variant, against, row)
@@ -105,7 +92,7 @@ def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, q, fi
             rows.append((claim["claim"], claim["source"], measured, *sure))
             p.append(2 * norm.sf(1.96 * abs(mean - above) / half) if half else float(mean == above))
     found = pd.DataFrame(rows, columns=["claim", "of", "measured here, points", "verdict", "finds"])
-    return found.assign(q=[f"{q:.3f}" for q in _q_values(p)])
+    return found.assign(q=[f"{q:.3f}" for q in false_discovery_control(p)])  # Benjamini and Hochberg's
 
 
 def changes_table(

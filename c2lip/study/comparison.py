@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from ..core import UserError, did_you_mean
-from ..core.files import read_json, shipped, write_json
+from ..core.files import read_json, read_yaml, shipped, write_json
 from ..evaluation.records import read_record
 from ..evaluation.tables import model_label
 from ..methods import Step, build, method_names
@@ -121,11 +121,6 @@ def plan_comparison(
     return plan
 
 # %% ../../nbs/9_study/07_comparison.ipynb #56345194
-def _read_search():
-    "data/search.yaml: seed, score, lr, epochs, alpha, own"
-    return yaml.safe_load(shipped("search.yaml").read_text(encoding="utf8"))
-
-
 def _changes_of(table, base, score):
     "Name of a part of the score → its change from the base, and their sum; NaN is what was not measured, not added"
     values = [dict(zip(zip(rows.suite, rows.name), rows.value)) for rows in (base, table)]
@@ -142,7 +137,7 @@ def _changes_of(table, base, score):
 # %% ../../nbs/9_study/07_comparison.ipynb #f8a4f6f2
 def _search_method(
     method: str,
-    search: dict,  # of data/search.yaml
+    search: dict,  # of data/search.yaml: seed, score, lr, epochs, alpha, own
     setup: TrialSetup,  # with validation images
     base: pd.DataFrame,  # table of the base
     run,  # folder of the trials
@@ -184,10 +179,8 @@ def at_share(
     return measure_shares([planned], [share], setup, run)[0]._replace(model=planned.model)
 
 
-def chosen_settings(
-    searched: pd.DataFrame,  # rows of `find_settings`
-) -> dict[str, dict]:  # method → settings; lr and epochs are multiples
-    "What a search found for each method"
+def chosen_settings(searched: pd.DataFrame) -> dict[str, dict]:  # method → settings; lr and epochs are multiples
+    "What a search, the rows of `find_settings`, found for each method"
     found: dict = {method: {} for method in searched.method.unique()}
     for row in searched[searched.chosen].itertuples():
         found[row.method][row.setting] = yaml.safe_load(str(row.value))  # a record is a table of texts
@@ -196,7 +189,7 @@ def chosen_settings(
 # %% ../../nbs/9_study/07_comparison.ipynb #05146012
 def _run_search(methods, settings, run, search=None):
     "Search every method on validation images; `UserError` where the data has no second benchmark"
-    search = search or _read_search()
+    search = search or read_yaml(shipped("search.yaml"))
     folder = Path(run) / "search"
     folder.mkdir(exist_ok=True)
     setup = start_trials({**settings, "split": "validation"}, folder)
