@@ -60,6 +60,10 @@ class Tables:
         rows = repr([(r.key, str(r.image), r.caption, r.phrases, r.further) for r in part])
         return hashlib.sha256(rows.encode("utf8", "surrogatepass")).hexdigest()
 
+    def records(self, skips: Skips) -> list[Record]:
+        "All records"
+        return [record for part in self.parts(skips) for record in self.read(part, skips)[0]]
+
 
 class Shards(Tables):
     "Tar shards; with `join` their captions come from a table"
@@ -251,7 +255,7 @@ def open_data(
         return Records(with_phrases([Record(*row) for row in train_records(images)], None, rules), drawn=True)
     source = find_source(name, image_folder, caption_column)
     found: Any = _open_index(source, name, skips, workers, index_folder, rules) if source.indexed else None
-    read = [] if source.indexed else list(source.rows(skips))
+    read = [] if source.indexed else source.records(skips)
     if isinstance(source, Shards):
         check_shards(source.places, skips)
     skips.check(name)

@@ -7,6 +7,7 @@ __all__ = ['SUGARCREPE', 'SUGARCREPE_PP', 'EDITS', 'BINDING', 'make_item', 'writ
 
 # %% ../../nbs/5_evaluation/04_world_benchmark.ipynb #082566cb
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -74,7 +75,7 @@ def _add_attribute(fact, choices, dice):
     return fact._replace(a=replace(fact.a, pattern=dice.pick(PATTERNS[1:]))) if fact.a.pattern == "plain" else None
 
 
-EDITS = {
+EDITS: dict[str, Callable] = {
     "replace_obj": _replace_object,
     "replace_att": _replace_attribute,
     "replace_rel": _replace_relation,
