@@ -193,7 +193,7 @@ def test_shards_in_every_spelling(tmp_path):
     files = f"file:{tmp_path}/a-{{0..2}}.tar", f"file://{tmp_path}/a-*.tar"
     for source in (tmp_path, tmp_path / "a-?.tar", [tmp_path / f"a-{i}.tar" for i in range(3)], *files):
         assert read(source) == wanted
-    assert read(tmp_path / "a-0.tar")[0].image() == encoded(0)
+    assert read(tmp_path / "a-0.tar")[0].image() == encoded(image(0))
     write_table(wanted, tmp_path / "t.parquet")
     write_table([r._replace(phrases=None) for r in wanted], tmp_path / "n.parquet")
     assert read(tmp_path / "t.parquet") == wanted and given(tmp_path / "n.parquet")[0].phrases is None
