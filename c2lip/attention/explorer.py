@@ -266,11 +266,8 @@ class Explorer:
         "The figure as a file, the same bytes each time"
         date = {"svg": "Date", "pdf": "CreationDate"}.get(kind)
         own: dict[str, Any] = dict(metadata={date: None}) if date else dict(pil_kwargs=dict(compress_level=3))
-        style: dict[Any, Any] = {
-            "pdf.compression": 3,
-            "pdf.fonttype": 42,
-            "svg.hashsalt": "c2lip",
-        }  # 42: fonts as fonts
+        # fonts as fonts; the same SVG each time
+        style: dict[Any, Any] = {"pdf.compression": 3, "pdf.fonttype": 42, "svg.hashsalt": "c2lip"}
         with io.BytesIO() as f, rc_context(style):
             self.figure().savefig(f, format=kind, dpi=dpi, **own)
             return f.getvalue()

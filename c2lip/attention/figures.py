@@ -254,7 +254,7 @@ def maps_html(shown: ImageMaps) -> str:
     "The panels of `maps_figure` as HTML: a section for every phrase"
     sections = ""
     for i, title in enumerate(shown.titles):
-        panels = "".join(_html_panel(*panel, i, shown.opacity) for panel in shown.panels(i))
+        panels = "".join(_html_panel(c, pixels, words, i, shown.opacity) for c, pixels, words in shown.panels(i))
         head = f'<div class="c2lip-phrase">{escape(title)}</div>'
         sections += f'<section>{head}<div class="c2lip-panels">{panels}</div></section>'
     return f'<div class="c2lip-maps">{sections}</div>'
