@@ -88,7 +88,7 @@ def test_the_loop_of_the_readme():
     "README.md's loop runs as it is, given a model, its tokenizer and pairs"
     towers = small_siglip()
     before = towers.model.logit_bias.item()
-    pairs = list(zip(IMAGES, CAPTIONS))
+    pairs = [{"image": image, "text": text} for image, text in zip(IMAGES, CAPTIONS)]
     exec(readme("C2LIPLoss"), {"model": towers.model, "tokenizer": towers.tokenizer, "pairs": pairs})
     assert towers.model.logit_bias.item() != before
 
