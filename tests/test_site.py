@@ -95,7 +95,7 @@ def test_built_site(tmp_path, run):
     assert len(build.dead_links(home)) == 2
     if BROWSER:
         with opened(f"file://{home}/search.html?q=owner_signs") as page:
-            page.locator("#search-results li a", has_text="Losses").wait_for()
+            page.locator("#search-results li a", has_text="Losses").first.wait_for()
 
 
 ASK = """([texts, images, shown, phrase]) => {
