@@ -72,9 +72,6 @@ def check_run(
         raise UserError(f"run_dir {run_dir}: write the home folder out")
     folder = (_root_of(notebook) or Path.cwd()) / run_dir
     check_run_dir(output_place(folder) if run_dir else folder, Path(notebook).stem, settings)
-    executed = folder / Path(notebook).name
-    if run_dir and executed.is_file() and b'"papermill"' not in executed.read_bytes():
-        raise UserError(f"{executed} is no notebook of a run, and is not overwritten: take another run_dir")
     return folder
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3a

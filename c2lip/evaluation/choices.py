@@ -14,6 +14,7 @@ from collections import defaultdict
 from fnmatch import fnmatch
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..core import UserError, did_you_mean
@@ -257,9 +258,8 @@ def _rows(row, tasks, scorer):
     rows = {}
     for task, items in tasks.items():
         groups = [item.group for item in items]
-        cluster = (
-            torch.tensor(list(map(sorted(set(groups)).index, groups))) if "cluster" in row and all(groups) else None
-        )
+        clustered = "cluster" in row and all(groups)
+        cluster = torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if clustered else None
         if row["form"] == "triple":
             found = _triple_hits_of(items, scorer).items()
             rows |= {f"{task} {question}": hits._replace(cluster=cluster) for question, hits in found}

@@ -46,16 +46,18 @@ def launcher_settings(notebook, given: dict | None = None) -> dict:  # its path,
     return known
 
 
-_EARLY = ("skipped.jsonl", "given.json", "ranks.json", "lock", "neighbours.npy")  # there before params.json is
+_EARLY = (*RUN_FILES[:4], "skipped.jsonl", "given.json", "ranks.json", "lock", "neighbours.npy")  # before params.json
 
 
-def _foreign_file(folder):
-    "The first file of a folder without params.json that no run has written; empty where there is none"
-    for file in [] if (folder / "params.json").exists() or not folder.is_dir() else sorted(folder.iterdir()):
+def _foreign_file(folder, name):
+    "The first file that no run has written, of those that this launcher may write; empty where there is none"
+    known = (folder / "params.json").exists()  # a run's folder: only its notebook is written over
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         with suppress(UserError, TypeError, LookupError):
             if file.suffix == ".ipynb" and "papermill" in read_json(file)["metadata"]:
                 continue
-        if file.is_file() and file.name not in (*RUN_FILES[:4], *_EARLY) and file.name[0] != ".":
+        ours = file.name in _EARLY or file.name[0] == "." or file.is_dir()
+        if file.name == f"{name}.ipynb" or not (known or ours):
             return file.name
     return ""
 
@@ -148,7 +150,7 @@ def check_run_dir(folder: Path, name: str, settings: dict):  # existing or not; 
     if not settings.get("resume"):
         files = [file for file in RUN_FILES if file not in ("params.json", "table.csv") or name not in _GOES_ON]
         check_free(folder, files, resumable="resume" in settings)
-    if foreign := _foreign_file(folder):
+    if foreign := _foreign_file(folder, name):
         raise UserError(f"{folder} holds {foreign}, which is of no run: take another run_dir, or a folder of its own")
 
 # %% ../../nbs/6_training/02_launchers.ipynb #9b4bfbf0
