@@ -90,19 +90,19 @@ class _Screen:
 
     def __init__(self, file):
         self.file, self.drawn = file, ""  # the line that the next carriage return replaces
-        self.next = 0.0  # moment of the next line of progress
+        self.next, self.printed = 0.0, ""  # moment of the next line of progress, and the last one
 
     def write(self, text: str):
         "Print whole lines, and the one that is being drawn"
         terminal, wipe = self.file.isatty(), "\r\x1b[K" if self.drawn else ""
         *lines, drawn = (line.rpartition("\r")[2].rstrip() for line in f"{self.drawn}{text}".split("\n"))
-        shown = "".join(f"{line}\n" for line in lines)
+        shown = "".join(f"{line}\n" for line in lines if not line or line != self.printed)
         if terminal:
             wide = shutil.get_terminal_size().columns
             shown = "".join(f"{_wrap(line, wide)}\n" for line in lines)
             shown = wipe + shown + drawn[: wide - 1]
         elif drawn and time.monotonic() > self.next:
-            self.next = time.monotonic() + 10.0
+            self.next, self.printed = time.monotonic() + 10.0, drawn
             shown += f"{drawn}\n"
         self.drawn = drawn
         with suppress(OSError, ValueError):  # a closed terminal

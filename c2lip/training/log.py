@@ -83,6 +83,7 @@ class Log:
             temp.replace(self.path)
             self.board = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first + 1 if first else None)
             drawn = {"file": sys.stdout, "disable": not self.watched, "dynamic_ncols": terminal, "ascii": False}
+            drawn |= {"nrows": 20}  # a pseudo-terminal may say that it has none, and tqdm would draw nothing
             often = 0.5 if terminal else 2.0  # seconds: a notebook keeps what is drawn
             self.bar = tqdm(total=total, initial=first, bar_format=_BAR, mininterval=often, **drawn)
         self.start = time.perf_counter()
