@@ -21,7 +21,7 @@ import pandas as pd
 from PIL import Image
 
 from ..core import UserError, did_you_mean
-from ..core.files import project_root, read_json, write_json
+from ..core.files import project_root, read_json, shipped, write_json
 from ..evaluation.records import keep_record
 from ..training.config import digest_methods, index_methods
 
@@ -61,7 +61,7 @@ def tidy():
     checked = subprocess.run([*ruff, "check", "--fix", "--quiet", *places])
     subprocess.run([*ruff, "format", "--quiet", *places], check=True)
     nbdev_export()
-    if read_json(root / "data/names.json")["sources"] != digest_methods():
+    if read_json(shipped("names.json"))["sources"] != digest_methods():
         subprocess.run([sys.executable, "-c", "from c2lip.dev.upkeep import index_names; index_names()"], check=True)
     nbdev_clean()
     Path("README.md").write_text(readme(root), encoding="utf8")
