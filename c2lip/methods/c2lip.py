@@ -111,8 +111,8 @@ def _sigmoid_losses(f, batch, terms, duplicates, xac_scale):
 
 def c2lip(
     towers: Towers,
-    lambda_npc: Annotated[float, Range(0, 1000)] = 1.0,  # weight of the noun-phrase concept loss
-    lambda_xac: Annotated[float, Range(0, 1000)] = 0.01,  # weight of the cross-attention concept loss
+    lambda_npc: Annotated[float, Range(0, 1000, auto=True)] = 1.0,  # weight of the noun-phrase concept loss
+    lambda_xac: Annotated[float, Range(0, 1000, auto=True)] = 0.01,  # weight of the cross-attention concept loss
     xac_scale: Annotated[float, Range(0, 1000)] = 10.0,  # sharpness β of the attention in xac
     concepts: Literal["pool", "encode"] = "encode",  # how a phrase is read, from its caption's tokens or alone
     duplicates: Literal["separate", "mask", "merge"] = "merge",  # equal phrases of a batch

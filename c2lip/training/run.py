@@ -36,7 +36,7 @@ from .checkpoint import binding, disk_errors, read_checkpoint
 from .config import AUTO, Config, read_settings
 from .fit import RUN_RESULTS, count_steps, fit, make_validator
 from .launchers import save_parameters
-from .step import CHOSEN, choose_by_model, kind_of_model, values_by_model
+from .step import CHOSEN, WEIGHTS, choose_by_model, fill_auto, kind_of_model, values_by_model
 
 # %% ../../nbs/8_release/04_run.ipynb #df9a286d
 def read_records(cfg: Config, before: Path | None = None) -> tuple[Records, Records, Skips]:
@@ -97,7 +97,8 @@ def print_advice(
     for i in range(0 if records.drawn else min(3, len(records))):
         phrases = " · ".join(phrase.text for phrase in records[i].phrases) or "no phrase"
         print(f"{shorten(records[i].caption, 70, placeholder=' …')}\n    → {phrases}")
-    values = ", ".join(f"{name} {getattr(taken, name)}" for name in CHOSEN if getattr(given, name) == AUTO)
+    before, after = (vars(cfg) | cfg.options for cfg in (given, taken))
+    values = ", ".join(f"{n} {after[n]}" for n in (*CHOSEN, *taken.options) if before[n] == AUTO)
     if values:
         kind = "untrained" if towers.name.endswith(":random") else kind_of_model(towers)
         print(f"auto, for this {kind} model: {values}")
@@ -147,14 +148,19 @@ def set_up(settings: dict, folder) -> Setup:  # flat settings of a launcher, the
         several = ranks > 1 and torch.cuda.is_available() and given.device != "cpu"
         device = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if several else given.device)
         towers = load(given.model, device, given.check_release)
-        method = build(given.method, towers, given.options)
+        options = fill_auto(given.options, WEIGHTS[kind_of_model(towers)])
+        method = build(given.method, towers, options)
         left_out = folder / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
         records, held, skips = read_records(given, left_out if given.resume else None)
         steps, _ = count_steps(records, given, max(given.gpus, ranks))
-        cfg = choose_by_model(given, towers, steps)
+        cfg = replace(choose_by_model(given, towers, steps), options=options)
         if given.evaluate_every == AUTO and not records.drawn and len(held) < 2 and cfg.validation == AUTO:
             cfg = replace(cfg, evaluate_every=0)  # there is nothing to evaluate on
-        taken = settings | {name: getattr(cfg, name) for name in CHOSEN}
+        taken = (
+            settings
+            | {name: getattr(cfg, name) for name in CHOSEN}
+            | {n: v for n, v in options.items() if n in settings}
+        )
         if given.resume:
             read_checkpoint(folder, binding(cfg, records))  # the last check: from here on the folder is written
         folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +204,8 @@ def _train_here(setup):
     validator = make_validator(cfg, setup.held, folder) if first and cfg.evaluate_every else None
     fit(towers, setup.method, samples, cfg, folder, setup.device, validator)
     if first:
-        auto = [name for name in CHOSEN if setup.given.get(name, getattr(Config, name)) == AUTO]
+        defaults = {name: getattr(Config, name) for name in CHOSEN}
+        auto = [n for n, v in (defaults | setup.given).items() if v == AUTO and setup.settings[n] != AUTO]
         versions = {"torch": torch.__version__}
         record = {"settings": setup.settings, "chosen_by_model": auto, "steps": setup.steps, "versions": versions}
         save(towers, folder / "model", record)
