@@ -158,6 +158,7 @@ class Engine:
         ours = str(output) == f"{given.get('run_dir')}/{Path(input_path).name}"
         folder = root / given["run_dir"] if ours else output.parent
         options |= {"stdout_file": screen, "stderr_file": screen, "extra_arguments": ["--IPKernelApp.log_level=50"]}
+        options["coalesce_streams"] = True  # of a bar its last line
         try:
             check_run(input_path, given | ({"run_dir": ""} if not ours or given["run_dir"] in _dated else {}))
             if ours:

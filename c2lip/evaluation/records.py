@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import t as student
+from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 from ..core import UserError
 from ..core.files import project_root, read_json, shipped, write_json
@@ -90,7 +90,7 @@ def summarise(
     of_seeds = found.sd.fillna(0) ** 2 / found.seeds
     variance = groups.se.mean() ** 2 + of_seeds
     freedom = (variance / of_seeds.where(of_seeds > 0)) ** 2 * (found.seeds - 1)
-    found["half"] = student.ppf(0.975, freedom.fillna(np.inf)) * variance**0.5
+    found["half"] = stdtrit(freedom.fillna(np.inf), 0.975) * variance**0.5
     return found.reset_index()
 
 
