@@ -89,7 +89,7 @@ class _Screen:
     "A file, as papermill writes to it, of what cells print"
 
     def __init__(self, file):
-        self.file, self.drawn = file, ""  # the line that the next carriage return replaces
+        self.file, self.drawn, self.bar = file, "", ""  # what the next carriage return replaces, and the last such line
         self.next, self.printed = 0.0, ""  # moment of the next line of progress, and the last one
 
     def write(self, text: str):
@@ -104,7 +104,7 @@ class _Screen:
         elif drawn and time.monotonic() > self.next:
             self.next, self.printed = time.monotonic() + 10.0, drawn
             shown += f"{drawn}\n"
-        self.drawn = drawn
+        self.drawn, self.bar = drawn, drawn.strip() or self.bar
         with suppress(OSError, ValueError):  # a closed terminal
             self.file.write(shown)
             self.file.flush()
@@ -152,6 +152,7 @@ class Engine:
         from papermill.engines import NBClientEngine
         from papermill.execute import raise_for_execution_errors
         from papermill.iorw import papermill_io, write_ipynb
+        from traitlets.config import Config
 
         notes, start, screen, root = nb.metadata.papermill, time.time(), _Screen(sys.stdout), _root_of(input_path)
         given, output = dict(notes["parameters"]), Path(notes["output_path"])
@@ -159,6 +160,7 @@ class Engine:
         folder = root / given["run_dir"] if ours else output.parent
         options |= {"stdout_file": screen, "stderr_file": screen, "extra_arguments": ["--IPKernelApp.log_level=50"]}
         options["coalesce_streams"] = True  # of a bar its last line
+        options["config"] = Config(KernelManager={"shutdown_wait_time": 60})  # time for a step and its checkpoint
         try:
             check_run(input_path, given | ({"run_dir": ""} if not ours or given["run_dir"] in _dated else {}))
             if ours:
@@ -184,9 +186,8 @@ class Engine:
                     write_ipynb(nb, notes["output_path"])
             if logging.getLogger("papermill").isEnabledFor(logging.DEBUG) and isinstance(e, Exception):
                 raise
-            drawn = screen.drawn
-            screen.write("\n" if drawn else "")
-            _print(failure(e, output, drawn))
+            screen.write("\n" if screen.drawn else "")
+            _print(failure(e, output, screen.bar))
             raise SystemExit(getattr(e, "code", 138 if type(e).__name__ == "DeadKernelError" else 1)) from None
         finally:
             with suppress(OSError):

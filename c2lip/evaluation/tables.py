@@ -12,9 +12,11 @@ import math
 import re
 import textwrap
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,7 +90,7 @@ class Table:
         return pd.DataFrame(rows, columns=["suite", "task", *self.columns])
 
     def _repr_html_(self):
-        return render(self, "html")
+        return _folded(self) if len(self.rows) > 40 else render(self, "html")
 
     def __repr__(self):
         return render(self, "text")
@@ -107,12 +109,14 @@ def _as_text(table, width=80):
         return table.caption + "\n(no rows)"
     bold = any(cell.best for line in table.cells for cell in line)
     rows: list = []  # (name, texts)
+    counts = Counter(group for group, _ in table.rows)
     for i, ((group, name), cells) in enumerate(zip(table.rows, table.cells)):
-        if group and (i == 0 or group != table.rows[i - 1][0]):
+        alone = counts[group] == 1
+        if group and not alone and (i == 0 or group != table.rows[i - 1][0]):
             rows.append((group, [""] * len(cells)))
         marks = ["*" if cell.best else " " * bold for cell in cells]
         texts = [_spaced(cell.value + mark, cell.small) for cell, mark in zip(cells, marks)]
-        rows.append(("  " * bool(group) + name, texts))
+        rows.append((_spaced(group, name, between=": ") if alone else "  " * bool(group) + name, texts))
     heads = [textwrap.wrap(head, 12) or [""] for head in table.columns]
     height = max(map(len, heads))
     columns = pd.MultiIndex.from_tuples([[""] * (height - len(head)) + head for head in heads])
@@ -184,6 +188,27 @@ def _as_html(table, **how):
 
     style = _styled(table, _html_cell, css, "html").set_caption(html.escape(table.caption))
     return style.set_table_styles(_html_styles(table)).to_html(**how)
+
+
+def _folded(table):
+    "HTML of a long table: of each group its average in one line, which opens to all its rows"
+
+    def line(texts, looks=()):
+        wide = "display: inline-block; text-align: right; width: 7.5em; "
+        cells = [f'<span style="{wide}{look}">{text}</span>' for text, look in zip(texts[1:], looks or [""] * 99)]
+        return f'<span style="display: inline-block; width: 24em">{texts[0]}</span>{"".join(cells)}'
+
+    parts = [f"<p>{html.escape(table.caption)}</p>", "<b style='margin-left: 1.1em'>"]
+    parts[1] += f"{line(['', *map(html.escape, table.columns)])}</b>"
+    for group, lines in groupby(zip(table.rows, table.cells), lambda line: line[0][0]):
+        rows, cells = map(list, zip(*lines))
+        mean = next((k for k, (_, name) in enumerate(rows) if name in ("average", "phrases")), 0)
+        name = f"<b>{html.escape(group)}</b> {html.escape(rows[mean][1])}"
+        texts = [html.escape(_spaced(cell.value, cell.small)) for cell in cells[mean]]
+        looks = [f"font-weight: {700 if cell.best else 400}; {cell.css}" for cell in cells[mean]]
+        whole = render(replace(table, rows=rows, cells=cells, caption=""), "html")
+        parts.append(f"<details><summary>{line([name, *texts], looks)}</summary>{whole}</details>")
+    return "\n".join(parts)
 
 
 def _as_latex(table):
