@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 
@@ -135,11 +136,20 @@ def failure(error, output, drawn):
     if list(folder.glob("checkpoint*.pt")):
         way = "-p resume True goes on from its checkpoint"
     elif not [*folder.glob("*/checkpoint*.pt"), *folder.glob("*/model")]:
-        sooner = "; -p save_every 50 keeps one sooner" if output.stem == "train" else ""
-        return f"{cause}\n       {folder} holds no checkpoint yet, so start again{sooner}"
+        return f"{cause}\n       {folder} holds no checkpoint yet, so start again"
     return f"{cause}\n       the same line with -p run_dir {folder} {way}"
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3f
+def _join_streams(outputs):
+    "What a cell printed in one piece, as a terminal shows it: of a bar its last line"
+    for name, some in groupby(outputs, lambda output: output.get("name")):
+        first, *others = some
+        if name:
+            lines = (first.text + "".join(output.text for output in others)).split("\n")
+            first.text, others = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines), []
+        yield from (first, *others)
+
+
 class Engine:
     "papermill's engine, with a check before the run and one line at its end"
 
@@ -159,7 +169,6 @@ class Engine:
         ours = str(output) == f"{given.get('run_dir')}/{Path(input_path).name}"
         folder = root / given["run_dir"] if ours else output.parent
         options |= {"stdout_file": screen, "stderr_file": screen, "extra_arguments": ["--IPKernelApp.log_level=50"]}
-        options["coalesce_streams"] = True  # of a bar its last line
         options["config"] = Config(KernelManager={"shutdown_wait_time": 60})  # time for a step and its checkpoint
         try:
             check_run(input_path, given | ({"run_dir": ""} if not ours or given["run_dir"] in _dated else {}))
@@ -172,6 +181,9 @@ class Engine:
                 if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:  # nohup
                     signal.signal(getattr(signal, name), _stop)
             nb = NBClientEngine.execute_notebook(nb, kernel_name, output_path=output_path, **options)
+            for cell in nb.cells:
+                if "outputs" in cell:
+                    cell.outputs = list(_join_streams(cell.outputs))
             refused = [o.evalue for c in nb.cells for o in c.get("outputs", []) if o.get("ename") == "UserError"]
             if ours and refused and not any(file.stat().st_mtime > start for file in folder.glob("params.json")):
                 raise UserError(one_line(refused[0]))  # before anything was begun

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,7 +89,16 @@ class Table:
         return pd.DataFrame(rows, columns=["suite", "task", *self.columns])
 
     def _repr_html_(self):
-        return _folded(self) if len(self.rows) > 40 else render(self, "html")
+        if len(self.rows) <= 40:
+            return render(self, "html")
+        of_group: dict[str, int] = {}  # the row that is shown of each: its average, or its first
+        for k, (group, name) in enumerate(self.rows):
+            if name in ("average", "phrases") or group not in of_group:
+                of_group[group] = k
+        rows, cells = ([whole[k] for k in of_group.values()] for whole in (self.rows, self.cells))
+        fold = render(replace(self, caption=""), "html")
+        short = render(replace(self, rows=rows, cells=cells), "html")
+        return f"{short}<details><summary>all {len(self.rows)} rows</summary>{fold}</details>"
 
     def __repr__(self):
         return render(self, "text")
@@ -188,27 +196,6 @@ def _as_html(table, **how):
 
     style = _styled(table, _html_cell, css, "html").set_caption(html.escape(table.caption))
     return style.set_table_styles(_html_styles(table)).to_html(**how)
-
-
-def _folded(table):
-    "HTML of a long table: of each group its average in one line, which opens to all its rows"
-
-    def line(texts, looks=()):
-        wide = "display: inline-block; text-align: right; width: 7.5em; "
-        cells = [f'<span style="{wide}{look}">{text}</span>' for text, look in zip(texts[1:], looks or [""] * 99)]
-        return f'<span style="display: inline-block; width: 24em">{texts[0]}</span>{"".join(cells)}'
-
-    parts = [f"<p>{html.escape(table.caption)}</p>", "<b style='margin-left: 1.1em'>"]
-    parts[1] += f"{line(['', *map(html.escape, table.columns)])}</b>"
-    for group, lines in groupby(zip(table.rows, table.cells), lambda line: line[0][0]):
-        rows, cells = map(list, zip(*lines))
-        mean = next((k for k, (_, name) in enumerate(rows) if name in ("average", "phrases")), 0)
-        name = f"<b>{html.escape(group)}</b> {html.escape(rows[mean][1])}"
-        texts = [html.escape(_spaced(cell.value, cell.small)) for cell in cells[mean]]
-        looks = [f"font-weight: {700 if cell.best else 400}; {cell.css}" for cell in cells[mean]]
-        whole = render(replace(table, rows=rows, cells=cells, caption=""), "html")
-        parts.append(f"<details><summary>{line([name, *texts], looks)}</summary>{whole}</details>")
-    return "\n".join(parts)
 
 
 def _as_latex(table):

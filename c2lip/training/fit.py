@@ -249,26 +249,17 @@ class _Run:
         save_checkpoint(self.folder, self.towers, self.method, self.optimizer, self.done, self.settings)
 
     @contextmanager
-    def interrupts(self):
-        "Ctrl-C waits for the end of the step and its checkpoint; a second one acts at once"
+    def failures(self):
+        "What stops a run ends in one line that says at which step; Ctrl-C waits for the step, a second one does not"
 
         def wait(number, frame):
             signal.signal(number, usual)
             self.interrupted = True
 
         usual = signal.getsignal(signal.SIGINT)
-        alone = self.ranks == 1 and threading.current_thread() is threading.main_thread()
-        if ours := alone and usual is signal.default_int_handler:
+        ours = threading.current_thread() is threading.main_thread() and self.ranks == 1
+        if ours := ours and usual is signal.default_int_handler:
             signal.signal(signal.SIGINT, wait)
-        try:
-            yield
-        finally:
-            if ours:
-                signal.signal(signal.SIGINT, usual)
-
-    @contextmanager
-    def failures(self):
-        "What stops a run ends in one line that says at which step, and which checkpoint is kept"
         try:
             yield
         except UserError as e:
@@ -278,6 +269,8 @@ class _Run:
             kept = f"{self.folder}/checkpoint.pt holds the weights of step {self.done}"
             raise UserError(f"{e}; the run stopped, and {kept}") from None
         finally:
+            if ours:
+                signal.signal(signal.SIGINT, usual)
             self.log.close()
 
     def end(self) -> int:  # steps done
@@ -310,7 +303,7 @@ def fit(
     busy = f"another process is training in {folder}; stop it, or take another run_dir"
     with sole_writer(folder, busy) if run.rank == 0 else nullcontext():
         run.start()
-        with disk_errors(folder), run.failures(), run.interrupts():
+        with disk_errors(folder), run.failures():
             if run.done == 0 and run.before:
                 run.record_validation(run.before)
             for part in run.feed():
