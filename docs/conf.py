@@ -7,6 +7,7 @@ project, author, copyright = "c2lip", "the c2lip developers", "2026 onwards, the
 extensions = ["myst_nb"]
 nb_execution_mode = "off"  # pages show stored outputs; nothing is run
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # which has tables
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header", "mystnb.unknown_mime_type", "mystnb.mime_priority"]
