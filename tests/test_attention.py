@@ -17,7 +17,7 @@ from c2lip.evaluation.probes import Probe, coco_probes, coverage, probe_maps, sc
 from c2lip.evaluation.scores import score
 from c2lip.evaluation.world_scenes import binding_scenes
 from c2lip.towers import load
-from c2lip.world import Thing, draw_scene, make_scene, object_mask
+from c2lip.world import Thing, object_mask
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 
