@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from writing import Canary
@@ -136,24 +135,6 @@ def test_a_checkpoint_with_code_in_it_is_refused(samples, tmp_path):
     with pytest.raises(UserError, match="checkpoint.pt is damaged"):
         load_checkpoint(tmp_path / "run", towers, method, torch.optim.AdamW(towers.model.parameters()))
     assert not (tmp_path / "gone").exists()
-
-
-def test_two_processes_train_what_one_does(tmp_path):
-    "The same neighbours, and losses and weights that differ by rounding"
-    settings = dict(images=32, epochs=1, batch_size=8, warmup=2, log_every=1, lr=1e-4, device="cpu", threads=1)
-    weights = {}
-    for gpus in (1, 2):
-        (tmp_path / f"{gpus}").mkdir()
-        own = {**settings, "duplicates": "merge", "batches": "neighbours", "gpus": gpus}
-        weights[gpus] = train(own, tmp_path / f"{gpus}").model.state_dict()
-        assert not list((tmp_path / f"{gpus}").glob("embeddings*"))
-    one, two = (np.load(tmp_path / name / "neighbours.npy") for name in "12")
-    assert one.shape == (32, 3) and (one == two).all()
-    losses = [[r["total"] for r in read_log(tmp_path / f"{g}")] for g in (1, 2)]
-    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
-    start = load().model.state_dict()
-    for k, w in weights[1].items():
-        assert (w - weights[2][k]).norm() <= 0.05 * (w - start[k]).norm() + 1e-6, k
 
 
 def test_accumulation_and_bf16_with_a_pattern_of_what_is_trained(samples, tmp_path):
