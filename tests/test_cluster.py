@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT, free_port
 from writing import write_captioned
@@ -131,8 +132,9 @@ def test_a_rank_that_raises_ends_the_run_with_its_own_traceback(own, tmp_path, c
 
 
 def test_two_machines_train_what_one_process_does(own, tmp_path):
-    "One torchrun for each, as cluster.sbatch starts them; here both are on this machine"
-    (tmp_path / "r.yaml").write_text("".join(f"{k}: {v}\n" for k, v in SMALL.items()))
+    "One torchrun for each, as cluster.sbatch starts them; here both are on this machine. The neighbours are the same"
+    small = {**SMALL, "batches": "neighbours"}
+    (tmp_path / "r.yaml").write_text("".join(f"{k}: {v}\n" for k, v in small.items()))
     meet = f"--master-addr 127.0.0.1 --master-port {free_port()}"
     torchrun = f"-m torch.distributed.run --nnodes 2 --nproc-per-node 1 {meet}"
     words = "-m", "c2lip.training.run", str(tmp_path / "r.yaml"), str(tmp_path / "two"), f"data={own}"
@@ -142,9 +144,11 @@ def test_two_machines_train_what_one_process_does(own, tmp_path):
     jobs = [subprocess.Popen(start, **how) for start in starts]
     out = [j.communicate(timeout=240)[0] for j in jobs]
     assert [j.returncode for j in jobs] == [0, 0], "\n".join(out)
-    settings = complete({**SMALL, "data": str(own)})
+    settings = complete({**small, "data": str(own)})
     (tmp_path / "one").mkdir()
     one = train(settings, tmp_path / "one").model.state_dict()
+    neighbours = [np.load(tmp_path / name / "neighbours.npy") for name in ("one", "two")]
+    assert neighbours[0].shape == (32, 3) and (neighbours[0] == neighbours[1]).all()
     rows = [[r["total"] for r in read_log(tmp_path / name)] for name in ("one", "two")]
     assert len(rows[0]) == 4 and rows[0] == pytest.approx(rows[1], rel=1e-4)
     two, before = load(str(tmp_path / "two" / "model")).model.state_dict(), load().model.state_dict()

@@ -7,8 +7,9 @@ import pytest
 from conftest import ROOT
 from nbdev.test import nbdev_test
 
-# test_launchers runs train under papermill, with the same small settings
-NOTEBOOKS = sorted(p.relative_to(ROOT) for p in (ROOT / "nbs").rglob("[0-9a-z]*.ipynb") if p.stem != "train")
+# Other tests run these three under papermill, as small
+ELSEWHERE = {"train", "evaluate", "walkthrough"}
+NOTEBOOKS = sorted(p.relative_to(ROOT) for p in (ROOT / "nbs").rglob("[0-9a-z]*.ipynb") if p.stem not in ELSEWHERE)
 
 
 def _test_notebook(path, log):

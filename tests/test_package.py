@@ -54,9 +54,8 @@ from pathlib import Path
 from c2lip.training.runs import release_folders
 from c2lip.concepts import noun_phrases
 from c2lip.core.files import cache_folder, project_root, shipped
-from c2lip.evaluation.published import brief, read_published
-from c2lip.evaluation.suites import benchmark_folder, evaluate
-from c2lip.evaluation.tables import frame_table
+from c2lip.evaluation.published import read_published
+from c2lip.evaluation.suites import benchmark_folder
 from c2lip.losses import c2lip_losses, owner_signs, pair_signs
 from c2lip.methods import method_names
 from c2lip.methods.concrete_jungle import read_concreteness
@@ -65,11 +64,9 @@ from c2lip.towers import load
 assert "site-packages" in c2lip.__file__, c2lip.__file__
 assert project_root() == Path.cwd() and "site-packages" in str(shipped("recipes"))
 print([phrase.text for phrase in noun_phrases("A red mug stands on the wooden table.")])
-base = load("base")
-table = evaluate(base, benchmark_folder(items=20, images=60), batch_size=20, progress=False)
-print(frame_table(brief(table.assign(model="base", seed=0))))
+load("base"), benchmark_folder(items=6, images=30)
 assert len(read_published()) > 1000 and read_concreteness()
-assert (cache_folder() / "embeddings").is_dir() and "caches" in str(cache_folder())
+assert cache_folder().is_dir() and "caches" in str(cache_folder())
 assert not list(Path.cwd().iterdir()), "nothing is written where the user stands"
 print(release_folders(), method_names())
 """
@@ -83,14 +80,16 @@ def test_the_library_works_anywhere(distributions, tmp_path, run):
     env = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "caches"), "C2LIP_CACHE": ""}
     done = run(sys.executable, "-c", USE, cwd=here, env=env)
     assert done.returncode == 0, done.out
-    assert "['A red mug', 'the wooden table']" in done.out and "sugarcrepe" in done.out.lower()
+    assert "['A red mug', 'the wooden table']" in done.out
     shutil.copy(ROOT / "data" / "base" / "record.json", here)  # any file: no image is opened here
     (here / "captions.csv").write_text("image,caption\nrecord.json,A red mug on a table.\n")
     command = "import sys; from c2lip.dev.command import main; sys.exit(main())"
     done = run(sys.executable, "-c", command, "prepare", "captions.csv", "out", cwd=here, env=env)
     assert done.returncode == 0 and "1 captions, 2 phrases" in done.out, done.out
     assert {"captions.csv", "out", "record.json"} == {path.name for path in here.iterdir()}
-    words = ["evaluate", "-p", "items", 20, "-p", "bench_images", 60, "-p", "run_dir", "mine"]
+    words = ["evaluate", "-p", "items", 6, "-p", "bench_images", 30, "-p", "run_dir", "mine"]
     done = run(sys.executable, "-c", command, *words, cwd=here, env=env, timeout=300)
     assert done.returncode == 0 and "everything is in mine" in done.out, done.out
-    assert (here / "mine" / "table.csv").exists() and (here / "mine" / "evaluate.ipynb").exists()
+    assert {"table.csv", "evaluate.ipynb"} <= {path.name for path in (here / "mine").iterdir()} and not (
+        here / "data"
+    ).exists()

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -13,7 +14,6 @@ import threading
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import pytest
 import tensorboard.summary.writer.record_writer  # noqa: F401 (once, for every fork)
 import torch
 
@@ -30,11 +30,8 @@ SETTINGS |= dict(duplicates="merge", crop_scale=0.8, save_every=2, log_every=1, 
 TOTAL = 6  # steps
 # Where a run dies, at or after a step, before it is started again: (rank, place, step), by ranks and workers
 KILLS = {
-    1: {
-        0: [(0, "time", 1), (0, "step", 1), (0, "writing", 2), (0, "moving", 4), (0, "release", 6)],
-        2: [(0, "gradient", 1), (0, "logging", 2), (0, "written", 3), (0, "flushing", 4), (0, "moved", 5)],
-    },
-    2: {0: [(1, "step", 2), (0, "moving", 3)], 2: [(1, "gradient", 2), (0, "writing", 4), (1, "time", 5)]},
+    1: {0: [(0, "time", 1), (0, "writing", 2), (0, "moving", 4), (0, "release", 6)], 2: [(0, "logging", 2)]},
+    2: {2: [(1, "gradient", 2), (0, "written", 3), (1, "time", 5)]},
 }
 
 
@@ -64,13 +61,9 @@ def arm(place, step):
         wrap(torch.nn.utils, "get_total_norm", strike)  # gradients are complete
     if place == "logging":
         wrap(Log, "record", strike)
-    if place == "flushing":
-        wrap(os, "fsync", strike)
     if place == "moving":
         # the old one has been moved away
         wrap(Path, "replace", lambda self, to: strike() if self.name == "checkpoint.tmp" else None)
-    if place == "moved":
-        wrap(checkpoint_room, "_sync_folder", strike)
     if place == "release":
         wrap(run_room, "save", lambda *a, **k: die())
     if place == "writing":
@@ -137,7 +130,7 @@ def killed_run(folder, ranks, workers, strikes):
 
 
 def main(ranks):
-    "Kill runs of so many ranks, without workers and with two"
+    "Kill runs of so many ranks; the straight run has no workers"
     torch.set_num_threads(1)
     load("base")
     noun_phrases("a red mug")
@@ -157,12 +150,12 @@ def main(ranks):
     gc.unfreeze()  # or libraries complain of leaks as this process ends
 
 
-@pytest.mark.parametrize("ranks, kills", [(2, 4), (1, 9)])
-def test_killed_runs_end_in_the_same_bits(run, ranks, kills):
-    done = run(sys.executable, __file__, ranks, timeout=500)
+def test_killed_runs_end_in_the_same_bits(run):
+    done = run(sys.executable, __file__, timeout=500)
     assert done.returncode == 0, done.out[-4000:]
-    assert int(done.out.split("kills:")[-1]) >= kills, done.out
+    assert sum(map(int, re.findall("kills: (.*)", done.out))) >= 6, done.out
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(1)
+    main(2)

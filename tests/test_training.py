@@ -2,13 +2,13 @@
 
 import math
 import pickle
+import signal
 import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from writing import Canary
@@ -21,7 +21,7 @@ from c2lip.methods import Step, build, plain
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.training import fit as fit_room
-from c2lip.training.checkpoint import load_checkpoint
+from c2lip.training.checkpoint import load_checkpoint, read_checkpoint
 from c2lip.training.config import Config
 from c2lip.training.log import read_log
 from c2lip.training.run import train
@@ -35,8 +35,8 @@ def samples():
     return Samples(train_records(48), load().preprocess, cache=True)
 
 
-def run(samples, folder, cfg=CFG, make=c2lip, stop_at=None):
-    "Train a fresh base; `stop_at` ends the run the hard way after so many steps"
+def run(samples, folder, cfg=CFG, make=c2lip, stop_at=None, soft=False):
+    "Train a fresh base; after `stop_at` steps it ends in the middle of one, or `soft`, by Ctrl-C, after it"
     folder.mkdir(exist_ok=True)
     seed_everything(0)
     towers = load()
@@ -46,7 +46,9 @@ def run(samples, folder, cfg=CFG, make=c2lip, stop_at=None):
 
         def stopping(batch, step):
             if step > stop_at:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
+                if not soft:
+                    raise KeyboardInterrupt
             return view(batch, step)
 
         method.view = stopping
@@ -67,7 +69,9 @@ def test_a_stopped_run_goes_on_bit_equal(samples, tmp_path, method, stop_at, bat
     "A lost table of neighbours is found again; weights that only training has, and steps that take turns, go on"
     cfg, make = replace(CFG, batches=batches), partial(build, method)
     want = run(samples, tmp_path / "straight", cfg, make)
-    run(samples, tmp_path / "stopped", cfg, make, stop_at)
+    run(samples, tmp_path / "stopped", cfg, make, stop_at, soft := method == "macco")
+    kept = read_checkpoint(tmp_path / "stopped") or {"step": 0}
+    assert kept["step"] == (stop_at + 1 if soft else stop_at // 3 * 3)
     if batches == "neighbours":
         (tmp_path / "stopped" / "neighbours.npy").unlink()
     assert equal(want, run(samples, tmp_path / "stopped", replace(cfg, resume=True), make))
@@ -131,24 +135,6 @@ def test_a_checkpoint_with_code_in_it_is_refused(samples, tmp_path):
     with pytest.raises(UserError, match="checkpoint.pt is damaged"):
         load_checkpoint(tmp_path / "run", towers, method, torch.optim.AdamW(towers.model.parameters()))
     assert not (tmp_path / "gone").exists()
-
-
-def test_two_processes_train_what_one_does(tmp_path):
-    "The same neighbours, and losses and weights that differ by rounding"
-    settings = dict(images=32, epochs=1, batch_size=8, warmup=2, log_every=1, lr=1e-4, device="cpu", threads=1)
-    weights = {}
-    for gpus in (1, 2):
-        (tmp_path / f"{gpus}").mkdir()
-        own = {**settings, "duplicates": "merge", "batches": "neighbours", "gpus": gpus}
-        weights[gpus] = train(own, tmp_path / f"{gpus}").model.state_dict()
-        assert not list((tmp_path / f"{gpus}").glob("embeddings*"))
-    one, two = (np.load(tmp_path / name / "neighbours.npy") for name in "12")
-    assert one.shape == (32, 3) and (one == two).all()
-    losses = [[r["total"] for r in read_log(tmp_path / f"{g}")] for g in (1, 2)]
-    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
-    start = load().model.state_dict()
-    for k, w in weights[1].items():
-        assert (w - weights[2][k]).norm() <= 0.05 * (w - start[k]).norm() + 1e-6, k
 
 
 def test_accumulation_and_bf16_with_a_pattern_of_what_is_trained(samples, tmp_path):

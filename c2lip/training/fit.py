@@ -8,6 +8,8 @@ __all__ = ['RUN_RESULTS', 'count_steps', 'make_validator', 'average_weights', 'f
 # %% ../../nbs/6_training/06_fit.ipynb #5abdc2f5
 import hashlib
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -143,7 +145,7 @@ class _Run:
         self.settings = {**binding(cfg, samples.records), "first_weights": _digest(towers.model.state_dict().values())}
         "What the checkpoint belongs to"
         self.neighbours: np.ndarray | None = None  # (n,k) of the samples, where batches are made of them
-        self.done = 0  # steps
+        self.done, self.interrupted = 0, False  # steps; by Ctrl-C
         self.rows: list[dict] = []  # of the steps since the last line of the log
 
     def start(self):
@@ -214,15 +216,17 @@ class _Run:
         self.rows.clear()
 
     def validate_and_save(self):
-        "Every `evaluate_every` and `save_every` steps, and at the end"
+        "Every `evaluate_every` and `save_every` steps, at the end, and where Ctrl-C ends the run"
         cfg, last = self.cfg, self.done == self.total
         with self.log.aside():
             if self.validator and (last or self.done % cfg.evaluate_every == 0):
                 now = self.validate(self.evaluated())
                 self.record_validation(now)
                 self.log.say(f"step {self.done}, validation: {_compare_with_start(now, self.before, cfg.alarm)}")
-            if self.rank == 0 and (last or self.done % cfg.save_every == 0):
+            if self.rank == 0 and (last or self.interrupted or self.done % cfg.save_every == 0):
                 self.save()
+        if self.interrupted:
+            raise KeyboardInterrupt(f"stopped at step {self.done} of {self.total}: resume True goes on from it")
 
     def validate(self, towers: Towers) -> dict:  # name → percent; empty without a validator
         "The numbers of these towers on the validation images"
@@ -246,7 +250,16 @@ class _Run:
 
     @contextmanager
     def failures(self):
-        "What stops a run ends in one line that says at which step, and which checkpoint is kept"
+        "What stops a run ends in one line that says at which step; Ctrl-C waits for the step, a second one does not"
+
+        def wait(number, frame):
+            signal.signal(number, usual)
+            self.interrupted = True
+
+        usual = signal.getsignal(signal.SIGINT)
+        ours = threading.current_thread() is threading.main_thread() and self.ranks == 1
+        if ours := ours and usual is signal.default_int_handler:
+            signal.signal(signal.SIGINT, wait)
         try:
             yield
         except UserError as e:
@@ -256,6 +269,8 @@ class _Run:
             kept = f"{self.folder}/checkpoint.pt holds the weights of step {self.done}"
             raise UserError(f"{e}; the run stopped, and {kept}") from None
         finally:
+            if ours:
+                signal.signal(signal.SIGINT, usual)
             self.log.close()
 
     def end(self) -> int:  # steps done

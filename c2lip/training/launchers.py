@@ -12,8 +12,12 @@ import os
 import re
 import shlex
 import tempfile
+<<<<<<< HEAD
+=======
+from contextlib import suppress
+from importlib.metadata import version
+>>>>>>> main
 from pathlib import Path
-from typing import Any
 
 from ..core import UserError, did_you_mean
 from ..core.files import RUN_FILES, check_free, json_object, project_root, read_yaml, shipped, user_path, write_json
@@ -62,16 +66,13 @@ def _foreign_file(folder, name):
 
 
 def open_clip_models() -> dict[str, list[str]]:  # name → tags of its weights
-    "The models that open_clip knows, from its files, since its import takes seconds; a quickgelu form has no tags here"
-    spec = importlib.util.find_spec("open_clip")
-    home, tables = Path(str(spec and spec.origin)).parent, dict[str, Any]()
-    for node in ast.parse((home / "pretrained.py").read_text(encoding="utf8")).body:
-        if isinstance(node, ast.Assign):
-            tables[ast.unparse(node.targets[0])] = node.value
-    table = tables.get("_PRETRAINED", ast.Dict([], []))
-    known = {ast.literal_eval(key): tables.get(ast.unparse(v), v) for key, v in zip(table.keys, table.values)}
-    names = sorted(file.stem for file in home.glob("model_configs/*.json"))
-    return {name: [word.arg for word in getattr(known.get(name), "keywords", [])] for name in names}
+    "The models that open_clip knows: from the index, imported where another version is installed"
+    index = read_json(shipped("names.json"))
+    if index["open_clip"] == version("open_clip_torch"):
+        return index["models"]
+    import open_clip
+
+    return {name: open_clip.list_pretrained_tags_by_model(name) for name in open_clip.list_models()}
 
 
 def _check_names(settings):

@@ -112,7 +112,7 @@ class Log:
     def step(self, step: int, row: dict):  # steps done, name → number
         "Draw the line anew, where somebody watches"
         if self.active and self.watched:
-            self.bar.postfix = _format_row(self._with_speed(step, row))
+            self.bar.postfix = _format_row(self._with_speed(step, row)).removeprefix(" · ")
             self.bar.update(step - self.bar.n)
 
     def write(self, step: int, row: dict):  # steps done, name → number
