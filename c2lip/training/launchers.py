@@ -12,11 +12,7 @@ import os
 import re
 import shlex
 import tempfile
-<<<<<<< HEAD
-=======
-from contextlib import suppress
 from importlib.metadata import version
->>>>>>> main
 from pathlib import Path
 
 from ..core import UserError, did_you_mean
@@ -67,7 +63,7 @@ def _foreign_file(folder, name):
 
 def open_clip_models() -> dict[str, list[str]]:  # name → tags of its weights
     "The models that open_clip knows: from the index, imported where another version is installed"
-    index = read_json(shipped("names.json"))
+    index = json_object(shipped("names.json"))
     if index["open_clip"] == version("open_clip_torch"):
         return index["models"]
     import open_clip
