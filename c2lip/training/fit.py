@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..core import UserError, derive_seed, seeded
 from ..core.files import check_free, sole_writer
-from ..data.loading import Samples, batches, loader, neighbours_digest, neighbours_of
+from ..data.loading import Samples, batches, loader, neighbours_of
 from ..encoding import rank_and_world_size, sum_over_ranks
 from ..evaluation.suites import choose_benchmark, evaluate
 from ..methods import Method, Step
@@ -116,11 +116,11 @@ def average_weights(
     return found
 
 # %% ../../nbs/6_training/06_fit.ipynb #dd8d6986
-def _digest(towers):
-    "What tells the weights of towers from others, twelve hexadecimal digits"
+def _digest(tensors):
+    "What tells tensors from others, twelve hexadecimal digits"
     sha = hashlib.sha256()
-    for weight in towers.model.state_dict().values():
-        sha.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    for tensor in tensors:
+        sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return sha.hexdigest()[:12]
 
 
@@ -142,7 +142,7 @@ class _Run:
         method.objective.to(device).train()
         self.first = deepcopy(towers.model) if cfg.alpha < 1 else None
         self.autocast = autocast_of(cfg, device)
-        self.settings = {**binding(cfg, samples.records), "first_weights": _digest(towers)}
+        self.settings = {**binding(cfg, samples.records), "first_weights": _digest(towers.model.state_dict().values())}
         "What the checkpoint belongs to"
         self.neighbours: np.ndarray | None = None  # (n,k) of the samples, where batches are made of them
         self.done, self.interrupted = 0, False  # steps; by Ctrl-C
@@ -161,7 +161,7 @@ class _Run:
             place = self.folder, self.device, self.cfg.workers, self.rank, self.ranks
             with self.autocast:
                 self.neighbours = neighbours_of(self.towers, self.samples, *place)
-            self.settings["neighbours"] = neighbours_digest(self.neighbours)
+            self.settings["neighbours"] = _digest([torch.from_numpy(self.neighbours)])
         if self.cfg.resume:
             self.done = load_checkpoint(self.folder, self.towers, self.method, self.optimizer, self.settings)
         if self._sum(self.done) != self.ranks * self.done:
@@ -237,7 +237,7 @@ class _Run:
         self.log.record(self.done, {f"validation/{name}": value for name, value in numbers.items()})
 
     def evaluated(self) -> Towers:
-        "The towers that are evaluated and released: `alpha` of the way from the first weights"
+        "The towers that are evaluated and released: (1 − alpha) · first weights + alpha · trained weights"
         if self.first is None:
             return self.towers
         model = deepcopy(self.first)
