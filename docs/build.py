@@ -1,6 +1,8 @@
 """Builds the site: every page and room as it is stored, the chapters' doors, the exercises, the library's reference.
 
-    python docs/build.py [FOLDER]     into FOLDER, by default _site; nothing is run and nothing is fetched
+    python docs/build.py [FOLDER [CHAPTER …]]     into FOLDER, by default _site, all chapters or some of them
+
+Nothing is run and nothing is fetched.
 
 Sphinx with MyST-NB builds the pages. What this file adds is their source: notebooks with links that a page can follow,
 a table of contents made from the folders of nbs/, and a reference made from the comments of c2lip's signatures.
@@ -30,8 +32,9 @@ LAUNCHERS = "train evaluate explore prepare ablation compare interpolate walkthr
 class Site:
     "The source of the site in a folder; `dead` are links that lead nowhere, `links` counts those between notebooks"
 
-    def __init__(self, source: Path):
+    def __init__(self, source: Path, only: tuple[str, ...] = ()):  # `only`: chapters; none: all of them
         self.source, self.dead, self.links = source, [], 0
+        self.chapters = [chapter for chapter in chapters() if not only or chapter in only]
         # the tour, where there is one, is the first page; the index, which is README.md, then has a page of its own
         tour = (NBS / "tour.ipynb").exists()
         self.renamed = {"tour.ipynb": "index.ipynb", "index.ipynb": "readme.ipynb"} if tour else {}
@@ -46,7 +49,9 @@ class Site:
         if target.is_relative_to(NBS):
             inner = target.relative_to(NBS).as_posix()
             if target.is_dir():
-                return f"{inner}/index.md" if inner in chapters() else None
+                return f"{inner}/index.md" if inner in self.chapters else None
+            if inner.partition("/")[0] in {*chapters()} - {*self.chapters}:
+                return None
             return self.renamed.get(inner, inner)
         return target.name if target in (HERE / "try.md", *(ROOT / page for page in PAGES)) else None
 
@@ -90,6 +95,9 @@ class Site:
                 if re.search(r"^#\|\s*(default_exp|hide)|nbdev_export\(\)", cell["source"], re.M):
                     continue
                 cell["source"] = re.sub(r"^#\|.*\n?", "", cell["source"], flags=re.M)
+                imports = re.findall(r"^(?:import|from) |^    \w+,$|^\)$", cell["source"], re.M)
+                if len(imports) > max(4, cell["source"].count("\n") // 2):
+                    cell["metadata"] = {"tags": ["hide-input"]}  # folded
             cells.append(cell)
         self.write(self.place_of(path), json.dumps(page | {"cells": cells}))
 
@@ -138,19 +146,19 @@ def exercises_text(exercises: list[dict]) -> str:
     return "\n".join(parts)
 
 
-def write_source(source: Path) -> Site:
+def write_source(source: Path, only: tuple[str, ...] = ()) -> Site:
     "Everything that Sphinx reads"
-    site = Site(source)
+    site = Site(source, only)
     shutil.copy(HERE / "conf.py", source)
     shutil.copytree(HERE / "static", source / "static")
     launchers = {p.stem: p for p in NBS.glob("[a-z]*.ipynb")}
-    for path in [*launchers.values(), *(p for c in chapters() for p in sorted((NBS / c).glob("[0-9]*.ipynb")))]:
+    for path in [*launchers.values(), *(p for c in site.chapters for p in sorted((NBS / c).glob("[0-9]*.ipynb")))]:
         site.notebook(path)
-    for chapter in chapters():
+    for chapter in site.chapters:
         site.door(chapter)
     for page in PAGES:
         site.write(page, site.moved((ROOT / page).read_text(encoding="utf8"), ROOT))
-    for place, text in reference_pages(ROOT / "c2lip").items():
+    for place, text in reference_pages(ROOT / "c2lip", site.chapters).items():
         site.write(place, text)
     start = ["readme"] * bool(site.renamed) + ["Try it here <try>"]
     site.write("try.md", (HERE / "try.md").read_text(encoding="utf8"))
@@ -158,7 +166,7 @@ def write_source(source: Path) -> Site:
     pages += sorted(set(launchers) - {*LAUNCHERS, "index", "tour"})
     contents = [
         toctree(start, ":hidden:\n:caption: Start"),
-        toctree([f"{chapter}/index" for chapter in chapters()], ":hidden:\n:caption: Chapters"),
+        toctree([f"{chapter}/index" for chapter in site.chapters], ":hidden:\n:caption: Chapters"),
         toctree(pages, ":hidden:\n:caption: Launchers and study"),
         toctree(["reference/index", "CONTRIBUTING", "CHANGELOG"], ":hidden:\n:caption: Reference"),
     ]
@@ -189,7 +197,7 @@ def dead_links(home: Path, later=("maps.html",)) -> list[str]:  # `later`: pages
     return dead
 
 
-def main(folder: str = "_site"):
+def main(folder: str = "_site", *only: str):
     "Build the site; a dead link or a warning of Sphinx ends with exit code 1"
     from sphinx.cmd.build import build_main  # of the site's own environment
 
@@ -197,7 +205,7 @@ def main(folder: str = "_site"):
     shutil.rmtree(place, ignore_errors=True)
     source = place / "source"
     source.mkdir(parents=True)
-    site = write_source(source)
+    site = write_source(source, only)
     if site.dead:
         raise SystemExit("dead links:\n" + "\n".join(site.dead))
     failed = build_main(["-q", "-W", "--keep-going", "-b", "html", str(source), str(place / "html")])

@@ -7,6 +7,8 @@ project, author, copyright = "c2lip", "the c2lip developers", "2026 onwards, the
 extensions = ["myst_nb"]
 nb_execution_mode = "off"  # pages show stored outputs; nothing is run
 nb_merge_streams = True
+nb_code_prompt_show = "{type}: imports"
+nb_render_markdown_format = "myst"  # which has tables
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header", "mystnb.unknown_mime_type", "mystnb.mime_priority"]
@@ -29,6 +31,13 @@ def formula(self, node):
     raise nodes.SkipNode
 
 
+def folded(app, page, template, context, doctree):
+    "On the left the pages of one chapter: with those of all on every page the build takes half as long again"
+    toctree = context["toctree"]
+    context["toctree"] = lambda **how: toctree(**how | {"collapse": True})
+
+
 def setup(app):
+    app.connect("html-page-context", folded, priority=400)  # before the theme
     app.add_html_math_renderer("mathml", inline_renderers=(formula, None), block_renderers=(formula, None))
     app.config.html_math_renderer = "mathml"

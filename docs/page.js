@@ -3,11 +3,13 @@
 const c2lip = (() => {
   const D = JSON.parse(document.getElementById('data').textContent);
   const WIDTH = 64, PATCH = 16, SIDE = 96, GRID = 6, CONTEXT = 48, EOS = 1, SHOWN = 384;
+  const BLOCKS = 6, HEADS = 2;
 
   // ---- weights: safetensors files in base64
 
   function readWeights(text) {
-    const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));
+    const raw = atob(text), bytes = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
     const length = Number(new DataView(bytes.buffer).getBigUint64(0, true));
     const head = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + length)));
     const weights = {};
@@ -21,14 +23,21 @@ const c2lip = (() => {
 
   // ---- layers; x holds n rows, one after the other
 
-  function linear(x, n, w, bias) { // (n,in) → (n,out), w: (out,in)
+  function linear(x, n, w, bias) { // (n,in) → (n,out), w: (out,in); out is a multiple of 4
     const ins = x.length / n, outs = w.length / ins, y = new Float32Array(n * outs);
-    for (let i = 0; i < n; i++)
-      for (let o = 0; o < outs; o++) {
-        let sum = bias ? bias[o] : 0;
-        for (let k = 0, a = i * ins, b = o * ins; k < ins; k++) sum += x[a + k] * w[b + k];
-        y[i * outs + o] = sum;
+    for (let i = 0; i < n; i += 2) { // two rows and four outputs at a time: every number is read less often
+      const j = Math.min(i + 1, n - 1);
+      for (let o = 0; o < outs; o += 4) {
+        let p0 = 0, p1 = 0, p2 = 0, p3 = 0, q0 = 0, q1 = 0, q2 = 0, q3 = 0;
+        for (let k = 0, a = i * ins, b = j * ins, c = o * ins, d = c + ins, e = d + ins, f = e + ins; k < ins; k++) {
+          const p = x[a + k], q = x[b + k], w0 = w[c + k], w1 = w[d + k], w2 = w[e + k], w3 = w[f + k];
+          p0 += p * w0; p1 += p * w1; p2 += p * w2; p3 += p * w3;
+          q0 += q * w0; q1 += q * w1; q2 += q * w2; q3 += q * w3;
+        }
+        [p0, p1, p2, p3].forEach((v, m) => { y[i * outs + o + m] = v + bias[o + m]; });
+        [q0, q1, q2, q3].forEach((v, m) => { y[j * outs + o + m] = v + bias[o + m]; });
       }
+    }
     return y;
   }
 
@@ -59,8 +68,8 @@ const c2lip = (() => {
     return e.map(v => v / sum);
   }
 
-  function attend(q, k, v, rows, columns, heads, causal) { // q: (rows,WIDTH), k and v: (columns,WIDTH)
-    const d = WIDTH / heads, y = new Float32Array(rows * WIDTH);
+  function attend(q, k, v, rows, columns, heads, causal, kept = []) { // q: (rows,WIDTH), k and v: (columns,WIDTH)
+    const d = WIDTH / heads, y = new Float32Array(rows * WIDTH); // `kept` gets what each head attends to
     for (let h = 0; h < heads; h++)
       for (let i = 0; i < rows; i++) {
         const scores = [];
@@ -69,7 +78,9 @@ const c2lip = (() => {
           for (let c = h * d; c < (h + 1) * d; c++) sum += q[i * WIDTH + c] * k[j * WIDTH + c];
           scores.push(sum / Math.sqrt(d));
         }
-        softmax(scores).forEach((a, j) => {
+        const shares = softmax(scores);
+        kept.push(shares);
+        shares.forEach((a, j) => {
           for (let c = h * d; c < (h + 1) * d; c++) y[i * WIDTH + c] += a * v[j * WIDTH + c];
         });
       }
@@ -108,7 +119,8 @@ const c2lip = (() => {
 
   const dot = (x, y, at = 0) => { let sum = 0; for (let k = 0; k < WIDTH; k++) sum += x[k] * y[at + k]; return sum; };
 
-  // ---- the image tower: 96×96 RGB → pooled image and tokens, unit vectors
+  // ---- the image tower: 96×96 RGB → pooled image and tokens, unit vectors; heads: what the pooling attends to;
+  // layer(k): the tokens k blocks before the last, read as if they were the last
 
   function encodeImage(w, rgb) { // rgb: 96·96·3 bytes
     const n = GRID * GRID + 1, at = 'visual.trunk', patches = new Float32Array((n - 1) * 3 * PATCH * PATCH);
@@ -124,17 +136,19 @@ const c2lip = (() => {
     x.set(w[`${at}.cls_token`]);
     x.set(embedded, WIDTH);
     x = add(x, w[`${at}.pos_embed`]);
-    for (let b = 0; b < 6; b++) x = block(x, n, w, `${at}.blocks.${b}`, ['norm1', 'norm2', 'mlp.fc1', 'mlp.fc2'], 1e-6);
-    x = norm(x, n, w[`${at}.norm.weight`], w[`${at}.norm.bias`], 1e-6).slice(WIDTH);
+    const names = ['norm1', 'norm2', 'mlp.fc1', 'mlp.fc2'], blocks = [];
+    for (let b = 0; b < BLOCKS; b++) blocks.push(x = block(x, n, w, `${at}.blocks.${b}`, names, 1e-6));
+    const last = y => norm(y, n, w[`${at}.norm.weight`], w[`${at}.norm.bias`], 1e-6).slice(WIDTH);
     const part = name => [w[`${at}.attn_pool.${name}.weight`], w[`${at}.attn_pool.${name}.bias`]], M = n - 1;
-    const [k, v] = split(linear(x, M, ...part('kv')), M, 2);
+    const keys = y => split(linear(last(y), M, ...part('kv')), M, 2), [k, v] = keys(x);
     const q = linear(w[`${at}.attn_pool.latent`], 1, ...part('q'));
     const read = (values, rows) => { // output projection and residual MLP of the pooling head
       const y = linear(values, rows, ...part('proj'));
       const inner = gelu(linear(norm(y, rows, ...part('norm'), 1e-6), rows, ...part('mlp.fc1')));
       return unit(add(y, linear(inner, rows, ...part('mlp.fc2'))), rows);
     };
-    return {image: read(attend(q, k, v, 1, M, 2, false), 1), tokens: read(v, M)};
+    const heads = [], image = read(attend(q, k, v, 1, M, HEADS, false, heads), 1), tokens = read(v, M), before = [tokens];
+    return {image, tokens, heads, layer: k => before[k] ||= read(keys(blocks[BLOCKS - 1 - k])[1], M)};
   }
 
   // ---- the text tower
@@ -198,41 +212,51 @@ const c2lip = (() => {
     return texts[m].get(text);
   }
 
-  function map(seen, concept) { // cosines of the patches, above their mean
-    const cosines = [...Array(GRID * GRID).keys()].map(p => dot(concept, seen.tokens, p * WIDTH));
-    const mean = cosines.reduce((a, b) => a + b, 0) / cosines.length;
+  const share = how => ['softmax', 'head'].includes(how.kind);
+
+  function map(seen, concept, how = D.selection) { // (GRID·GRID) of one kind, as c2lip.attention.maps has them
+    if (how.kind == 'head')
+      return seen.heads[0].map((v, p) => how.head ? seen.heads[how.head - 1][p] : seen.heads.reduce((sum, h) => sum + h[p], 0) / HEADS);
+    const tokens = seen.layer(how.layer), cosines = [...Array(GRID * GRID).keys()].map(p => dot(concept, tokens, p * WIDTH));
+    if (how.kind == 'softmax') return softmax(cosines.map(v => how.scale * v));
+    const mean = how.kind == 'centred' ? cosines.reduce((a, b) => a + b, 0) / cosines.length : 0;
     return cosines.map(v => v - mean);
   }
 
-  function scores(seen, concept) { // v·c and v̂·c at β = 1
+  function scores(seen, concept, scale = 1) { // v·c and v̂·c at β
     const cosines = [...Array(GRID * GRID).keys()].map(p => dot(concept, seen.tokens, p * WIDTH));
     const reading = new Float32Array(WIDTH);
-    softmax(cosines).forEach((a, p) => { for (let k = 0; k < WIDTH; k++) reading[k] += a * seen.tokens[p * WIDTH + k]; });
+    softmax(cosines.map(v => scale * v)).forEach((a, p) => {
+      for (let k = 0; k < WIDTH; k++) reading[k] += a * seen.tokens[p * WIDTH + k];
+    });
     return [dot(concept, seen.image), dot(concept, unit(reading))];
   }
 
   // ---- columns and their colours, as c2lip.attention.figures has them
 
   const decimals = spread => spread > 0 ? 1 - Math.floor(Math.log10(spread)) : 2;
-  function roundedUp(high) {
-    const step = 10 ** -decimals(high);
-    return Math.max(Math.ceil(high / step - 1e-6), 1) * step;
+  function rounded(low, high) { // outwards, to two digits; never empty
+    const step = 10 ** -decimals(high - low), first = Math.floor(low / step + 1e-6);
+    return [first * step, Math.max(Math.ceil(high / step - 1e-6), first + 1) * step];
   }
   const number = (x, digits = 3, sign = true) => ((sign && x >= 0 ? '+' : '') + x.toFixed(digits)).replace('-', '−');
 
-  function columns(before, after) { // two maps → base, tuned, difference
-    const change = after.map((v, i) => v - before[i]);
-    const limit = roundedUp(Math.max(...change.map(Math.abs)));
-    const found = [before, after].map((values, m) =>
-      ({name: D.names[m], values, low: 0, high: roundedUp(Math.max(...values)), label: 'cosine above the mean'}));
-    found.push({name: 'difference', values: change, low: -limit, high: limit, label: 'less  ·  cosine  ·  more', signed: true});
-    return found;
+  function columns(before, after, how = D.selection) { // maps of all phrases by both models → base, tuned, difference
+    const both = [before, after].map(maps => maps.map(values => values.map(v => share(how) ? 100 * v : v)));
+    const change = both[1].map((values, i) => values.map((v, p) => v - both[0][i][p]));
+    const mean = values => values.reduce((a, b) => a + b, 0) / values.length;
+    const lowest = how.kind == 'centred' ? () => 0 : share(how) ? mean : values => Math.min(...values);
+    const found = both.map((maps, m) => {
+      const ranged = how.same_scale ? both.flat() : maps;
+      const [low, high] = rounded(Math.min(...(how.same_scale ? both : [maps]).map(own => lowest(own.flat()))), Math.max(...ranged.flat()));
+      return {name: D.names[m], maps, low, high, label: D.labels[how.kind]};
+    });
+    const limit = rounded(0, Math.max(...change.flat().map(Math.abs)))[1], label = `less  ·  ${share(how) ? '% points' : 'cosine'}  ·  more`;
+    return [...found, {name: 'difference', maps: change, low: -limit, high: limit, label, signed: true}];
   }
 
-  function colour(column, share) {
-    const palette = D.palettes[column.signed ? 'change' : 'amount'];
-    return palette[Math.min(Math.max(Math.floor(share * palette.length), 0), palette.length - 1)];
-  }
+  const palette = column => D.palettes[column.signed ? 'change' : 'amount'];
+  const place = (colours, share) => Math.min(Math.max(Math.floor(share * colours.length), 0), colours.length - 1);
 
   function ticks(column) {
     const digits = Math.max(0, decimals(column.high - column.low));
@@ -240,24 +264,40 @@ const c2lip = (() => {
     return column.signed ? [ends[0], '0', ends[1]] : ends;
   }
 
-  function paint(pixels, column, opacity = 0.75) { // pixels: RGBA of the image → RGBA of the map over the grey image
-    const side = Math.sqrt(pixels.length / 4), out = new Uint8ClampedArray(pixels.length);
+  function sampled(values, side) { // at the centres of side·side points: cubic between the patches, as torch has it
+    const A = -0.75, near = x => ((A + 2) * x - (A + 3)) * x * x + 1, far = x => ((A * x - 5 * A) * x + 8 * A) * x - 4 * A;
+    const taps = [...Array(side).keys()].map(i => {
+      const x = (i + 0.5) / side * GRID - 0.5, first = Math.floor(x), t = x - first;
+      const places = [-1, 0, 1, 2].map(k => Math.min(Math.max(first + k, 0), GRID - 1));
+      return [places, [far(1 + t), near(t), near(1 - t), far(2 - t)]];
+    });
+    const low = Math.min(...values), high = Math.max(...values), out = new Float32Array(side * side);
+    const rows = [...Array(GRID).keys()].map(y => taps.map(([places, by]) => by.reduce((sum, w, k) => sum + w * values[y * GRID + places[k]], 0)));
+    taps.forEach(([[a, b, c, d], [u, v, w, z]], y) => {
+      for (let x = 0; x < side; x++)
+        out[y * side + x] = Math.min(Math.max(u * rows[a][x] + v * rows[b][x] + w * rows[c][x] + z * rows[d][x], low), high);
+    });
+    return out;
+  }
+
+  function paint(pixels, column, values, how = D.selection) { // pixels: RGBA of the image → RGBA of the map over the grey image
+    const side = Math.sqrt(pixels.length / 4), out = new Uint8ClampedArray(pixels.length), opacity = how.opacity;
     const spread = column.high > column.low ? column.high - column.low : 1;
-    const colours = column.values.map(v => colour(column, (v - column.low) / spread));
+    const smooth = how.smooth && sampled(values, side), colours = palette(column);
+    const pale = Float64Array.from(colours.flat(), c => 255 * (1 - opacity) + opacity * c);
     for (let i = 0, at = 0; i < side * side; i++, at += 4) {
       const grey = ((pixels[at] * 19595 + pixels[at + 1] * 38470 + pixels[at + 2] * 7471 + 0x8000) >> 16) / 255;
       const patch = Math.floor(Math.floor(i / side) * GRID / side) * GRID + Math.floor(i % side * GRID / side);
-      for (let c = 0; c < 3; c++) {
-        const painted = (1 - opacity + opacity * colours[patch][c] / 255) * (1 - (1 - grey) * (1 - opacity));
-        out[at + c] = Math.floor(painted * 255 + 0.5);
-      }
+      const rgb = 3 * place(colours, ((smooth ? smooth[i] : values[patch]) - column.low) / spread);
+      const light = 1 - (1 - grey) * (1 - opacity);
+      for (let c = 0; c < 3; c++) out[at + c] = Math.floor(pale[rgb + c] * light + 0.5);
       out[at + 3] = 255;
     }
     return out;
   }
 
-  function words(column, phrase) { // where a map is highest
-    const place = column.values.indexOf(Math.max(...column.values));
+  function words(column, values, phrase) { // where a map is highest
+    const place = values.indexOf(Math.max(...values));
     const down = ['top', 'middle', 'bottom'][Math.floor(Math.floor(place / GRID) / 2)];
     const across = ['left', 'centre', 'right'][Math.floor(place % GRID / 2)];
     return `map of “${phrase}”, ${column.name}: ${column.signed ? 'largest gain' : 'highest'} at the ${down} ${across}`;
@@ -280,6 +320,73 @@ const c2lip = (() => {
     if (!second) return null;
     const [a, b] = [first[0], second[0]].map(w => w.toLowerCase());
     return article(text.replace(new RegExp(`\\b(?:${a}|${b})\\b`, 'gi'), w => w.toLowerCase() == a ? b : a));
+  }
+
+  // ---- questions, rivals and doubts, as c2lip.attention.questions has them; a short list of words stands for its tagger
+
+  const known = new Set([...D.words.nouns, ...D.words.colours, ...D.words.others]);
+  const small = new Set((`a an the one another some this that these those my your its his her their and or not no is are be ` +
+    `with without of in on at to by from for near above below over under behind beside inside outside between next`).split(' '));
+  const wordsOf = text => [...text.matchAll(/\w+/g)].map(m => ({text: m[0], lower: m[0].toLowerCase(), start: m.index, end: m.index + m[0].length}));
+  const unique = list => [...new Set(list)];
+
+  function parts(phrase) { // its attribute and its noun, or null
+    const all = wordsOf(phrase), article = ['a', 'an', 'the', 'one', 'another'];
+    const end = all.findIndex(w => small.has(w.lower) && !article.includes(w.lower));
+    const own = all.slice(0, end < 0 ? all.length : end).filter(w => !small.has(w.lower));
+    const isColour = w => D.words.colours.includes(w.lower) || D.words.more_colours.includes(w.lower);
+    const others = own.filter(w => !isColour(w)), nouns = others.filter(w => !D.words.others.includes(w.lower));
+    const noun = nouns.at(-1) || null;
+    return {attribute: own.find(isColour) || others.find(w => w != noun) || null, noun};
+  }
+  const exchange = (phrase, part, word, end = part.end) => article(phrase.slice(0, part.start) + word + phrase.slice(end));
+
+  function exchanged(part, phrase, others) {
+    const own = parts(phrase)[part];
+    for (const theirs of others.map(other => parts(other)[part]))
+      if (own && theirs && theirs.lower != own.lower) return exchange(phrase, own, theirs.text);
+    return null;
+  }
+  const QUESTIONS = {
+    'swap colours': (phrase, others) => exchanged('attribute', phrase, others),
+    'swap nouns': (phrase, others) => exchanged('noun', phrase, others),
+    'without attribute': phrase => {
+      const own = parts(phrase).attribute, rest = own && /^\s+(\w+)/.exec(phrase.slice(own.end));
+      return rest ? exchange(phrase, own, rest[1], own.end + rest[0].length) : null;
+    },
+  };
+  function ask(question, phrases, caption) { // phrases, and what the question makes of them; a text where it changes nothing
+    const changed = phrases.map(phrase => QUESTIONS[question](phrase, [...phrases, ...caption]));
+    const wanted = unique([...phrases, ...changed.filter(Boolean)]).slice(0, 4);
+    return wanted.join('|') == phrases.join('|') ? `${question}: there is nothing to change in ${phrases.join(' | ') || 'no phrase'}` : wanted;
+  }
+
+  function rivals(phrase, truth) { // kind → what the phrase might be mistaken for
+    const bare = p => p.toLowerCase().split(/\s+/).filter(w => !['a', 'an', 'the'].includes(w)).join(' ');
+    const {attribute, noun} = parts(phrase), facts = truth.map(bare), found = {};
+    const kinds = {colours: [noun && attribute, D.words.colours, D.words.more_colours], nouns: [noun, D.words.nouns, D.words.more_nouns]};
+    for (const [kind, [part, first, second]] of Object.entries(kinds)) {
+      if (!part) continue;
+      const words = first.includes(part.lower) ? first : second;
+      const kept = words.filter(w => w != part.lower).map(w => exchange(phrase, part, w))
+        .filter(p => !facts.includes(bare(phrase)) || !facts.includes(bare(p)));
+      if (kept.length && (kind == 'nouns' || words.includes(part.lower))) found[kind] = kept;
+    }
+    return found;
+  }
+  function ranks(m, seen, phrase, truth) { // [kind, rank, number of those ranked] of each kind; a tie counts against it
+    const fit = dot(embed(m, phrase), seen.image);
+    return Object.entries(rivals(phrase, truth)).map(([kind, others]) =>
+      [kind, 1 + others.filter(other => dot(embed(m, other), seen.image) >= fit).length, 1 + others.length]);
+  }
+  function doubts(name, drawn, ranked) { // ranked: phrase → its ranks
+    const found = drawn ? [] : [`${name} has seen drawn scenes alone: it has no reason to know this image`];
+    for (const [phrase, own] of ranked) {
+      const strange = wordsOf(phrase).filter(w => !small.has(w.lower) && !known.has(w.lower)).map(w => w.text);
+      if (strange.length) found.push(`${name} has never read “${strange.join('”, “')}”`);
+      else if (own.length && own.every(([, rank, count]) => 2 * rank > count + 1)) found.push(`to ${name}, most rivals fit better than “${phrase}”`);
+    }
+    return found;
   }
 
   // ---- images
@@ -334,12 +441,18 @@ const c2lip = (() => {
     e.append(...inside);
     return e;
   };
-  const now = {scene: null, shown: null, seen: null, outlines: []};
-  const phrases = () => at('phrase').value.split('|').map(p => p.split(/\s+/).filter(Boolean).join(' ')).filter(Boolean);
+  const now = {scene: null, shown: null, seen: null, outlines: [], phrases: [], how: {...D.selection}};
+  const typed = () => at('phrase').value.split('|').map(p => p.split(/\s+/).filter(Boolean).join(' ')).filter(Boolean);
 
   function say(text, wrong = false) {
-    at('status').textContent = text;
+    at('status').textContent = wrong ? `${text} (unchanged: ${now.scene.name})` : text;
     at('status').className = wrong ? 'c2lip-wrong' : '';
+  }
+
+  function captioned(caption) { // the phrases on show stay where the caption has them all
+    const found = phrasesOf(caption), kept = now.phrases.length && now.phrases.every(p => found.includes(p));
+    at('caption').value = caption;
+    show(kept ? now.phrases : found.slice(0, 1));
   }
 
   async function choose(scene) {
@@ -349,9 +462,7 @@ const c2lip = (() => {
     const rgb = rgbOf(pixelsOf(seen, SIDE));
     now.seen = [view(0, rgb), view(1, rgb)];
     for (const b of at('scenes').children) b.setAttribute('aria-pressed', b.title == scene.name);
-    at('caption').value = scene.caption;
-    at('phrase').value = scene.phrases[0];
-    show();
+    captioned(scene.caption);
   }
 
   async function own(file) {
@@ -366,13 +477,12 @@ const c2lip = (() => {
       pen.fillRect(0, 0, canvas.width, canvas.height);
       pen.drawImage(image, 0, 0, canvas.width, canvas.height);
       const rgb = resized(pen.getImageData(0, 0, canvas.width, canvas.height).data, canvas.width, canvas.height);
-      Object.assign(now, {scene: {name: file.name, phrases: [], things: []}, outlines: [], shown: pixelsOf(canvas, SHOWN)});
+      Object.assign(now, {scene: {name: file.name, caption: '', things: []}, outlines: [], shown: pixelsOf(canvas, SHOWN)});
       now.seen = [view(0, rgb), view(1, rgb)];
       for (const b of at('scenes').children) b.setAttribute('aria-pressed', false);
-      at('caption').value = '';
-      show();
+      captioned('');
     } catch (e) {
-      say(`${file.name}: ${e.message}; choose a PNG or a JPEG`, true);
+      say(`${file.name} cannot be shown: ${e.message}; choose a PNG or a JPEG`, true);
     } finally {
       URL.revokeObjectURL(address);
     }
@@ -394,7 +504,7 @@ const c2lip = (() => {
       const bar = make('canvas', {width: 65, height: 1, className: 'c2lip-bar'}), pen = bar.getContext('2d');
       bar.setAttribute('aria-hidden', true);
       for (let i = 0; i < 65; i++) {
-        pen.fillStyle = `rgb(${colour(column, i / 64).map(c => Math.round(255 * 0.25 + 0.75 * c)).join(' ')})`;
+        pen.fillStyle = `rgb(${palette(column)[place(palette(column), i / 64)].map(c => Math.round(255 + now.how.opacity * (c - 255))).join(' ')})`;
         pen.fillRect(i, 0, 1, 1);
       }
       const marks = ticks(column), span = text => make('span', {textContent: text});
@@ -404,33 +514,32 @@ const c2lip = (() => {
     return make('figure', {}, ...parts);
   }
 
-  function section(phrase) {
-    const said = new Set(phrase.toLowerCase().match(/\w+/g) || []);
-    const known = [...D.words.nouns, ...D.words.colours, ...D.words.others].filter(w => said.has(w));
-    const named = D.words.nouns.some(w => said.has(w));
-    const outlines = now.outlines.filter((_, i) => named && known.every(w => now.scene.things[i].words.includes(w)));
+  function section(phrase, shown, i, ranked) { // shown: columns, whose map i is that of the phrase; ranked: of each model, its ranks
+    const said = new Set(wordsOf(phrase).map(w => w.lower)), named = D.words.nouns.some(w => said.has(w));
+    const outlines = now.outlines.filter((_, i) => named && [...known].every(w => !said.has(w) || now.scene.things[i].words.includes(w)));
     const concepts = [embed(0, phrase), embed(1, phrase)];
     const both = concepts.map((c, m) => scores(now.seen[m], c));
     both.push(both[1].map((s, i) => s - both[0][i]));
-    const shown = columns(...concepts.map((c, m) => map(now.seen[m], c))).map((column, i) => {
-      const [whole, parts] = both[i].map(s => number(s, 3, !!column.signed));
-      return figure(column.name, words(column, phrase), paint(now.shown, column), outlines, column,
-        [`fit v·c ${whole}`, `patches v̂·c ${parts}`]);
+    const maps = shown.map((column, m) => {
+      const [whole, parts] = both[m].map(s => number(s, 3, !!column.signed)), values = column.maps[i];
+      const lines = (ranked[m] || []).map(([kind, rank, count]) => `rank ${rank} of ${count} ${kind}`);
+      return figure(column.name, words(column, values, phrase), paint(now.shown, column, values, now.how), outlines, column,
+        [`fit v·c ${whole}`, `patches v̂·c ${parts}`, ...lines]);
     });
     const first = figure('image', `image: ${at('caption').value || now.scene.name}`, now.shown, outlines);
     return make('section', {}, make('div', {className: 'c2lip-phrase', textContent: `“${phrase}”`}),
-      make('div', {className: 'c2lip-panels'}, first, ...shown));
+      make('div', {className: 'c2lip-panels'}, first, ...maps));
   }
 
   function captionScores() { // a table: the caption and its swap, by both models and both scores
     const caption = at('caption').value.trim(), other = caption && swapped(caption);
     at('scores').replaceChildren();
     if (!caption) return;
-    const table = make('table', {}, make('caption', {textContent: 'Which sentence fits the image?'}));
+    const table = make('table', {}, make('caption', {textContent: `Which sentence fits the image? v̂·c at β = ${D.readout}, the mean of its phrases`}));
     const head = ['', ...D.names.flatMap(name => [`${name}, v·t`, `${name}, v̂·c`])];
     table.append(make('thead', {}, make('tr', {}, ...head.map(text => make('th', {scope: 'col', textContent: text})))));
     const rows = [caption, ...(other ? [other] : [])].map(text => [text, ...[0, 1].flatMap(m => {
-      const read = phrasesOf(text).map(p => scores(now.seen[m], embed(m, p))[1]);
+      const read = phrasesOf(text).map(p => scores(now.seen[m], embed(m, p), D.readout)[1]);
       return [dot(embed(m, text), now.seen[m].image), read.length ? read.reduce((a, b) => a + b) / read.length : NaN];
     })]);
     const body = make('tbody');
@@ -445,24 +554,93 @@ const c2lip = (() => {
     at('scores').append(table);
   }
 
-  function show() {
+  function chips(phrases) { // a phrase of the caption alone, or beside those on show; the same ones while the caption stays
+    const found = phrasesOf(at('caption').value);
+    if ([...at('chips').children].map(pair => pair.firstChild.textContent).join('|') != found.join('|'))
+      at('chips').replaceChildren(...found.map(phrase => make('span', {},
+        make('button', {className: 'chip', textContent: phrase, onclick: () => show([phrase])}),
+        make('button', {className: 'chip', onclick: () =>
+          show(now.phrases.includes(phrase) ? now.phrases.filter(p => p != phrase) : [...now.phrases, phrase])}))));
+    [...at('chips').children].forEach((pair, i) => {
+      const [chip, beside] = pair.children, on = phrases.includes(found[i]);
+      chip.setAttribute('aria-pressed', on);
+      beside.textContent = on ? '−' : '+';
+      beside.title = on ? `take “${found[i]}” away` : `show “${found[i]}” too`;
+      beside.setAttribute('aria-label', beside.title);
+      beside.hidden = !phrases.length || on && phrases.length == 1;
+    });
+  }
+
+  function status(phrases, ranked) {
+    const {kind, scale, head, layer} = now.how, notes = [];
+    if (!phrases.length) return `${now.scene.name}: type a phrase, or a caption to take phrases from`;
+    let label = D.labels[kind] + (kind == 'softmax' ? ` at β = ${+scale.toPrecision(3)}` : '');
+    label += kind == 'head' && head ? `, head ${head}` : '';
+    if (layer && kind != 'head') notes.push(`tokens ${layer} block${layer == 1 ? '' : 's'} before the last, read as if they were the last: a probe`);
+    D.names.forEach((name, m) => notes.push(...doubts(name, now.scene.things.length > 0, phrases.map((p, i) => [p, ranked[i][m]]))));
+    return [`${now.scene.name}: ${phrases.map(p => `“${p}”`).join(', ')}`, D.names.join(' → '), label, ...notes].join(' · ');
+  }
+
+  function show(phrases = now.phrases) { // draw what is chosen; what cannot be drawn changes the status alone
     if (!now.seen) return;
-    const begun = performance.now(), wanted = phrases(), found = phrasesOf(at('caption').value);
-    at('chips').replaceChildren(...found.map(phrase => {
-      const chip = make('button', {className: 'chip', textContent: phrase});
-      chip.setAttribute('aria-pressed', wanted.includes(phrase));
-      chip.onclick = () => { at('phrase').value = phrase; show(); [...at('chips').children].find(c => c.textContent == phrase)?.focus(); };
-      return chip;
-    }));
-    captionScores();
-    if (!wanted.length) return say('type a phrase, such as: a red mug', true);
-    if (wanted.length > 4) return say(`at most four phrases at a time, got ${wanted.length}`, true);
-    const long = wanted.find(phrase => tokenize(phrase).length == CONTEXT);
+    const begun = performance.now();
+    if (phrases.length > 4) return say(`at most four phrases at a time, got ${phrases.length}`, true);
+    const long = phrases.find(phrase => tokenize(phrase).length == CONTEXT);
     if (long) return say(`the phrase is longer than the ${CONTEXT} tokens the model reads: ${long.slice(0, 40)}…`, true);
-    at('maps').replaceChildren(...wanted.map(section));
-    const drawn = now.scene.things.length ? '' : ' · both models have seen drawn scenes alone: they have no reason to know this image';
-    say(`${now.scene.name}: ${wanted.map(p => `“${p}”`).join(', ')} · ${D.names.join(' → ')} · cosine above the mean${drawn}`);
+    now.phrases = phrases;
+    at('phrase').value = phrases.join(' | ');
+    chips(phrases);
+    setTimeout(captionScores); // after the maps
+    const truth = [...(now.scene.truth || []), ...phrasesOf(now.scene.caption), ...phrasesOf(at('caption').value)];
+    const ranked = phrases.map(phrase => [0, 1].map(m => ranks(m, now.seen[m], phrase, truth)));
+    const alone = () => make('section', {}, make('div', {className: 'c2lip-phrase', textContent: 'no phrase yet'}),
+      make('div', {className: 'c2lip-panels'}, figure('image', `image: ${now.scene.name}`, now.shown, [])));
+    const shown = phrases.length && columns(...[0, 1].map(m => phrases.map(p => map(now.seen[m], embed(m, p), now.how))), now.how);
+    at('maps').replaceChildren(...(shown ? phrases.map((phrase, i) => section(phrase, shown, i, ranked[i])) : [alone()]));
+    say(status(phrases, ranked));
     c2lip.took = performance.now() - begun;
+  }
+
+  function controls() { // of c2lip.attention.controls: the same names, choices and help
+    const parts = Object.entries(D.controls).map(([name, {help, widget, choices, label, kinds}]) => {
+      const text = label || name.replace('_', ' '), id = `map-${name}`;
+      const set = value => { now.how[name] = value; all(); show(); };
+      let field, mark;
+      if (widget == 'buttons') {
+        field = make('span', {className: 'row', title: help}, ...choices.map(([text, value]) =>
+          make('button', {className: 'chip', textContent: text, value, onclick: () => set(value)})));
+        field.setAttribute('role', 'group');
+        field.setAttribute('aria-label', help);
+        mark = () => [...field.children].forEach(b => b.setAttribute('aria-pressed', b.value == now.how[name]));
+        return [mark, kinds, [field]];
+      }
+      if (widget == 'menu') {
+        const most = name == 'head' ? HEADS : BLOCKS - 1;
+        field = make('select', {id, title: help, onchange: () => set(+field.value)},
+          ...[...Array(most + 1).keys()].map(k => make('option', {value: k, textContent: k ? choices[1].replace('{}', k) : choices[0]})));
+        mark = () => { field.value = now.how[name]; };
+      } else if (widget == 'check') {
+        field = make('input', {id, type: 'checkbox', title: help, onchange: () => set(field.checked)});
+        mark = () => { field.checked = now.how[name]; };
+      } else {
+        const log = widget == 'log', [low, high] = choices.map(x => log ? Math.log10(x) : x), step = (high - low) / (log ? 40 : 20);
+        field = make('input', {id, type: 'range', min: low, max: high, step, title: help});
+        field.onchange = () => set(log ? 10 ** field.value : +field.value);
+        mark = () => {
+          field.value = log ? Math.log10(now.how[name]) : now.how[name];
+          field.setAttribute('aria-valuetext', +now.how[name].toPrecision(3));
+          field.nextSibling.textContent = +now.how[name].toPrecision(3);
+        };
+        return [mark, kinds, [make('label', {htmlFor: id, textContent: text}), field, make('output')]];
+      }
+      return [mark, kinds, [make('label', {htmlFor: id, textContent: text}), field]];
+    });
+    for (const [, , inside] of parts) at('controls').append(make('span', {className: 'control'}, ...inside));
+    const all = () => parts.forEach(([mark, kinds, inside]) => {
+      mark();
+      for (const e of inside) e.disabled = kinds.length > 0 && !kinds.includes(now.how.kind);
+    });
+    all();
   }
 
   function start() {
@@ -473,25 +651,22 @@ const c2lip = (() => {
       button.setAttribute('aria-pressed', false);
       at('scenes').append(button);
     }
-    at('caption').addEventListener('change', show);
-    at('phrase').addEventListener('change', show);
+    controls();
+    at('caption').addEventListener('change', () => captioned(at('caption').value.trim()));
+    at('phrase').addEventListener('change', () => typed().length ? show(typed()) :
+      say('the phrase is empty; type a few words such as: a red mug', true));
     at('own').addEventListener('change', e => e.target.files[0] && own(e.target.files[0]));
-    at('swap').addEventListener('click', () => {
-      const other = phrases().map(p => {
-        const mine = p.match(new RegExp(`\\b(?:${D.words.colours.join('|')})\\b`, 'i'));
-        const rest = phrasesOf(at('caption').value).flatMap(q => q.match(new RegExp(`\\b(?:${D.words.colours.join('|')})\\b`, 'gi')) || []);
-        const theirs = mine && [...rest, ...D.words.colours].find(c => c != mine[0].toLowerCase());
-        return theirs && article(p.replace(mine[0], theirs));
-      }).filter(Boolean);
-      if (!other.length) return say('swap colours: there is no colour in the phrase', true);
-      at('phrase').value = [...new Set([...phrases(), ...other])].slice(0, 4).join(' | ');
-      show();
-    });
+    for (const question of D.questions)
+      at('questions').append(make('button', {className: 'chip', textContent: question, title: `${question}: show the answer beside`, onclick: () => {
+        const wanted = ask(question, now.phrases, phrasesOf(at('caption').value));
+        return typeof wanted == 'string' ? say(wanted, true) : show(wanted);
+      }}));
     const theme = new URLSearchParams(location.search).get('theme');
     if (theme) document.documentElement.dataset.theme = theme;
+    now.phrases = phrasesOf(D.scenes[0].caption).slice(0, 4);
     choose(D.scenes[0]).then(() => { c2lip.ready = performance.now(); });
   }
 
-  return {D, start, tokenize, embed, view, map, scores, columns, paint, phrasesOf, swapped, resized, ready: 0, took: 0};
+  return {D, start, tokenize, embed, view, map, scores, columns, paint, phrasesOf, swapped, ask, ranks, resized, choose, ready: 0, took: 0};
 })();
 c2lip.start();

@@ -15,14 +15,17 @@ from PIL import Image
 from safetensors.torch import save
 from timm.layers import resample_abs_pos_embed
 
+from c2lip.attention.controls import MAP_CONTROLS, Selection
 from c2lip.attention.figures import _AMOUNT, _CHANGE, _add_outline
-from c2lip.attention.questions import Exhibit, caption_phrases, gallery
+from c2lip.attention.maps import MAP_KINDS
+from c2lip.attention.questions import _PHOTO_COLOURS, _PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
 from c2lip.core import UserError
 from c2lip.core.files import shipped
+from c2lip.evaluation.readouts import Readout
 from c2lip.evaluation.world_scenes import binding_scenes
 from c2lip.towers import load
 from c2lip.world import COLOURS, NOUNS, PATTERNS, SIZES, draw_scene, make_scene, object_mask
-from c2lip.world_captions import caption_scene
+from c2lip.world_captions import caption_scene, name_thing
 
 HERE = Path(__file__).resolve().parent
 
@@ -64,7 +67,7 @@ def _scene(exhibit):
     return dict(
         name=exhibit.name,
         caption=exhibit.caption,
-        phrases=caption_phrases(exhibit.caption),
+        truth=[*map(name_thing, exhibit.scene.things)],
         seen=_png(exhibit.image),
         shown=_png(exhibit.shown),
         things=things,
@@ -90,6 +93,9 @@ def data(before: str, after: str) -> dict:
     palettes = {}
     for name, cmap in (("amount", _AMOUNT), ("change", _CHANGE)):
         palettes[name] = cmap(np.arange(cmap.N), bytes=True)[:, :3].tolist()
+    words = dict(colours=[*COLOURS], nouns=[*NOUNS], others=[*PATTERNS, *filter(None, SIZES)])
+    words |= dict(more_colours=_PHOTO_COLOURS, more_nouns=_PHOTO_NOUNS)
+    opening = Selection(kind="softmax", smooth=True, same_scale=True)  # as explore.ipynb opens
     return dict(
         names=[Path(name).name for name in (before, after)],
         models=[_model(before), _model(after)],
@@ -97,7 +103,12 @@ def data(before: str, after: str) -> dict:
         merges=tokenizer["merges"],
         palettes=palettes,
         scenes=[_scene(exhibit) for exhibit in scenes()],
-        words=dict(colours=[*COLOURS], nouns=[*NOUNS], others=[*PATTERNS, *filter(None, SIZES)]),
+        words=words,
+        controls={name: vars(control) for name, control in MAP_CONTROLS.items()},
+        selection={name: getattr(opening, name) for name in MAP_CONTROLS},
+        labels=MAP_KINDS,
+        questions=[*QUESTIONS],
+        readout=Readout().scale,
     )
 
 

@@ -77,8 +77,8 @@ def _class(node, comments):
     return "\n".join(lines) + "\n"
 
 
-def reference_pages(package: Path) -> dict[str, str]:  # place in the site → markdown
-    "A page for each module that has public names, and a table of contents"
+def reference_pages(package: Path, chapters: list[str]) -> dict[str, str]:  # place in the site → markdown
+    "A page for each module of the chapters that has public names, and a table of contents"
     pages, names = {}, []
     for file in sorted(package.rglob("*.py")):
         code = file.read_text(encoding="utf8")
@@ -91,6 +91,8 @@ def reference_pages(package: Path) -> dict[str, str]:  # place in the site → m
         module = ".".join(file.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
         source = next((line for line in code.splitlines() if "File to edit:" in line), "")
         room = source.partition("nbs/")[2].rstrip(". ").removesuffix(".ipynb")
+        if room and room.partition("/")[0] not in chapters:
+            continue
         head = f"# {module.replace('_', chr(92) + '_')}\n\n{_docstring(tree)}\n\n"
         head += f"Made in [{room.replace('_', chr(92) + '_')}](../{room}.ipynb).\n\n" if room else ""
         parts = [_class(n, comments) if isinstance(n, ast.ClassDef) else _function(n, comments, "##") for n in defined]

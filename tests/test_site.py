@@ -1,22 +1,23 @@
 """The site: links, exercises, the built pages, and the page that runs two models in Chromium."""
 
 import base64
+import io
 import json
 import sys
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from conftest import BROWSER, ROOT
 from fastcore.test import test_close as close
+from PIL import Image
 
-from c2lip.attention.figures import ImageMaps, map_columns
-from c2lip.attention.maps import embed_phrases, encode_view
+from c2lip.attention.explorer import Explorer
 from c2lip.attention.questions import caption_phrases
-from c2lip.core.files import shipped
-from c2lip.evaluation.embeddings import embed_texts
-from c2lip.towers import load
+from c2lip.evaluation.embeddings import embed_images, embed_texts, embed_tokens
+from c2lip.evaluation.readouts import Readout
 from c2lip.world import draw_scene, make_scene
 from c2lip.world_captions import caption_scene
 
@@ -42,8 +43,8 @@ def packed(image):
     return base64.b64encode(np.asarray(image).tobytes()).decode()
 
 
-def unpacked(text, kind):
-    return torch.tensor(np.frombuffer(base64.b64decode(text), kind))
+def unpacked(text):
+    return torch.tensor(np.frombuffer(base64.b64decode(text), np.float32))
 
 
 def test_every_exercise_is_solved_by_its_room_and_fails_when_empty():
@@ -75,17 +76,15 @@ def test_a_student_solves_an_exercise(tmp_path, monkeypatch):
 
 def test_no_link_is_dead(tmp_path):
     "In the source of every page"
-    source = tmp_path / "source"
-    source.mkdir()
-    site = build.write_source(source)
+    site = build.write_source(tmp_path)
     assert not site.dead and site.links > 150
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not PYTHON.exists(), reason="the site's own environment is missing: make site")
 def test_built_site(tmp_path, run):
-    "The build refuses a dead link, a warning, and a file of another host; search answers from a file"
-    done = run(PYTHON, ROOT / "docs" / "build.py", tmp_path, timeout=390)
+    "A chapter: the build refuses a dead link, a warning, and a file of another host; search answers from a file"
+    done = run(PYTHON, ROOT / "docs" / "build.py", tmp_path, "1_method", timeout=390)
     assert done.returncode == 0, done.out
     home = tmp_path / "html"
     pages = ("1_method/index.html", "1_method/04_losses.html", "reference/c2lip.losses.html")
@@ -98,53 +97,91 @@ def test_built_site(tmp_path, run):
             page.locator("#search-results li a", has_text="Losses").first.wait_for()
 
 
-ASK = """([texts, images, shown, phrase]) => {
+ASK = """([texts, images]) => {
     const bytes = text => Uint8ClampedArray.from(atob(text), c => c.charCodeAt(0));
     const pack = list => btoa(Array.from(new Uint8Array(list.buffer), b => String.fromCharCode(b)).join(''));
     const all = lists => pack(Float32Array.from(lists.flatMap(list => [...list])));
-    const seen = [0, 1].map(m => images.map(image => c2lip.view(m, bytes(image))));
-    const maps = seen.map((views, m) => c2lip.map(views[0], c2lip.embed(m, phrase)));
-    return {
-        texts: [0, 1].map(m => all(texts.map(text => c2lip.embed(m, text)))),
-        images: seen.map(views => all(views.map(v => [...v.image, ...v.tokens]))),
-        painted: c2lip.columns(...maps).map(column => pack(c2lip.paint(bytes(shown), column))),
-        phrases: c2lip.D.scenes.map(scene => c2lip.phrasesOf(scene.caption)),
-        swapped: ['A red mug and an orange key', 'a mug'].map(c2lip.swapped),
-    };
+    const seen = m => images.map(image => c2lip.view(m, bytes(image))).map(v => [...v.image, ...v.tokens]);
+    return [0, 1].map(m => [all(texts.map(text => c2lip.embed(m, text))), all(seen(m))]);
 }"""
+SHOWN = """() => {
+    const all = (e, query) => [...e.querySelectorAll(query)];
+    const figure = f => [f.querySelector('figcaption').innerText, f.querySelector('canvas').getAttribute('aria-label'),
+        all(f, '.c2lip-ends span, .c2lip-lines span').map(e => e.textContent)];
+    return [document.getElementById('status').innerText, all(document, '#maps figure').map(figure),
+        all(document, '#maps section:first-child canvas[role=img]').map(c => c.toDataURL().slice(22))];
+}"""
+TABLE = "() => [...document.querySelectorAll('#scores tbody tr')].map(r => [...r.children].map(c => c.innerText))"
+CAPTION = (
+    "A white car can be seen sticking out of a pink hat. Nearby there is a white kite. Nearby there is a yellow house."
+)
+SWAPPED = CAPTION.replace("white", "blue").replace("pink", "white").replace("blue", "pink")
+ACTS = (  # what is done on the page, and the same in the explorer
+    ("click", "summary", {}),
+    ("press", "#chips span:nth-child(2) button", "Enter", dict(phrase="a green cat")),
+    ("click", "text=centred", dict(kind="centred")),
+    ("uncheck", "#map-smooth", dict(smooth=False)),
+    ("click", "text=similarity", dict(kind="similarity")),
+    ("select_option", "#map-layer", "2", dict(layer=2)),
+    ("press", "#map-opacity", "ArrowLeft", dict(opacity=0.7)),
+    ("uncheck", "#map-same_scale", dict(same_scale=False)),
+    ("click", "text=pooling head", dict(kind="head")),
+    ("select_option", "#map-head", "1", dict(head=1)),
+    ("press", "text=swap colours", "Space", dict(question="swap colours")),
+    ("press", "#scenes button:nth-child(3)", "Enter", dict(image=3)),
+    ("press", "[title='show “a white kite” too']", "Enter", dict(phrase="a white car | a white kite")),
+    ("click", "text=without attribute", dict(question="without attribute")),
+    ("click", "text=without attribute", dict(question="without attribute")),
+    ("fill", "#phrase", "a shy dragon on a mug | the dog", dict(phrase="a shy dragon on a mug | the dog")),
+    ("click", "text=swap nouns", dict(question="swap nouns")),
+    ("fill", "#phrase", "a|b|c|d|e", dict(phrase="a|b|c|d|e")),
+    ("fill", "#phrase", " | ", dict(phrase=" | ")),
+)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 def test_the_page_answers_as_the_notebook_does(tmp_path):
-    "200 captions and scenes within 1e-4 of PyTorch; phrases and painted maps as the library's; wrong input in one line"
+    "200 captions and scenes within 1e-4 of PyTorch; what it shows and says is what the explorer shows and says"
     import page as writer
 
     writer.write_page(tmp_path / "maps.html")
-    scenes, towers, phrase = writer.scenes(), [load("base"), load(str(shipped("tuned")))], ["a pink key"]
+    explorer, scenes = Explorer(["base", "tuned"]), writer.scenes()
+    explorer.update(state="kind=softmax&smooth=1&same_scale=1", phrase=" | ".join(caption_phrases(scenes[0].caption)))
     texts = [e.caption for e in scenes] + ["Ünïcode &amp; “A—mug”, 42!"]
     texts += [caption_scene(make_scene("validation", i), "page", i) for i in range(179)]
     images = [draw_scene(make_scene("validation", i)) for i in range(200)]
-    shown = images[0].resize((384, 384))
     with opened(f"file://{tmp_path}/maps.html") as page:
         page.wait_for_function("c2lip.ready > 0")
-        found = page.evaluate(ASK, [texts, [*map(packed, images)], packed(shown.convert("RGBA")), phrase[0]])
-        seen = []
-        for m, own in enumerate(towers):
-            close(unpacked(found["texts"][m], np.float32), embed_texts(own, texts, progress=False).flatten(), 1e-4)
-            seen.append([encode_view(own, image) for image in images])
-            wanted = torch.cat([torch.cat([v.image[None], v.tokens]).flatten() for v in seen[m]])
-            close(unpacked(found["images"][m], np.float32), wanted, 1e-4)
-        maps = [views[0].maps(embed_phrases(own, phrase), "centred") for views, own in zip(seen, towers)]
-        columns = map_columns("ab", maps, [views[0].field for views in seen], "centred")
-        panels = ImageMaps(shown, columns, phrase).panels(0)[1:]
-        for (_, pixels, _), values in zip(panels, found["painted"], strict=True):
-            other = unpacked(values, np.uint8).reshape(384, 384, 4)[..., :3].numpy().astype(float)
-            assert np.abs(other - np.floor(pixels * 255 + 0.5)).max() <= 1
-        assert found["phrases"] == [list(caption_phrases(e.caption)) for e in scenes]
-        assert found["swapped"] == ["An orange mug and a red key", None]
-        for text, said in (("a blue fish | a red mug", "“a red mug”"), ("a|b|c|d|e", "at most four phrases")):
-            page.fill("#phrase", text)
-            page.press("#phrase", "Enter")
-            assert page.locator("#maps canvas[role=img]").count() == 8 and said in page.inner_text("#status")
+        for name, (words, seen) in zip(("base", "tuned"), page.evaluate(ASK, [texts, [*map(packed, images)]])):
+            own = explorer.cache.of(name)[0]
+            close(unpacked(words), embed_texts(own, texts, progress=False).flatten(), 1e-4)
+            whole = embed_images(own, images, cache=None, progress=False)[:, None]
+            wanted = torch.cat([whole, embed_tokens(own, images, progress=False)], 1)
+            close(unpacked(seen), wanted.flatten(), 1e-4)
+        for act, *args, changes in ACTS:
+            getattr(page, act)(*args)
+            if act == "fill":
+                page.press("#phrase", "Enter")
+            explorer.update(**changes)
+            status, figures, painted = page.evaluate(SHOWN)
+            shown, wanted = explorer.shown, []
+            panels = [shown.panels(i) for i in range(len(shown.titles))]
+            for i, (c, _, words) in [(i, panel) for i, row in enumerate(panels) for panel in row]:
+                bar = [c.ticks[0], c.label, c.ticks[-1], *c.lines[i]] if c else []
+                wanted.append([c.name if c else "image", words, bar])
+            assert (status, figures) == (explorer.status, wanted), args
+            for (_, pixels, _), values in zip(panels[0], painted, strict=True):
+                other = np.asarray(Image.open(io.BytesIO(base64.b64decode(values))).convert("RGB"), float)
+                assert np.abs(other - np.floor(pixels * 255 + 0.5)).max() <= 2
+        rows = page.evaluate(TABLE)
+        assert [text for text, *_ in rows] == [CAPTION, SWAPPED]
+        for text, *numbers in rows:  # v·t, and v̂·c as the mixture takes it
+            cache, names, words = explorer.cache, ("base", "tuned"), caption_phrases(text)
+            fits = [(cache.view(name, scenes[2]), partial(cache.embed, name)) for name in names]
+            fits = [(v.scores(e([text]))[0], v.scores(e(words), Readout().scale)[1].mean()) for v, e in fits]
+            assert numbers == [f"{x:.3f}".replace("-", "−") for pair in fits for x in map(float, pair)]
+        for node in page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]:
+            if node.get("role", {}).get("value") in ("button", "textbox", "checkbox", "slider", "combobox", "image"):
+                assert node["name"]["value"].strip(), node
         page.set_input_files("#own", tmp_path / "maps.html")
         page.locator("#status", has_text="the image cannot be opened").wait_for()

@@ -118,7 +118,9 @@ def _stored(output, clean):
     kinds = ("image/png", "text/html", "text/markdown", "text/plain")
     kept = {kind: "".join(data[kind]) for kind in kinds if kind in data}
     bare = list(kept) == ["text/plain"] and re.fullmatch(r"<.*>", kept["text/plain"])
-    if not kept or bare or "application/vnd.jupyter.widget-view+json" in data:
+    widget = "application/vnd.jupyter.widget-view+json" in data and "image/png" not in kept
+    style = "text/html" in kept and not re.sub(r"<(style|script)>.*?</\1>", "", kept["text/html"], flags=re.S)
+    if not kept or bare or widget or style:
         return None
     shown = {k: _small_png(text) if k == "image/png" else clean(text).splitlines(True) for k, text in kept.items()}
     size = output["metadata"].get("image/png", {})
