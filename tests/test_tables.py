@@ -17,9 +17,7 @@ from c2lip.evaluation.scores import Hits, change_of_items, mean_of
 from c2lip.evaluation.suites import benchmark_folder, evaluate, tabulate
 from c2lip.evaluation.tables import frame_table, pick_rows, render, row_list, write_forms
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
-from c2lip.study.claims import DEFAULT_VARIANT
 from c2lip.towers import load
-from c2lip.training.step import BY_MODEL
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
 PAPER = Path(os.environ.get("C2LIP_PAPER", Path(__file__).parents[2] / "shared" / "papers" / "c2lip_paper.txt"))
@@ -93,15 +91,6 @@ def test_the_ladder_has_five_seeds_of_every_variant():
     seeds = found[found.model != "base"].groupby("model").seed.unique().map(sorted)
     assert list(seeds.index) == ["+ npc", "+ npc + xac, β 1", "+ npc + xac, β 10", "plain"]
     assert all(own == [0, 1, 2, 3, 4] for own in seeds)
-
-
-def test_the_default_is_the_chosen_share():
-    "train.ipynb's share is the default variant's, and the best of record interpolation"
-    sweep = read_record("interpolation")
-    assert sweep.alpha[sweep.composition.idxmax()] == BY_MODEL["embedded"]["alpha"] == 0.4
-    assert DEFAULT_VARIANT.endswith("α 0.4")
-    again = read_record("repeat")
-    assert sorted(again[again.model == "+ npc + xac, α 0.4"].seed.unique()) == [0, 1, 2, 3, 4]
 
 
 def test_two_machines_agree():

@@ -26,7 +26,7 @@ from .config import AUTO, Config
 
 # %% ../../nbs/6_training/03_step.ipynb #fea4c2a0
 BY_MODEL: dict[str, dict[str, Any]] = {
-    "embedded": {"lr": 1e-3, "warmup": 50, "evaluate_every": 0, "alpha": 0.4},
+    "embedded": {"lr": 1e-3, "warmup": 50, "evaluate_every": 0, "alpha": 0.6},
     "pretrained": {"lr": 1e-5, "warmup": 50, "evaluate_every": 1000, "alpha": 1.0},
 }
 "The values of `auto`, by the kind of model"
