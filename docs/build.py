@@ -161,7 +161,7 @@ def write_source(source: Path, only: tuple[str, ...] = ()) -> Site:
     for place, text in reference_pages(ROOT / "c2lip", site.chapters).items():
         site.write(place, text)
     start = ["readme"] * bool(site.renamed) + ["Try it here <try>"]
-    site.write("try.md", (HERE / "try.md").read_text(encoding="utf8"))
+    site.write("try.md", site.moved((HERE / "try.md").read_text(encoding="utf8"), HERE))
     pages = [name for name in LAUNCHERS if name in launchers]
     pages += sorted(set(launchers) - {*LAUNCHERS, "index", "tour"})
     contents = [
