@@ -387,24 +387,6 @@ def test_one_of_several_makes_the_index(tmp_path, monkeypatch):
         assert list(found) == [8, 8, 8] and len(made) == 1
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "zeros", "pipe"])
-@pytest.mark.parametrize("name", ["arrow", "json"])
-def test_a_damaged_index_is_made_anew(tmp_path, name, damage, capsys):
-    def opened():
-        return list(open_data(tmp_path / "a.tar", index_folder=tmp_path / "i"))
-
-    shard(tmp_path / "a.tar", 2)
-    wanted = opened()
-    (file,) = (tmp_path / "i").glob(f"*.{name}")
-    content = file.read_bytes()
-    file.unlink()
-    new = {"cut": content[: len(content) // 2], "empty": b"", "zeros": bytes(len(content))}
-    os.mkfifo(file) if damage == "pipe" else file.write_bytes(new[damage])
-    assert opened() == opened() == wanted and capsys.readouterr().out.count("is made anew") == 1
-    file.unlink()
-    assert opened() == wanted
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_start_stops_a_large_run(tmp_path, workers, monkeypatch):
     "A tenth of the images tried, not of all there are"

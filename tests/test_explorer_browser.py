@@ -50,7 +50,7 @@ def servers(tmp_path_factory):
             port = free_port()
             log = stack.enter_context(open(home / f"{name}.log", "w"))
             command = [*command, "--no-browser", f"--port={port}"]
-            server = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=home)
+            server = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=ROOT)  # with voila.json
             stack.callback(stop, server)
             running[name] = port, server
         for name, (port, server) in running.items():

@@ -35,9 +35,11 @@ from c2lip.dev.launch import check_run, failure
 from c2lip.evaluation.suites import read_folder
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
-from c2lip.towers.folders import base_folder
-from c2lip.training.checkpoint import load_checkpoint, save_checkpoint
+from c2lip.towers.folders import RELEASED, base_folder
+from c2lip.training.checkpoint import disk_errors, load_checkpoint, save_checkpoint
 from c2lip.training.config import Config, check, read_parameters, read_settings
+from c2lip.training.log import read_log
+from c2lip.training.runs import list_runs
 from c2lip.training.step import parameter_groups
 
 LAUNCHERS = sorted(path for path in (ROOT / "nbs").glob("*.ipynb") if path.stem != "index")
@@ -239,10 +241,44 @@ def images(dice, folder):
         assert open_image(hurt(content, dice)).mode == "RGB"
 
 
+def spoil(path, dice):
+    "Damage a file, or put a folder or a pipe in its place"
+    path.write_bytes(hurt(path.read_bytes(), dice))
+    if dice.random() < 0.2:
+        path.unlink()
+        dice.choice((os.mkdir, os.mkfifo))(path)
+
+
+def cached(dice, folder):
+    "What the cache holds of a table is as it was, or is made again"
+    put_small_images(folder)
+    write_rows(folder / "t.csv", ROWS)
+    whole = list(open_data(str(folder / "t.csv"), skips=Skips(1), index_folder=folder / "cache"))
+    spoil(dice.choice(sorted(folder.glob("cache/*.[aj]*"))), dice)
+    assert list(open_data(str(folder / "t.csv"), skips=Skips(1), index_folder=folder / "cache")) == whole
+
+
+def run_folders(dice, folder):
+    "A file of a run folder is damaged: the list of runs, the log, the count of skips and the check before a resume"
+    run, notes = folder / "runs" / "a", {"metadata": {"papermill": {"end_time": "x"}}, "cells": []}
+    run.mkdir(parents=True)
+    rows = {"metrics.jsonl": {"step": 3}, "skipped.jsonl": {"where": "a", "cause": "b", "detail": "c"}}
+    rows |= {"params.json": {"method": "c2lip"}, "given.json": {"seed": 0}, "train.ipynb": notes, "table.csv": "suite"}
+    for name, row in rows.items():
+        (run / name).write_text(json.dumps(row) + "\n")
+    spoil(run / dice.choice(list(rows)), dice)
+    assert len(list_runs(folder / "runs")) == 1
+    with disk_errors(run):
+        assert len(read_log(run)) < 3 and len(Skips(1, run / "skipped.jsonl").rows) < 3
+        check_run(ROOT / "nbs" / "train.ipynb", {"run_dir": str(run), "resume": True})
+
+
 def release(dice, folder):
-    "A file of a release folder is damaged: its configuration, its tokenizer, or the header of its weights"
+    "A file of a release folder is damaged: its configuration, its tokenizer, its record, or the header of its weights"
     target = folder / "model"
     shutil.copytree(base_folder(), target)
+    if dice.random() < 0.3:
+        return spoil(target / dice.choice([*RELEASED, "record.json"]), dice) or load(str(target))
     file = target / dice.choice(["open_clip_config.json"] * 2 + ["tokenizer.json", "open_clip_model.safetensors"])
     content, size = file.read_bytes(), 0
     if file.suffix == ".safetensors":
@@ -334,7 +370,7 @@ def ends_of_papermill(dice, folder):
 
 
 KINDS = {papermill_line: 80, settings_of_a_run: 40, rules_of_a_run: 60, table: 80, data_folder: 50, shards: 50}
-KINDS |= {joined_captions: 30, images: 60, release: 27, benchmark: 40, command_line: 30}
+KINDS |= {cached: 20, run_folders: 25, joined_captions: 30, images: 60, release: 36, benchmark: 40, command_line: 30}
 KINDS |= {damaged_checkpoint: 20, selections: 50, ends_of_papermill: 60}  # kind → cases
 NOT_WATCHED = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "runs", "cache")
 "Folders in which git, Python and the tools of other tests, which run at the same time, write"

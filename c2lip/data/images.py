@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from ..core import UserError, short
-from ..core.files import cache_folder, regular
+from ..core.files import cache_folder, regular, replacing
 
 # %% ../../nbs/4_data/02_images.ipynb #032cc4d7
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")  # extensions of image files
@@ -162,11 +162,11 @@ def local_copy(url: str) -> Path:
         if not path.exists():
             if size > shutil.disk_usage(path.parent).free:
                 raise OSError(f"there is no room for its {size} bytes")
-            (system, address), part = _filesystem(url), path.with_suffix(".part")
-            _patiently(system.get_file, address, str(part))
-            if part.stat().st_size != size:
-                raise OSError(f"{part.stat().st_size} of {size} bytes came")
-            part.replace(path)
+            system, address = _filesystem(url)
+            with replacing(path) as part:
+                _patiently(system.get_file, address, str(part))
+                if part.stat().st_size != size:
+                    raise OSError(f"{part.stat().st_size} of {size} bytes came")
     _copies[url] = path
     return path
 

@@ -22,7 +22,7 @@ import pyarrow
 from filelock import FileLock
 
 from ..core import UserError, did_you_mean, files
-from ..core.files import is_utf8, project_root, read_json, regular, write_json
+from ..core.files import MAX_TEXT, is_utf8, project_root, read_json, regular, replacing, write_json
 from .images import IMAGES, Bar, in_workers, remote_scheme, version_of
 from .records import Record, Records, Skips, caption_texts, with_phrases
 from .shards import check_shards, shard_records, shard_urls
@@ -113,7 +113,7 @@ class Folder(Tables):
             cause, detail = "empty caption" if is_utf8(path) else "name is not UTF-8", ""
             skips.seen += 1
             try:
-                captions = caption_texts(regular(text).read_text(encoding="utf8")) if is_utf8(path) else []
+                captions = caption_texts(regular(text, MAX_TEXT).read_text(encoding="utf8")) if is_utf8(path) else []
             except FileNotFoundError:
                 cause, detail = "no text file", str(text)
             except (ValueError, OSError) as e:
@@ -125,7 +125,7 @@ class Folder(Tables):
 
 # %% ../../nbs/4_data/05_sources.ipynb #ddcd7dc6
 def find_source(source, image_folder=None, caption_column: str | None = None) -> Tables:
-    "The data set that a name stands for, as `open_data` takes them; raise `UserError` where there is none"
+    "The data set of a name, as `open_data` takes them; raise `UserError` where there is none"
     how = image_folder, caption_column
     if not str(source).strip():
         raise UserError("data is empty: name world, a folder, a table or tar shards")
@@ -169,7 +169,7 @@ def _find_in_folder(path):
     raise UserError(f"{path} holds no {usual}, no images with .txt files, no .tar shards and no .parquet tables")
 
 # %% ../../nbs/4_data/05_sources.ipynb #d82f37ab
-INDEX_FORMAT = 12  # changes with what an index holds: an older one is not found
+INDEX_FORMAT = 13  # changes with what an index holds: an older one is not found
 
 
 def _index_part(source, rules, part):
@@ -179,31 +179,30 @@ def _index_part(source, rules, part):
 
 
 def _write_index(path, source, limit, workers, rules):
-    # the file, in the order of the source whatever the number of processes; beside it what was left out
-    skips, count, temp = Skips(limit), 0, path.with_suffix(".part")
+    # (index, what was left out), in the order of the source whatever the number of processes; kept beside each other
+    skips, arrow = Skips(limit), path.with_suffix(".arrow")
     parts = in_workers(partial(_index_part, source, rules), source.parts(skips), workers)
-    with pyarrow.ipc.new_file(str(temp), INDEX_SCHEMA) as file:
+    with replacing(arrow) as temp, pyarrow.ipc.new_file(str(temp), INDEX_SCHEMA) as file:
         for part, left_out in Bar(parts, "index", delay=3, unit="part", leave=False):
             skips.merge(left_out)
-            count += len(part)
             file.write_table(part.combine_chunks())
-    temp.replace(path.with_suffix(".arrow"))
-    notes = dict(rows=count, seen=skips.seen, left_out=skips.rows, unread=skips.unread)
+    notes = dict(file=version_of(str(arrow)), seen=skips.seen, left_out=skips.rows, unread=skips.unread)
     write_json(path.with_suffix(".json"), notes)
+    return Index(arrow), skips
 
 
 def _load_index(path):
     # (index, what was left out), or None where there is none that can be used
-    beside = path.with_suffix(".json")
+    beside, arrow = path.with_suffix(".json"), path.with_suffix(".arrow")
     if not beside.exists():
         return None
     try:
-        notes, left_out, found = read_json(beside), Skips(), Index(regular(path.with_suffix(".arrow")))
+        notes, left_out = read_json(beside), Skips()
         left_out.seen, left_out.unread = notes["seen"], Counter(notes["unread"])
         left_out.rows = {where: tuple(why) for where, why in notes["left_out"].items()}
         there = any(cause == "missing file" and os.path.isfile(detail) for cause, detail in left_out.rows.values())
-        if len(found) == notes["rows"] and not there:
-            return found, left_out
+        if notes["file"] == [*version_of(str(arrow))] and not there:
+            return Index(arrow), left_out
     except (UserError, LookupError, TypeError, AttributeError, ValueError, OSError):
         pass
     print(f"{path} is damaged, or lacks images that are there now; it is made anew", flush=True)
@@ -227,13 +226,9 @@ def _open_index(source, name, skips, workers, folder, rules):
             path = files.cache_instead(path.parent, e) / path.name
         try:
             with FileLock(path.with_suffix(".lock")):
-                if not (found := _load_index(path)):
-                    _write_index(path, source, skips.limit, workers, rules)
-                    found = _load_index(path)
+                found = _load_index(path) or _write_index(path, source, skips.limit, workers, rules)
         except OSError as e:
             raise UserError(f"the index of {name} cannot be written to {path.parent}: {e.strerror}") from None
-    if not found:
-        raise UserError(f"the index of {name} cannot be read after it was written: is the disk full?")
     skips.merge(found[1])
     return found[0]
 

@@ -22,7 +22,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ..core import Phrase, UserError, did_you_mean
-from ..core.files import is_utf8, parse_json, regular
+from ..core.files import is_utf8, parse_json, regular, replacing
 from .images import MAX_MEMBER, TarPart, remote_scheme
 from .records import Caption, Record, Records, Skips, caption_texts, captions_of, holdout_fraction
 
@@ -54,7 +54,11 @@ def _numbered_rows(file, kind, path):
         return enumerate(rows, 1)
     if kind == "parquet":
         table = pyarrow.parquet.ParquetFile(file)
-        names, rows = table.schema_arrow.names, (r for batch in table.iter_batches(1024) for r in batch.to_pylist())
+        about, size = table.metadata, os.fstat(file.fileno()).st_size
+        unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        if max(about.num_rows / 64, unpacked / 1000) > size:  # names in order under zstd have 17 rows a byte
+            raise UserError(f"{path} has {size:,} bytes for {about.num_rows:,} rows, which repeat each other")
+        names, rows = table.schema_arrow.names, (r for batch in table.iter_batches(64) for r in batch.to_pylist())
     else:
         text = io.TextIOWrapper(file, "utf-8-sig", newline="")
         rows = csv.DictReader(text, delimiter="," if kind == "csv" else "\t", strict=True)
@@ -157,7 +161,7 @@ class _Keys:
         self.known, self.times = set(), Counter()  # hashes of keys, and of keys with their captions; rows of a key
 
     def unique(self, key, caption, given):
-        "The key of a record; None where it came before. `given`: the table has a column of keys"
+        "The key of a record; None for a repeated one. `given`: the table has a column of keys"
         again, pair = hash(key) in self.known, hash((key, caption))
         if again and (given or pair in self.known):
             return None
@@ -252,11 +256,9 @@ def _relative(file, home):
 
 def write_batches(batches: Iterable, path: Path):
     "Write Arrow tables or batches of `RECORD_SCHEMA` into one .parquet; it is there whole or not at all"
-    temp = path.with_name(path.name + ".tmp")
-    with pyarrow.parquet.ParquetWriter(temp, RECORD_SCHEMA) as writer:
+    with replacing(path) as temp, pyarrow.parquet.ParquetWriter(temp, RECORD_SCHEMA) as writer:
         for batch in batches:
             writer.write(batch)
-    temp.replace(path)
 
 
 def write_table(records: Iterable[Record], path):  # images are files or lie in shards; .parquet

@@ -212,7 +212,7 @@ def _explore(output, state, **controls):
         changes["image"] = _absolute(changes["image"])
     if "model" in changes:
         changes["model"] = [_folder_or_name(name) for name in changes["model"]]
-    explorer = Explorer(["base"] if controls["model"] or state else ())
+    explorer = Explorer(["base"] if controls["model"] or state else ("base", "tuned"))
     if not explorer.update(**changes):
         raise UserError(explorer.error)
     folder = explorer.save(_absolute(output))

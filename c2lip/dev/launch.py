@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 
@@ -89,7 +90,7 @@ class _Screen:
     "A file, as papermill writes to it, of what cells print"
 
     def __init__(self, file):
-        self.file, self.drawn = file, ""  # the line that the next carriage return replaces
+        self.file, self.drawn, self.bar = file, "", ""  # what the next carriage return replaces, and the last such line
         self.next, self.printed = 0.0, ""  # moment of the next line of progress, and the last one
 
     def write(self, text: str):
@@ -104,7 +105,7 @@ class _Screen:
         elif drawn and time.monotonic() > self.next:
             self.next, self.printed = time.monotonic() + 10.0, drawn
             shown += f"{drawn}\n"
-        self.drawn = drawn
+        self.drawn, self.bar = drawn, drawn.strip() or self.bar
         with suppress(OSError, ValueError):  # a closed terminal
             self.file.write(shown)
             self.file.flush()
@@ -135,11 +136,20 @@ def failure(error, output, drawn):
     if list(folder.glob("checkpoint*.pt")):
         way = "-p resume True goes on from its checkpoint"
     elif not [*folder.glob("*/checkpoint*.pt"), *folder.glob("*/model")]:
-        sooner = "; -p save_every 50 keeps one sooner" if output.stem == "train" else ""
-        return f"{cause}\n       {folder} holds no checkpoint yet, so start again{sooner}"
+        return f"{cause}\n       {folder} holds no checkpoint yet, so start again"
     return f"{cause}\n       the same line with -p run_dir {folder} {way}"
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3f
+def _join_streams(outputs):
+    "What a cell printed in one piece, as a terminal shows it: of a bar its last line"
+    for name, some in groupby(outputs, lambda output: output.get("name")):
+        first, *others = some
+        if name:
+            lines = (first.text + "".join(output.text for output in others)).split("\n")
+            first.text, others = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines), []
+        yield from (first, *others)
+
+
 class Engine:
     "papermill's engine, with a check before the run and one line at its end"
 
@@ -152,12 +162,14 @@ class Engine:
         from papermill.engines import NBClientEngine
         from papermill.execute import raise_for_execution_errors
         from papermill.iorw import papermill_io, write_ipynb
+        from traitlets.config import Config
 
         notes, start, screen, root = nb.metadata.papermill, time.time(), _Screen(sys.stdout), _root_of(input_path)
         given, output = dict(notes["parameters"]), Path(notes["output_path"])
         ours = str(output) == f"{given.get('run_dir')}/{Path(input_path).name}"
         folder = root / given["run_dir"] if ours else output.parent
         options |= {"stdout_file": screen, "stderr_file": screen, "extra_arguments": ["--IPKernelApp.log_level=50"]}
+        options["config"] = Config(KernelManager={"shutdown_wait_time": 60})  # time for a step and its checkpoint
         try:
             check_run(input_path, given | ({"run_dir": ""} if not ours or given["run_dir"] in _dated else {}))
             if ours:
@@ -169,6 +181,9 @@ class Engine:
                 if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:  # nohup
                     signal.signal(getattr(signal, name), _stop)
             nb = NBClientEngine.execute_notebook(nb, kernel_name, output_path=output_path, **options)
+            for cell in nb.cells:
+                if "outputs" in cell:
+                    cell.outputs = list(_join_streams(cell.outputs))
             refused = [o.evalue for c in nb.cells for o in c.get("outputs", []) if o.get("ename") == "UserError"]
             if ours and refused and not any(file.stat().st_mtime > start for file in folder.glob("params.json")):
                 raise UserError(one_line(refused[0]))  # before anything was begun
@@ -183,9 +198,8 @@ class Engine:
                     write_ipynb(nb, notes["output_path"])
             if logging.getLogger("papermill").isEnabledFor(logging.DEBUG) and isinstance(e, Exception):
                 raise
-            drawn = screen.drawn
-            screen.write("\n" if drawn else "")
-            _print(failure(e, output, drawn))
+            screen.write("\n" if screen.drawn else "")
+            _print(failure(e, output, screen.bar))
             raise SystemExit(getattr(e, "code", 138 if type(e).__name__ == "DeadKernelError" else 1)) from None
         finally:
             with suppress(OSError):

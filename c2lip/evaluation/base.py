@@ -9,7 +9,6 @@ __all__ = ['Lookup', 'PairScore', 'Row', 'Scorer', 'Item', 'images_of', 'Suite',
 
 # %% ../../nbs/5_evaluation/06_base.ipynb #aca8b899
 import functools
-import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..core import UserError, one_line
-from ..core.files import read_json, read_yaml, regular, shipped
+from ..core.files import parse_json, read_json, read_text, read_yaml, regular, shipped
 from ..data.images import SHARD_IMAGES
 from ..data.records import Skips
 from ..data.shards import shard_samples
@@ -233,6 +232,7 @@ def read_entries(
 def _read_table(path):
     "The rows of a parquet or CSV file; an empty cell is an empty text"
     try:
+        path = regular(path)
         read = pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path, keep_default_na=False)
     except (OSError, ValueError) as e:  # pandas' and pyarrow's errors of a broken file are such
         raise UserError(f"{path} cannot be read: {one_line(e, 200)}") from None
@@ -242,14 +242,12 @@ def _read_table(path):
 def _read_lines(path):
     "Number of each line that is not empty → what it holds"
     entries = {}
-    try:
-        for number, line in enumerate(regular(path).read_text(encoding="utf8").split("\n"), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        try:
             if line.strip():
-                entries[number] = json.loads(line)
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{path} cannot be read: {e}") from None
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"{path}, line {number}: not valid JSON: {e}") from None
+                entries[number] = parse_json(line)
+        except ValueError as e:
+            raise UserError(f"{path}, line {number}: not valid JSON: {e}") from None
     return entries
 
 
@@ -265,7 +263,7 @@ def shard_items(at: Path, split: str) -> Iterator[tuple[str, ImageRef, dict]]:  
     folder, skips = at / split, Skips()
     files = sorted(folder.glob("*.tar"), key=lambda p: (len(p.name), p.name))
     count = folder / "nshards.txt"
-    expected = count.read_text(errors="replace").strip() if count.is_file() else str(len(files))
+    expected = read_text(count, "replace").strip() if count.exists() else str(len(files))
     if expected != str(len(files)):
         raise UserError(f"{count} says {expected} shards, but there are {len(files)}")
     for file in files:

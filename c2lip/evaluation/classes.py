@@ -19,7 +19,7 @@ from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TE
 from torch import Tensor
 
 from ..core import UserError
-from ..core.files import read_json, read_yaml, shipped
+from ..core.files import read_json, read_text, read_yaml, shipped
 from ..data.images import IMAGES
 from . import base
 from .base import Entry, Item, Request, Suite, images_of, macro, require_files
@@ -114,7 +114,7 @@ def protocol_names(
 # %% ../../nbs/5_evaluation/09_classes.ipynb #0383c493
 def _lines(file):
     "The lines of a text file that are not empty, none where there is no file"
-    lines = file.read_text(encoding="utf8").splitlines() if file.is_file() else []
+    lines = read_text(file).splitlines() if file.exists() else []
     return [line.strip() for line in lines if line.strip()]
 
 

@@ -115,7 +115,8 @@ def plot_pareto(
     fig = Page(figsize=(6.8, 4.6), layout="constrained")
     ax = fig.subplots()
     ax.plot(*points[_pareto(points)].T, color="0.8", lw=6, solid_capstyle="round", zorder=1, alpha=0.7)
-    for model, point in zip(models, points):
+    heights = points[:, 1].argsort().argsort()  # labels of neighbours lie on two sides
+    for model, point, height in zip(models, points, heights):
         background = model in quiet
         colour = "0.6" if background else colours[model]
         bars = dict(xerr=x.half[model], yerr=y.half[model], elinewidth=1.2, alpha=0.55)
@@ -123,7 +124,7 @@ def plot_pareto(
         ax.plot(*point, "o", color=colour, ms=5 if background else 8, mec="white", zorder=3, clip_on=False)
         colour, weight = ("0.45", "normal") if background else ("0.15", "bold")
         style: dict = dict(textcoords="offset points", fontsize=SMALL, color=colour, fontweight=weight)
-        ax.annotate(model_label(model), point, (6, 4), **style)
+        ax.annotate(model_label(model), point, (6, 4 if height % 2 else -11), **style)
     for set_label, (suite, name) in ((ax.set_xlabel, across), (ax.set_ylabel, up)):
         set_label(f"{suite_label(suite)}: {task_label(name)} (%)")
     ax.margins(0.08)

@@ -13,7 +13,7 @@ import torch
 
 from ..concepts import split_sentences
 from ..core import UserError
-from ..core.files import read_json
+from ..core.files import read_json, read_text
 from . import base
 from .base import Entry, Item, Request, Row, Scorer, Suite, find_image, images_of, suite_data
 from .scores import Hits, mean_of, recall_hits, similarities
@@ -84,7 +84,7 @@ def read_captions(
     if layout == "dci":  # a file an image
         entries = [Entry(read_json(path), path, Path(path).stem)]
     elif layout == "urban1k":
-        own = dict(image=f"{Path(path).stem}.jpg", caption=Path(path).read_text(encoding="utf8"))
+        own = dict(image=f"{Path(path).stem}.jpg", caption=read_text(path))
         entries = [Entry(own, path, Path(path).stem)]
     else:
         entries = base.read_entries(path, keys.get("under", ""))

@@ -12,8 +12,9 @@ import math
 import re
 import textwrap
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -88,7 +89,16 @@ class Table:
         return pd.DataFrame(rows, columns=["suite", "task", *self.columns])
 
     def _repr_html_(self):
-        return render(self, "html")
+        if len(self.rows) <= 40:
+            return render(self, "html")
+        of_group: dict[str, int] = {}  # the row that is shown of each: its average, or its first
+        for k, (group, name) in enumerate(self.rows):
+            if name in ("average", "phrases") or group not in of_group:
+                of_group[group] = k
+        rows, cells = ([whole[k] for k in of_group.values()] for whole in (self.rows, self.cells))
+        fold = render(replace(self, caption=""), "html")
+        short = render(replace(self, rows=rows, cells=cells), "html")
+        return f"{short}<details><summary>all {len(self.rows)} rows</summary>{fold}</details>"
 
     def __repr__(self):
         return render(self, "text")
@@ -107,12 +117,14 @@ def _as_text(table, width=80):
         return table.caption + "\n(no rows)"
     bold = any(cell.best for line in table.cells for cell in line)
     rows: list = []  # (name, texts)
+    counts = Counter(group for group, _ in table.rows)
     for i, ((group, name), cells) in enumerate(zip(table.rows, table.cells)):
-        if group and (i == 0 or group != table.rows[i - 1][0]):
+        alone = counts[group] == 1
+        if group and not alone and (i == 0 or group != table.rows[i - 1][0]):
             rows.append((group, [""] * len(cells)))
         marks = ["*" if cell.best else " " * bold for cell in cells]
         texts = [_spaced(cell.value + mark, cell.small) for cell, mark in zip(cells, marks)]
-        rows.append(("  " * bool(group) + name, texts))
+        rows.append((_spaced(group, name, between=": ") if alone else "  " * bool(group) + name, texts))
     heads = [textwrap.wrap(head, 12) or [""] for head in table.columns]
     height = max(map(len, heads))
     columns = pd.MultiIndex.from_tuples([[""] * (height - len(head)) + head for head in heads])

@@ -14,16 +14,13 @@ from string import Template
 import safetensors.torch
 
 from ..core import UserError
-from ..core.files import project_root, read_json, shipped, user_path, write_json
+from ..core.files import project_root, read_json, replacing, shipped, user_path, write_json
 from ..evaluation.tables import markdown_table
 from .transformers import expressible, save_tokenizer
 from ..towers import Towers, resolve
 from ..towers.folders import EMBEDDED, RELEASED, base_folder, digest
 
 # %% ../../nbs/8_release/02_folder.ipynb #c3503553
-_RELEASED_WEIGHTS = "open_clip_model.safetensors"
-
-
 def origin(towers: Towers) -> dict:  # its name and, where it was a folder, its digest; empty for fresh weights
     "What towers were loaded from, for the record of the model that they become"
     if towers.name == "new":
@@ -31,7 +28,7 @@ def origin(towers: Towers) -> dict:  # its name and, where it was a folder, its 
     tag = towers.name.partition(":")[2]
     name = tag if Path(tag).suffix else towers.name  # ViT-B-32:weights.pt names a file of weights
     path = base_folder(name) if name in EMBEDDED else project_root() / user_path(name)
-    folder = next((at for at in (path, path / "model", path.parent) if (at / _RELEASED_WEIGHTS).is_file()), None)
+    folder = next((at for at in (path, path / "model", path.parent) if (at / RELEASED[0]).is_file()), None)
     if folder is None:
         return {"name": name}
     inside = project_root() in folder.parents
@@ -42,7 +39,7 @@ def origin(towers: Towers) -> dict:  # its name and, where it was a folder, its 
 HIDDEN_SETTINGS = frozenset(
     """run_dir resume device threads workers gpus log_every save_every keep_checkpoint
     benchmark split items bench_images""".split()
-)  # that say nothing of how the weights came to be
+)  # that do not change the weights
 
 
 def _short_path(value):
@@ -121,31 +118,21 @@ def _write_card(folder):
     return text
 
 # %% ../../nbs/8_release/02_folder.ipynb #c3503555
-def _write_weights(folder, model):
-    "Write a model's weights as float32 in one step: the old file stays whole until the new one is"
-    weights = {name: w.detach().float().contiguous().cpu() for name, w in model.state_dict().items()}
-    temporary = folder / f"{_RELEASED_WEIGHTS}.tmp"
-    try:
-        safetensors.torch.save_file(weights, temporary)
-        temporary.chmod(0o644)
-        temporary.replace(folder / _RELEASED_WEIGHTS)
-    except safetensors.SafetensorError as e:  # its error for a full disk
-        temporary.unlink(missing_ok=True)
-        raise OSError(str(e)) from None
-
-
 def save(
     towers: Towers,
     folder,  # made if missing; an older release in it is replaced
-    record: dict | None = None,  # how the model came to be: "settings", "steps", "versions", whatever is known
+    record: dict | None = None,  # how the model was made: "settings", "steps", "versions", whatever is known
 ) -> Path:
     "Write the release folder of `towers` with its record and its card; raise `UserError` where it cannot be written"
     folder = Path(folder)
     made_from = origin(towers)  # first: the weights that are replaced may be those the towers came from
     config = {"model_cfg": towers.config, "preprocess_cfg": towers.preprocess_cfg}
+    weights = {name: w.detach().float().contiguous().cpu() for name, w in towers.model.state_dict().items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_weights(folder, towers.model)
+        with replacing(folder / RELEASED[0]) as temporary:
+            safetensors.torch.save_file(weights, temporary)
+            temporary.chmod(0o644)
         write_json(folder / "open_clip_config.json", config)
         if hasattr(towers.tokenizer, "save_pretrained"):
             save_tokenizer(towers.tokenizer, folder)
@@ -158,8 +145,8 @@ def save(
         of_model["files"] = {name: digest(folder, name) for name in RELEASED[1:] if (folder / name).exists()}
         write_json(folder / "record.json", {**origins, **(record or {}), **of_model, "sha256": digest(folder)})
         _write_card(folder)
-    except OSError as e:
-        raise UserError(f"the release folder {folder} cannot be written: {e.strerror or e}") from None
+    except (OSError, safetensors.SafetensorError) as e:  # the latter for a full disk
+        raise UserError(f"the release folder {folder} cannot be written: {getattr(e, 'strerror', e)}") from None
     return folder
 
 # %% ../../nbs/8_release/02_folder.ipynb #baef235c
@@ -191,8 +178,8 @@ def push(
 
     folder = Path(folder)
     record = read_json(folder / "record.json")
-    if not (folder / _RELEASED_WEIGHTS).is_file():
-        raise UserError(f"{folder} holds no weights: {_RELEASED_WEIGHTS} is missing")
+    if not (folder / RELEASED[0]).is_file():
+        raise UserError(f"{folder} holds no weights: {RELEASED[0]} is missing")
     if record.get("sha256") != digest(folder):
         raise UserError(f"the weights in {folder} are not those of its record (SHA-256 differs): save it again")
     if repo.count("/") != 1 or not all(repo.split("/")):

@@ -99,6 +99,7 @@ _SCHEMA: dict[str, dict] = {
         "resize_mode": ("squash", "shortest", "longest"),
         "fill_color": range(256),
     },
+    "model_cfg": dict.fromkeys(("quick_gelu", "custom_text", "nonscalar_logit_scale"), (True, False)),
     "vision_cfg": {"image_size": _SIDE},
     "text_cfg": dict.fromkeys(("context_length", "vocab_size", "eos_id", "pad_id", "heads", "layers", "width"), _TOKEN),
 }
@@ -112,7 +113,9 @@ def _check_value(file, key, rule, value):
         wanted = f"three numbers {rule}"
         good = len(parts) == 3 and all(type(x) in (int, float) and rule.holds(x) for x in parts)
     else:
-        wanted = " or ".join(rule) if isinstance(rule, tuple) else f"whole numbers from {rule[0]} to {rule[-1]}"
+        wanted = (
+            " or ".join(map(str, rule)) if isinstance(rule, tuple) else f"whole numbers from {rule[0]} to {rule[-1]}"
+        )
         good = all(type(x) is type(rule[0]) and x in rule for x in parts) and (parts[1:] == [] or rule == _SIDE)
     if not good or rule == _SIDE and len(parts) > 2:
         raise UserError(f"{file}: {key} must be {wanted}, not {short(value)}")
@@ -144,7 +147,7 @@ def _read_config(folder):
     cfg = foreign_config(folder) if _is_foreign(folder) else read_json(file)
     if not isinstance(cfg, dict) or not isinstance(cfg.get("model_cfg"), dict):
         raise UserError(f"{file} lacks model_cfg, the description of the layers")
-    parts = {**cfg["model_cfg"], "preprocess_cfg": cfg.get("preprocess_cfg") or {}}
+    parts = {**cfg["model_cfg"], "model_cfg": cfg["model_cfg"], "preprocess_cfg": cfg.get("preprocess_cfg") or {}}
     for part, rules in _SCHEMA.items():
         if not isinstance(held := parts.get(part), dict):
             raise UserError(f"{file} lacks {part}")
@@ -216,9 +219,14 @@ def _check_weights(folder, cfg):
     file = _weights_file(folder)
     try:
         with safe_open(regular(file), framework="pt") as opened:
-            shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            shapes = {name: part.get_shape() for name, part in slices.items()}
+            kinds = {name: part.get_dtype() for name, part in slices.items()}
     except (OSError, SafetensorError) as e:
         raise UserError(f"{file} cannot be read: {e}") from None
+    counts = ("position_ids", "num_batches_tracked")  # whole numbers
+    if odd := [name for name, kind in kinds.items() if kind[0] != "F" and kind != "BF16" and not name.endswith(counts)]:
+        raise UserError(f"{file}: {odd[0]} is of the type {kinds[odd[0]]}, and weights are floating point")
     if _count_layers(cfg["model_cfg"]) > len(shapes):
         raise UserError(f"{folder}: model_cfg has more layers than {file.name} has tensors ({len(shapes)})")
     with quiet_loading(), torch.device("meta"):

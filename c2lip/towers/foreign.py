@@ -305,8 +305,9 @@ def _fill(model, state, wanted):
         parts = view if isinstance(view, list) else [view]
         theirs = state[name].split([len(part) for part in parts]) if len(parts) > 1 else [state[name]]
         for part, weight in zip(parts, theirs):
-            if part.shape != weight.shape:
-                raise UserError(f"{name} is {tuple(weight.shape)}, by its configuration {tuple(part.shape)}")
+            if part.shape != weight.shape or not weight.is_floating_point():
+                found = f"{tuple(weight.shape)} of {weight.dtype}"
+                raise UserError(f"{name} is {found}, by its configuration {tuple(part.shape)} of floating point")
             part.copy_(weight)
 
 

@@ -9,14 +9,14 @@ __all__ = ['CHECKPOINTS', 'binding', 'disk_errors', 'save_checkpoint', 'read_che
 import errno
 import hashlib
 import os
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from ..core import UserError
-from ..core.files import regular
+from ..core.files import regular, replacing
 from ..methods import Method
 from ..towers import Towers
 from .config import MAY_CHANGE, Config
@@ -100,7 +100,6 @@ def disk_errors(folder):
 def save_checkpoint(folder, towers: Towers, method: Method, optimizer, step: int, settings=None):  # steps done
     "Write checkpoint.pt in one move and keep the one before as checkpoint.previous.pt; `settings` are its `binding`"
     path = Path(folder) / "checkpoint.pt"
-    temp = path.with_suffix(".tmp")
     state = {
         "step": step,
         "settings": settings or {},
@@ -109,14 +108,12 @@ def save_checkpoint(folder, towers: Towers, method: Method, optimizer, step: int
         "optimizer": optimizer.state_dict(),
     }
     try:
-        _write(state, temp)
-        if path.exists():
-            path.replace(path.with_name("checkpoint.previous.pt"))
-        temp.replace(path)
+        with replacing(path) as temp:
+            _write(state, temp)
+            if path.exists():
+                path.replace(path.with_name("checkpoint.previous.pt"))
         _sync_folder(folder)
     except (OSError, RuntimeError) as e:
-        with suppress(OSError):
-            temp.unlink(missing_ok=True)
         what = f"step {step}: the checkpoint cannot be written to {folder} ({e})"
         raise UserError(f"{what}; {_way_on(folder)}") from None
 

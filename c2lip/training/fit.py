@@ -8,6 +8,8 @@ __all__ = ['RUN_RESULTS', 'count_steps', 'make_validator', 'average_weights', 'f
 # %% ../../nbs/6_training/06_fit.ipynb #5abdc2f5
 import hashlib
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..core import UserError, derive_seed, seeded
 from ..core.files import check_free, sole_writer
-from ..data.loading import Samples, batches, loader, neighbours_digest, neighbours_of
+from ..data.loading import Samples, batches, loader, neighbours_of
 from ..encoding import rank_and_world_size, sum_over_ranks
 from ..evaluation.suites import choose_benchmark, evaluate
 from ..methods import Method, Step
@@ -114,11 +116,11 @@ def average_weights(
     return found
 
 # %% ../../nbs/6_training/06_fit.ipynb #dd8d6986
-def _digest(towers):
-    "What tells the weights of towers from others, twelve hexadecimal digits"
+def _digest(tensors):
+    "What tells tensors from others, twelve hexadecimal digits"
     sha = hashlib.sha256()
-    for weight in towers.model.state_dict().values():
-        sha.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    for tensor in tensors:
+        sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return sha.hexdigest()[:12]
 
 
@@ -140,10 +142,10 @@ class _Run:
         method.objective.to(device).train()
         self.first = deepcopy(towers.model) if cfg.alpha < 1 else None
         self.autocast = autocast_of(cfg, device)
-        self.settings = {**binding(cfg, samples.records), "first_weights": _digest(towers)}
+        self.settings = {**binding(cfg, samples.records), "first_weights": _digest(towers.model.state_dict().values())}
         "What the checkpoint belongs to"
         self.neighbours: np.ndarray | None = None  # (n,k) of the samples, where batches are made of them
-        self.done = 0  # steps
+        self.done, self.interrupted = 0, False  # steps; by Ctrl-C
         self.rows: list[dict] = []  # of the steps since the last line of the log
 
     def start(self):
@@ -159,7 +161,7 @@ class _Run:
             place = self.folder, self.device, self.cfg.workers, self.rank, self.ranks
             with self.autocast:
                 self.neighbours = neighbours_of(self.towers, self.samples, *place)
-            self.settings["neighbours"] = neighbours_digest(self.neighbours)
+            self.settings["neighbours"] = _digest([torch.from_numpy(self.neighbours)])
         if self.cfg.resume:
             self.done = load_checkpoint(self.folder, self.towers, self.method, self.optimizer, self.settings)
         if self._sum(self.done) != self.ranks * self.done:
@@ -214,15 +216,17 @@ class _Run:
         self.rows.clear()
 
     def validate_and_save(self):
-        "Every `evaluate_every` and `save_every` steps, and at the end"
+        "Every `evaluate_every` and `save_every` steps, at the end, and where Ctrl-C ends the run"
         cfg, last = self.cfg, self.done == self.total
         with self.log.aside():
             if self.validator and (last or self.done % cfg.evaluate_every == 0):
                 now = self.validate(self.evaluated())
                 self.record_validation(now)
                 self.log.say(f"step {self.done}, validation: {_compare_with_start(now, self.before, cfg.alarm)}")
-            if self.rank == 0 and (last or self.done % cfg.save_every == 0):
+            if self.rank == 0 and (last or self.interrupted or self.done % cfg.save_every == 0):
                 self.save()
+        if self.interrupted:
+            raise KeyboardInterrupt(f"stopped at step {self.done} of {self.total}: resume True goes on from it")
 
     def validate(self, towers: Towers) -> dict:  # name → percent; empty without a validator
         "The numbers of these towers on the validation images"
@@ -233,7 +237,7 @@ class _Run:
         self.log.record(self.done, {f"validation/{name}": value for name, value in numbers.items()})
 
     def evaluated(self) -> Towers:
-        "The towers that are evaluated and released: `alpha` of the way from the first weights"
+        "The towers that are evaluated and released: (1 − alpha) · first weights + alpha · trained weights"
         if self.first is None:
             return self.towers
         model = deepcopy(self.first)
@@ -246,7 +250,16 @@ class _Run:
 
     @contextmanager
     def failures(self):
-        "What stops a run ends in one line that says at which step, and which checkpoint is kept"
+        "What stops a run ends in one line that says at which step; Ctrl-C waits for the step, a second one does not"
+
+        def wait(number, frame):
+            signal.signal(number, usual)
+            self.interrupted = True
+
+        usual = signal.getsignal(signal.SIGINT)
+        ours = threading.current_thread() is threading.main_thread() and self.ranks == 1
+        if ours := ours and usual is signal.default_int_handler:
+            signal.signal(signal.SIGINT, wait)
         try:
             yield
         except UserError as e:
@@ -256,6 +269,8 @@ class _Run:
             kept = f"{self.folder}/checkpoint.pt holds the weights of step {self.done}"
             raise UserError(f"{e}; the run stopped, and {kept}") from None
         finally:
+            if ours:
+                signal.signal(signal.SIGINT, usual)
             self.log.close()
 
     def end(self) -> int:  # steps done

@@ -12,12 +12,11 @@ import os
 import re
 import shlex
 import tempfile
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 from ..core import UserError, did_you_mean
-from ..core.files import RUN_FILES, check_free, project_root, read_json, read_yaml, shipped, user_path, write_json
+from ..core.files import RUN_FILES, check_free, json_object, project_root, read_yaml, shipped, user_path, write_json
 from .config import MAY_CHANGE, SHARED, check, method_options, read_methods, read_parameters, settings_of
 
 # %% ../../nbs/6_training/02_launchers.ipynb #840cb560
@@ -53,9 +52,9 @@ def _foreign_file(folder, name):
     "The first file that no run has written, of those that this launcher may write; empty where there is none"
     known = (folder / "params.json").exists()  # a run's folder: only its notebook is written over
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-        with suppress(UserError, TypeError, LookupError):
-            if file.suffix == ".ipynb" and "papermill" in read_json(file)["metadata"]:
-                continue
+        metadata = json_object(file).get("metadata") if file.suffix == ".ipynb" else None
+        if isinstance(metadata, dict) and "papermill" in metadata:
+            continue
         ours = file.name in _EARLY or file.name[0] == "." or file.is_dir()
         if file.name == f"{name}.ipynb" or not (known or ours):
             return file.name
@@ -64,7 +63,7 @@ def _foreign_file(folder, name):
 
 def open_clip_models() -> dict[str, list[str]]:  # name → tags of its weights
     "The models that open_clip knows: from the index, imported where another version is installed"
-    index = read_json(shipped("names.json"))
+    index = json_object(shipped("names.json"))
     if index["open_clip"] == version("open_clip_torch"):
         return index["models"]
     import open_clip
@@ -105,10 +104,7 @@ def _check_names(settings):
 
 def _difference(folder, settings):
     "What a run's checkpoint was not made with; empty where the run may go on"
-    found: list[dict] = []
-    for file in ("given.json", "params.json"):
-        with suppress(UserError):  # a missing or damaged file says nothing
-            found.append(dict(read_json(folder / file)))
+    found = [json_object(folder / file) for file in ("given.json", "params.json")]
     for name, value in settings.items():
         made_with = [settings_there[name] for settings_there in found if name in settings_there]
         if name not in MAY_CHANGE and made_with and value not in made_with:
@@ -138,9 +134,7 @@ def check_run_dir(folder: Path, name: str, settings: dict):  # existing or not; 
         _check_resume(folder, settings)
     if name == "explore" or not settings.get("run_dir"):  # the explorer writes beside a run
         return
-    others: list[str] = []
-    with suppress(UserError, TypeError):  # a missing or damaged file says nothing
-        others = [str(other) for other in read_json(folder / "params.json") if other not in settings]
+    others = [other for other in json_object(folder / "params.json") if other not in settings]
     if others:
         holds = f"{folder} holds the run of another launcher than {name} (its params.json has {', '.join(others[:3])})"
         raise UserError(f"{holds}, which is not overwritten: take another run_dir, or delete that folder if it may go")

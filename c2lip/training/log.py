@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from tqdm.std import tqdm
 
-from ..core.files import parse_json, regular
+from ..core.files import parse_json, regular, replacing
 from ..encoding import rank_and_world_size
 
 if TYPE_CHECKING:
@@ -78,9 +78,8 @@ class Log:
 
             self.path = Path(folder) / "metrics.jsonl"
             kept = read_log(folder) if first and self.path.exists() else []  # of the steps that a run goes on from
-            temp = self.path.with_suffix(".tmp")
-            temp.write_text("".join(json.dumps(r) + "\n" for r in kept if r["step"] <= first), encoding="utf8")
-            temp.replace(self.path)
+            with replacing(self.path) as temp:
+                temp.write_text("".join(json.dumps(r) + "\n" for r in kept if r["step"] <= first), encoding="utf8")
             self.board = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first + 1 if first else None)
             drawn = {"file": sys.stdout, "disable": not self.watched, "dynamic_ncols": terminal, "ascii": False}
             drawn |= {"nrows": 20}  # a pseudo-terminal may say that it has none, and tqdm would draw nothing
@@ -113,7 +112,7 @@ class Log:
     def step(self, step: int, row: dict):  # steps done, name → number
         "Draw the line anew, where somebody watches"
         if self.active and self.watched:
-            self.bar.postfix = _format_row(self._with_speed(step, row))
+            self.bar.postfix = _format_row(self._with_speed(step, row)).removeprefix(" · ")
             self.bar.update(step - self.bar.n)
 
     def write(self, step: int, row: dict):  # steps done, name → number

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from ..concepts import make_rules
 from ..core import UserError, pick_device, seed_everything
-from ..core.files import check_free, project_root, read_json, run_folder, user_path, write_json
+from ..core.files import check_free, project_root, read_json, replacing, run_folder, user_path, write_json
 from ..data.loading import Samples
 from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
@@ -93,7 +93,7 @@ def print_advice(
     towers: Towers,
     records: Records,  # to train on
 ):
-    "Print the first phrases, what auto stands for in this run, and what looks wrong"
+    "Print the first phrases, the values of auto in this run, and what looks wrong"
     for i in range(0 if records.drawn else min(3, len(records))):
         phrases = " · ".join(phrase.text for phrase in records[i].phrases) or "no phrase"
         print(f"{shorten(records[i].caption, 70, placeholder=' …')}\n    → {phrases}")
@@ -124,11 +124,12 @@ class Setup:
 
 def _keep_list(skips, path):
     "Write what was left out so far, and each further thing as it comes"
-    skips.path, rows, skips.rows = path.with_suffix(".tmp"), skips.rows, {}
-    skips.path.write_text("")
-    for where, why in rows.items():
-        skips.add(where, *why)
-    skips.path = skips.path.replace(path)
+    rows, skips.rows = skips.rows, {}
+    with replacing(path) as skips.path:
+        skips.path.touch()
+        for where, why in rows.items():
+            skips.add(where, *why)
+    skips.path = path
 
 
 def set_up(settings: dict, folder) -> Setup:  # flat settings of a launcher, the run folder

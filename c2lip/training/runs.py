@@ -6,29 +6,19 @@
 __all__ = ['run_state', 'list_runs', 'release_folders']
 
 # %% ../../nbs/6_training/07_runs.ipynb #75b3cbb1
-import json
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pandas as pd
-from filelock import FileLock, Timeout
 
 from ..core import UserError, one_line
-from ..core.files import is_utf8, project_root
+from ..core.files import is_utf8, json_object, parse_json, project_root, read_text, regular, sole_writer
 
 # %% ../../nbs/6_training/07_runs.ipynb #9dc399b6
-def _json_or_nothing(path):
-    "What a JSON file holds; an empty dict where it is missing, half written or of another form"
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_text(encoding="utf8"))
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
 def _papermill_notes(folder):
     "papermill's notes on the folder's executed notebook; empty where there are none"
-    found = [_json_or_nothing(notebook).get("metadata") for notebook in sorted(folder.glob("*.ipynb"))]
+    found = [json_object(notebook).get("metadata") for notebook in sorted(folder.glob("*.ipynb"))]
     notes = [metadata.get("papermill") for metadata in found if isinstance(metadata, dict)]
     return next((note for note in notes if note and isinstance(note, dict)), {})
 
@@ -42,14 +32,11 @@ def _is_run(folder):
 
 def _is_locked(folder):
     "Does a process train in this folder?"
-    if (folder / "lock").exists():
-        try:
-            FileLock(folder / "lock", timeout=0, fallback_to_soft=False).acquire().lock.release()
-        except Timeout:
-            return True
-        except (OSError, NotImplementedError):  # a file system without locks, or one that may only be read
-            pass
-    return False
+    try:
+        with sole_writer(folder, "it is held", 0) if (folder / "lock").exists() else nullcontext():
+            return False
+    except UserError:
+        return True
 
 
 def _changed_lately(folder):
@@ -85,17 +72,17 @@ def run_state(folder) -> str:  # running, done, stopped, failed or empty
 # %% ../../nbs/6_training/07_runs.ipynb #e48f9b62
 def _last_step(folder):
     "The number of the last step in a run's log; None where there is no log"
-    with suppress(OSError):
-        for line in reversed((folder / "metrics.jsonl").read_text(encoding="utf8", errors="replace").splitlines()):
-            with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                return int(json.loads(line)["step"])
+    with suppress(UserError):
+        for line in reversed(read_text(folder / "metrics.jsonl", "replace").splitlines()):
+            with suppress(ValueError, KeyError, TypeError, OverflowError):
+                return int(parse_json(line)["step"])
     return None
 
 
 def _scores(folder):
     "(before, after) of a run's table, in percent; None where it has no such figure"
     with suppress(OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
-        table = pd.read_csv(folder / "table.csv")
+        table = pd.read_csv(regular(folder / "table.csv"))
         table = table[table["against"].isna()] if "against" in table else table
         average = table[(table.suite == "sugarcrepe") & (table.name == "average")]
         rows = average if len(average) else table[(table.suite == table.suite[0]) & (table.name == table.name[0])]
@@ -105,7 +92,7 @@ def _scores(folder):
 
 
 def _row_of(folder):
-    settings = _json_or_nothing(folder / "params.json")
+    settings = json_object(folder / "params.json")
     method = settings.get("method") or settings.get("methods") or ""  # one, or those that the run compares
     before, after = _scores(folder)
     first = [path.stat().st_mtime for path in folder.glob("params.json")] or [folder.stat().st_mtime]
