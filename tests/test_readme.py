@@ -8,17 +8,13 @@ from c2lip.core.files import read_json
 from c2lip.evaluation.records import read_record
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf8")
-# numbers that no record knows: versions and commands
-TYPED = {"3.11", "2.0", "2603.25722", "7.2"}
+TYPED = {"3.11", "2.0", "2603.25722", "7.2"}  # in no record: versions and commands
 
 
 def mean(record, model, suite, name, column="value"):
     rows = record[(record.model == model) & (record.suite == suite) & (record.name == name)]
     assert len(rows), (model, suite, name)
     return f"{rows[column].mean():.1f}"
-
-
-ROWS = [("sugarcrepe", "average"), ("binding", "phrases")]  # of the longer run
 
 
 def test_the_table_is_that_of_the_record():
@@ -34,7 +30,8 @@ def test_numbers_of_sentences():
     "Every decimal of the prose is one of the records', and each of these is there"
     rows = read_record("long_readouts").query("split == 'test' and score == 'both'")
     rows = rows.assign(model=rows.model.str.replace(r", seed \d+$", "", regex=True))
-    wanted = {mean(rows, "+ npc + xac", *row, column) for row in ROWS for column in ("before", "after")}
+    long = [("sugarcrepe", "average"), ("binding", "phrases")]
+    wanted = {mean(rows, "+ npc + xac", *row, column) for row in long for column in ("before", "after")}
     prose = "\n".join(line for line in re.sub(r"```.*?```", "", PAGE, flags=re.S).splitlines() if line[:1] != "|")
     found = set(re.findall(r"\d+\.\d+", prose))
     assert found - TYPED == wanted

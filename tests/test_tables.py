@@ -88,15 +88,11 @@ def test_tables_fit_a_terminal(three):
     assert "swap attribute" in str(tables[2])
 
 
-def test_the_ladder_says_where_it_comes_from():
-    "Five seeds of every variant on the test split, with command, commit and machine"
-    root = Path(__file__).parents[1] / "data" / "results"
+def test_the_ladder_has_five_seeds_of_every_variant():
     found = read_record("ladder")
     seeds = found[found.model != "base"].groupby("model").seed.unique().map(sorted)
     assert list(seeds.index) == ["+ npc", "+ npc + xac, β 1", "+ npc + xac, β 10", "plain"]
     assert all(own == [0, 1, 2, 3, 4] for own in seeds)
-    made = json.loads((root / "ladder" / "record.json").read_text())
-    assert "split test" in made["command"] and made["commit"] and made["machine"]["cpu"]
 
 
 def test_the_default_is_the_chosen_share():

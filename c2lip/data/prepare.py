@@ -38,7 +38,7 @@ ANNOUNCED = re.compile(
 "Words that announce a description and say nothing of the image"
 
 FEWEST_WORDS, MOST_WORDS = 4, 34
-"Of a sentence that stands alone, as the public preparation has it"
+"Of a sentence that is a caption by itself, as in the public preparation"
 
 
 def _corpus_sentences(caption: str) -> list[str]:

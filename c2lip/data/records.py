@@ -37,7 +37,7 @@ class Skips:
         self.limit, self.path, self.seen = limit, path, 0
         self.rows: dict[str, tuple[str, str]] = {}  # where → (cause, detail) of each thing left out
         self.unread: Counter[str] = Counter()  # what is odd and no loss: other members of shards, rows of several lines
-        self.tried = self.failed = 0  # images that training asked for, and those of them that could not be opened
+        self.tried = self.failed = 0  # images that training opened, and those of them that could not be opened
         if path and Path(path).exists():  # a resumed run: what it had left out still counts
             for line in regular(path).read_text(encoding="utf8", errors="surrogateescape").splitlines():
                 with suppress(ValueError, KeyError, TypeError):  # a truncated last line

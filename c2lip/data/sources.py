@@ -125,7 +125,7 @@ class Folder(Tables):
 
 # %% ../../nbs/4_data/05_sources.ipynb #ddcd7dc6
 def find_source(source, image_folder=None, caption_column: str | None = None) -> Tables:
-    "The data set that a name stands for, as `open_data` takes them; raise `UserError` where there is none"
+    "The data set of a name, as `open_data` takes them; raise `UserError` where there is none"
     how = image_folder, caption_column
     if not str(source).strip():
         raise UserError("data is empty: name world, a folder, a table or tar shards")

@@ -161,7 +161,7 @@ class _Keys:
         self.known, self.times = set(), Counter()  # hashes of keys, and of keys with their captions; rows of a key
 
     def unique(self, key, caption, given):
-        "The key of a record; None where it came before. `given`: the table has a column of keys"
+        "The key of a record; None for a repeated one. `given`: the table has a column of keys"
         again, pair = hash(key) in self.known, hash((key, caption))
         if again and (given or pair in self.known):
             return None

@@ -39,7 +39,7 @@ def origin(towers: Towers) -> dict:  # its name and, where it was a folder, its 
 HIDDEN_SETTINGS = frozenset(
     """run_dir resume device threads workers gpus log_every save_every keep_checkpoint
     benchmark split items bench_images""".split()
-)  # that say nothing of how the weights came to be
+)  # that do not change the weights
 
 
 def _short_path(value):
@@ -121,7 +121,7 @@ def _write_card(folder):
 def save(
     towers: Towers,
     folder,  # made if missing; an older release in it is replaced
-    record: dict | None = None,  # how the model came to be: "settings", "steps", "versions", whatever is known
+    record: dict | None = None,  # how the model was made: "settings", "steps", "versions", whatever is known
 ) -> Path:
     "Write the release folder of `towers` with its record and its card; raise `UserError` where it cannot be written"
     folder = Path(folder)

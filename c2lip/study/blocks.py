@@ -139,7 +139,7 @@ def _bare_noun(phrase):
 
 
 def _relations(caption, phrases):
-    "What stands between two things of a sentence, with the second one; not where they are only listed"
+    "The words between two things of a sentence, with the second one; not where they are only listed"
     found = []
     for start, end in zip(phrases, phrases[1:]):
         if not re.search(r"[.,]|\b(?:and|there)\b", caption[start.end : end.start]):

@@ -97,7 +97,7 @@ def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, q, fi
 
 # %% ../../nbs/9_study/02_claims.ipynb #1a250008
 DEFAULT_VARIANT = "+ npc + xac, β 10, α 0.4"
-"What train.ipynb does with its defaults: the variant with sharp attention, ended at a share of the way"
+"What train.ipynb does with its defaults: sharp attention, and an average with the base"
 
 
 def default_ladder() -> tuple[pd.DataFrame, pd.DataFrame]:  # trials, changes

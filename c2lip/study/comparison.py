@@ -142,7 +142,7 @@ def _search_method(
     base: pd.DataFrame,  # table of the base
     run,  # folder of the trials
 ) -> pd.DataFrame:  # method, setting, value, a change for each part of the score, sum, chosen
-    "Search one setting after the other, each from the best so far, and last the share of the way"
+    "Search one setting after the other, each from the best so far, and last α"
     chosen: dict = {}
     rows, reached = [], -math.inf
     own = search["own"].get(method, {})
@@ -169,7 +169,7 @@ def _search_method(
 
 def at_share(
     planned: PlannedTrial,  # run
-    share: float,  # of the way from the base; 1 is the trained model itself
+    share: float,  # α, of the trained weights in an average with the base; 1 is the trained model itself
     setup: TrialSetup,
     run,  # the run folder
 ) -> PlannedTrial:  # of the same name

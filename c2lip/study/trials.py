@@ -202,7 +202,7 @@ def trained_model(
 
 def measure_shares(
     plan: list[PlannedTrial],  # whose trials the run folder holds
-    shares: list[float],  # of the way from the base, from 0 to 1
+    shares: list[float],  # α, of the trained weights in an average with the base, from 0 to 1
     setup: TrialSetup,
     run,  # the run folder
 ) -> list[PlannedTrial]:  # every trial at every share

@@ -238,7 +238,7 @@ class _Run:
         self.log.record(self.done, {f"validation/{name}": value for name, value in numbers.items()})
 
     def evaluated(self) -> Towers:
-        "The towers that are evaluated and released: `alpha` of the way from the first weights"
+        "The towers that are evaluated and released: (1 − alpha) · first weights + alpha · trained weights"
         if self.first is None:
             return self.towers
         model = deepcopy(self.first)

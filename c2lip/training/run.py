@@ -93,7 +93,7 @@ def print_advice(
     towers: Towers,
     records: Records,  # to train on
 ):
-    "Print the first phrases, what auto stands for in this run, and what looks wrong"
+    "Print the first phrases, the values of auto in this run, and what looks wrong"
     for i in range(0 if records.drawn else min(3, len(records))):
         phrases = " · ".join(phrase.text for phrase in records[i].phrases) or "no phrase"
         print(f"{shorten(records[i].caption, 70, placeholder=' …')}\n    → {phrases}")

@@ -28,7 +28,7 @@ BY_MODEL: dict[str, dict[str, Any]] = {
     "embedded": {"lr": 1e-3, "warmup": 50, "evaluate_every": 0, "alpha": 0.4},
     "pretrained": {"lr": 1e-5, "warmup": 50, "evaluate_every": 1000, "alpha": 1.0},
 }
-"What `auto` stands for, by the kind of model"
+"The values of `auto`, by the kind of model"
 
 CHOSEN = tuple(BY_MODEL["embedded"])  # the settings that may be auto
 
@@ -45,7 +45,7 @@ def kind_of_model(towers: Towers) -> str:  # a key of `BY_MODEL`
 
 
 def values_by_model(towers: Towers, steps: int, method: str) -> dict:  # name → value of each setting that may be auto
-    "What `auto` stands for with this model, this method and so many steps"
+    "The values of `auto` with this model, this method and so many steps"
     kind = kind_of_model(towers)
     values = dict(BY_MODEL[kind])
     if steps < values["warmup"]:
@@ -58,7 +58,7 @@ def values_by_model(towers: Towers, steps: int, method: str) -> dict:  # name �
     return values
 
 
-def fill_auto(settings: dict, values: dict) -> dict:  # name → value, or a list of values; name → what auto stands for
+def fill_auto(settings: dict, values: dict) -> dict:  # name → value, or a list of values; name → value of auto
     "Put `values` where a setting is auto; a given value stays"
     filled = dict(settings)
     for name, value in values.items():
