@@ -7,7 +7,7 @@ project, author, copyright = "c2lip", "the c2lip developers", "2026 onwards, the
 extensions = ["myst_nb"]
 nb_execution_mode = "off"  # pages show stored outputs; nothing is run
 nb_merge_streams = True
-nb_code_prompt_show = "{type}: imports"
+nb_code_prompt_show = nb_code_prompt_hide = "imports"  # what build.py folds
 nb_render_markdown_format = "myst"  # which has tables
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
@@ -20,6 +20,7 @@ html_static_path = ["static"]
 html_css_files = ["c2lip.css"]
 html_show_search_summary = False  # summaries are fetched, which a page that is opened from a disk cannot do
 html_copy_source = False
+html_use_index = False  # no page has entries for one
 html_theme_options = {"top_of_page_buttons": [], "navigation_with_keys": True}
 
 

@@ -160,15 +160,12 @@ def test_a_folder_of_the_users_own_is_no_run_dir(tmp_path):
     for name in ("README.md", "settings.ini"):
         line = ["papermill", str(ROOT / "nbs" / "train.ipynb"), name]
         refused(partial(complete_line, line), f"{name} is no place for the executed notebook")
-
-
-@pytest.mark.parametrize("left", ["checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl"])
-def test_a_folder_of_checkpoints_is_no_place_for_trials(tmp_path, left):
-    (tmp_path / left).write_text("")
-    for launcher in ("compare", "ablation", "prepare"):
-        call = partial(check_run, ROOT / "nbs" / f"{launcher}.ipynb", {"run_dir": str(tmp_path)})
-        refused(call, f"holds a run ({left})", "another run_dir")
-    assert [p.name for p in tmp_path.iterdir()] == [left]
+    for left in ("checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl"):
+        (tmp_path / left).write_text("")
+        for launcher in ("compare", "ablation", "prepare"):
+            call = partial(check_run, ROOT / "nbs" / f"{launcher}.ipynb", {"run_dir": str(tmp_path)})
+            refused(call, f"holds a run ({left})", "another run_dir")
+        (tmp_path / left).unlink()
 
 
 @pytest.mark.parametrize("mine, other", permutations(("train", "compare", "ablation"), 2))
@@ -214,11 +211,7 @@ def twice(tokenizer):
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [rule] * 40}
 
 
-def shorter(held):
-    held["text.positional_embedding"] = held["text.positional_embedding"][:-1].contiguous()
-
-
-WEIGHTS, CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
+WEIGHTS, CONFIG, PLACES = "open_clip_model.safetensors", "open_clip_config.json", "text.positional_embedding"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +219,7 @@ WEIGHTS, CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
     [
         (WEIGHTS, lambda held: held.pop("logit_bias"), ("Missing key", "logit_bias")),
         (WEIGHTS, lambda held: held.update(extra=torch.zeros(2)), ("Unexpected key", "extra")),
-        (WEIGHTS, shorter, ("size mismatch", "text.positional_embedding")),
+        (WEIGHTS, lambda held: held.update({PLACES: held[PLACES][1:].contiguous()}), ("size mismatch", PLACES)),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(layers=1_000_000), ("more layers",)),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(vocab_size=10**12), ("vocab_size must be",)),
         (CONFIG, lambda cfg: cfg["model_cfg"].update(embed_dim=65), ("size mismatch",)),

@@ -253,9 +253,10 @@ def cached(dice, folder):
     "What the cache holds of a table is as it was, or is made again"
     put_small_images(folder)
     write_rows(folder / "t.csv", ROWS)
-    whole = list(open_data(str(folder / "t.csv"), skips=Skips(1), index_folder=folder / "cache"))
+    how = dict(name=str(folder / "t.csv"), index_folder=folder / "cache")
+    whole = list(open_data(skips=Skips(1), **how))
     spoil(dice.choice(sorted(folder.glob("cache/*.[aj]*"))), dice)
-    assert list(open_data(str(folder / "t.csv"), skips=Skips(1), index_folder=folder / "cache")) == whole
+    assert list(open_data(skips=Skips(1), **how)) == whole
 
 
 def run_folders(dice, folder):

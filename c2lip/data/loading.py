@@ -10,7 +10,6 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +63,7 @@ class Samples(Dataset):
         self.records = records if isinstance(records, Records) else Records(records)
         self.tokenizer = tokenizer if has_token_positions(tokenizer) else None
         self.skips.seen = max(self.skips.seen, len(self.records))
-        self.whole: Callable | None = None  # what `with_whole` was given
+        self.whole: Callable | None = None  # of a method: PIL image before any crop or resizing → array
         self.spans = None  # of the phrases of samples that are kept
         if cache:
             self.records = Records(self._opened(), self.records.drawn)
@@ -80,12 +79,6 @@ class Samples(Dataset):
                 yield r._replace(image=open_image(r.image))
             except BadImage as e:
                 self.skips.add(r.key, e.cause, e.detail)
-
-    def with_whole(self, make: Callable) -> "Samples":  # PIL image as it was opened → array
-        "The same samples, each with `whole`, what `make` makes of its image before any crop or resizing"
-        other = copy(self)
-        other.whole = make
-        return other
 
     def __len__(self):
         return len(self.records)

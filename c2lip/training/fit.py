@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,7 +129,8 @@ class _Run:
 
     def __init__(self, towers, method, samples, cfg, folder, device, validator):
         self.towers, self.method = towers, method
-        self.samples = samples.with_whole(method.whole) if method.whole else samples
+        self.samples = copy(samples)
+        self.samples.whole = method.whole
         self.folder, self.device = folder, device
         self.rank, self.ranks = rank_and_world_size()
         self.total, self.per_epoch = count_steps(samples, cfg, self.ranks)
