@@ -200,9 +200,9 @@ def _plot_scores(frame):
             ax.annotate(f"{ends[1]:.1f}", (max(ends), place), (8, -3), textcoords="offset points", color=colour)
     ax.set_yticks(range(len(rows)), [f"{suite_label(suite)}: {task_label(name)}" for suite, name in rows])
     ax.invert_yaxis()
-    ax.margins(0.08)
+    ax.margins(0.1)
     ax.set_xlabel("percent")
-    ax.legend(frameon=False, loc="lower right")
+    fig.legend(frameon=False, loc="outside upper right", ncols=2)
     plain_axes(ax, "x")
     return fig
 
