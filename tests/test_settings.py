@@ -45,11 +45,14 @@ def test_what_depends_on_the_model_is_auto():
 
 
 def test_train_takes_every_setting_and_runs_with_the_defaults():
-    "Those that its cell shows have the defaults of the settings but for these three"
+    "Those that its cell shows have the defaults of the settings but for these five"
     train = launcher_settings(NBS / "train.ipynb")
     assert set(train) == set(SETTINGS) | set(OPTIONS)
     other = {name for name, s in train.items() if s.default != (SETTINGS | OPTIONS)[name].default}
-    assert other == {"alpha", "lambda_npc", "lambda_xac"} and train["lambda_npc"].range == OPTIONS["lambda_npc"].range
+    assert (
+        other == {"alpha", "images", "epochs", "lambda_npc", "lambda_xac"}
+        and train["lambda_npc"].range == OPTIONS["lambda_npc"].range
+    )
 
 
 def test_settings_are_well_formed():
