@@ -207,7 +207,7 @@ def test_a_visit(page, tmp_path):
     assert "“" in page.inner_text(STATUS) and "fit v·c" in page.inner_text(".c2lip-maps")
     chip = page.locator(".c2lip-chips button:not(.mod-primary)", has_text="a ").first
     wanted = chip.inner_text()
-    assert wanted != "a green cat" and f"“{wanted}”" in after(page, chip.click)
+    assert wanted != "a striped red key" and f"“{wanted}”" in after(page, chip.click)
     # another model, typed; then one of the menu
     unfold(page, "more models")
     assert "→ tuned" in enter(page, "a release folder", shipped("tuned"))
@@ -367,11 +367,11 @@ def test_the_app(servers, browser):
     nameless = [role for role, name in found if role in CONTROLS and not name]
     assert not nameless, nameless
     controls = {name for role, name in found if role in CONTROLS}
-    assert {"β", "opacity", "phrase", "layer", "exchange before and after", "show “a green cat” too"} <= controls
+    assert {"β", "opacity", "phrase", "layer", "exchange before and after", "show “a striped red key” too"} <= controls
     assert any(name.startswith("binding 9: ") for name in controls), controls
     alts = [name for role, name in found if role in ("image", "img")]
     assert sum(name.startswith("map of “a red cat”, ") for name in alts) == 3, alts
-    assert sum(name.startswith("image: a spotted red kite, a green cat") for name in alts) == 1
+    assert sum(name.startswith("image: a spotted orange key, a striped red key") for name in alts) == 1
     assert all(alts) and page.get_attribute(".c2lip-live", "aria-live") == "polite"
     shown, link = settle(page)[0], page.get_by_text("link to this view").get_attribute("href")
     assert "empty" in enter(page, PHRASE, " ") and page.locator(".c2lip-wrong").count()

@@ -118,7 +118,7 @@ CAPTION = (
 SWAPPED = CAPTION.replace("white", "blue").replace("pink", "white").replace("blue", "pink")
 ACTS = (  # what is done on the page, and the same in the explorer
     ("click", "summary", {}),
-    ("press", "#chips span:nth-child(2) button", "Enter", dict(phrase="a green cat")),
+    ("press", "#chips span:nth-child(2) button", "Enter", dict(phrase="a striped red key")),
     ("click", "text=centred", dict(kind="centred")),
     ("uncheck", "#map-smooth", dict(smooth=False)),
     ("click", "text=similarity", dict(kind="similarity")),
