@@ -21,6 +21,7 @@ import yaml
 from benchmark_examples import write_examples
 from conftest import ROOT
 from PIL import Image
+from transformers import SiglipConfig, SiglipImageProcessor, SiglipModel
 from writing import encoded, write_tar
 
 from c2lip.attention.controls import read_selection
@@ -274,13 +275,30 @@ def run_folders(dice, folder):
         check_run(ROOT / "nbs" / "train.ipynb", {"run_dir": str(run), "resume": True})
 
 
+@cache
+def transformers_folder(home):
+    "A small SiglipModel as transformers saves it, with the base's tokenizer"
+    layers = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    words = layers | dict(vocab_size=512, max_position_embeddings=16, bos_token_id=0, eos_token_id=1, pad_token_id=0)
+    parts = SiglipConfig(text_config=words, vision_config=layers | dict(image_size=32, patch_size=8))
+    for part in (SiglipModel(parts), SiglipImageProcessor(size={"height": 32, "width": 32})):
+        part.save_pretrained(home / "siglip")
+    for file in base_folder().glob("tokenizer*.json"):
+        shutil.copy(file, home / "siglip")
+    load(str(home / "siglip"))
+    return home / "siglip"
+
+
 def release(dice, folder):
-    "A file of a release folder is damaged: its configuration, its tokenizer, its record, or the header of its weights"
-    target = folder / "model"
-    shutil.copytree(base_folder(), target)
-    if dice.random() < 0.3:
+    "A file of a model's folder is damaged: its configuration, its tokenizer, its record, or the header of its weights"
+    target, theirs = folder / "model", dice.random() < 0.3
+    shutil.copytree(transformers_folder(folder.parent) if theirs else base_folder(), target)
+    if dice.random() < 0.3 and not theirs:
         return spoil(target / dice.choice([*RELEASED, "record.json"]), dice) or load(str(target))
-    file = target / dice.choice(["open_clip_config.json"] * 2 + ["tokenizer.json", "open_clip_model.safetensors"])
+    if theirs:
+        file = target / dice.choice(["config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"])
+    else:
+        file = target / dice.choice(["open_clip_config.json"] * 2 + ["tokenizer.json", "open_clip_model.safetensors"])
     content, size = file.read_bytes(), 0
     if file.suffix == ".safetensors":
         (size,) = struct.unpack("<Q", content[:8])
@@ -371,7 +389,7 @@ def ends_of_papermill(dice, folder):
 
 
 KINDS = {papermill_line: 80, settings_of_a_run: 40, rules_of_a_run: 60, table: 80, data_folder: 50, shards: 50}
-KINDS |= {cached: 20, run_folders: 25, joined_captions: 30, images: 60, release: 36, benchmark: 40, command_line: 30}
+KINDS |= {cached: 20, run_folders: 25, joined_captions: 30, images: 60, release: 48, benchmark: 40, command_line: 30}
 KINDS |= {damaged_checkpoint: 20, selections: 50, ends_of_papermill: 60}  # kind → cases
 NOT_WATCHED = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "runs", "cache")
 "Folders in which git, Python and the tools of other tests, which run at the same time, write"
@@ -427,5 +445,5 @@ def test_fuzz(kind, tmp_path, monkeypatch):
         shutil.rmtree(folder)
     after = state()
     assert before == after, {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    assert {path.name for path in tmp_path.iterdir()} <= {"cache", "examples"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache", "examples", "siglip"}
     assert not faults, "\n" + "\n".join(f"{name}: {what}" for name, what in list(faults.items())[:40])

@@ -125,7 +125,7 @@ def test_with_pipes_from_the_notebooks_folder_and_again_from_its_record(toy, run
 
 REFUSED = [
     ({"lamda_xac": 1}, "did you mean lambda_xac?"),
-    ({"lambda_xac": "much"}, "lambda_xac must be a number from 0 to 1000, not much"),
+    ({"lambda_xac": "much"}, "lambda_xac must be auto or a number from 0 to 1000, not much"),
     ({"run_dir": "nbs/x"}, "belongs to the workbook"),
 ]
 
