@@ -16,7 +16,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ..core import UserError, did_you_mean
-from ..core.files import RUN_FILES, check_free, json_object, project_root, read_yaml, shipped, user_path, write_json
+from c2lip.core.files import (
+    RUN_FILES,
+    check_free,
+    json_object,
+    project_root,
+    read_json,
+    read_yaml,
+    shipped,
+    user_path,
+    write_json,
+)
 from .config import MAY_CHANGE, SHARED, check, method_options, read_methods, read_parameters, settings_of
 
 # %% ../../nbs/6_training/02_launchers.ipynb #840cb560
@@ -63,7 +73,7 @@ def _foreign_file(folder, name):
 
 def open_clip_models() -> dict[str, list[str]]:  # name → tags of its weights
     "The models that open_clip knows: from the index, imported where another version is installed"
-    index = json_object(shipped("names.json"))
+    index = read_json(shipped("names.json"))
     if index["open_clip"] == version("open_clip_torch"):
         return index["models"]
     import open_clip
