@@ -87,7 +87,7 @@ def test_the_library_works_anywhere(distributions, tmp_path, run):
     done = run(sys.executable, "-c", command, "prepare", "captions.csv", "out", cwd=here, env=env)
     assert done.returncode == 0 and "1 captions, 2 phrases" in done.out, done.out
     assert {"captions.csv", "out", "record.json"} == {path.name for path in here.iterdir()}
-    words = ["evaluate", "-p", "items", 6, "-p", "bench_images", 30, "-p", "run_dir", "mine"]
+    words = "evaluate -p items 6 -p bench_images 30 -p suites sugarcrepe -p run_dir mine".split()
     done = run(sys.executable, "-c", command, *words, cwd=here, env=env, timeout=300)
     assert done.returncode == 0 and "everything is in mine" in done.out, done.out
     assert {"table.csv", "evaluate.ipynb"} <= {path.name for path in (here / "mine").iterdir()} and not (
