@@ -76,5 +76,5 @@ solved: $(STAMP)  ## which of your exercises pass
 	@$(BIN)/python docs/exercises.py check $(FOLDER)
 
 clean:            ## remove .venv and what tools leave behind; runs/ stays
-	rm -rf $(VENV) c2lip.egg-info .pytest_cache .ruff_cache .mypy_cache _proc _docs _site build dist
+	rm -rf $(VENV) c2lip.egg-info .pytest_cache .ruff_cache _proc _docs _site build dist
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

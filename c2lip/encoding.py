@@ -212,7 +212,7 @@ class _AllGather(torch.autograd.Function):
         return torch.stack(parts)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # type: ignore[override]
         sent_here = torch.empty_like(grad, memory_format=torch.contiguous_format)
         dist.all_to_all_single(sent_here, grad.contiguous())
         return sent_here.sum(0)
@@ -231,7 +231,8 @@ def _gather_all(tensors: dict, counts: dict) -> dict:
         kinds.setdefault((x.dtype, x.shape[1:]), []).append(key)
     gathered: dict = {}
     for keys in kinds.values():
-        rows, of_rank = torch.cat([tensors[key] for key in keys]), list(zip(*(counts[key] for key in keys)))
+        rows = torch.cat([tensors[key] for key in keys])
+        of_rank: list = list(zip(*(counts[key] for key in keys)))
         padded = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, max(map(sum, of_rank)) - len(rows)))
         parts = _AllGather.apply(padded)
         split = [parts[r][: sum(of_rank[r])].split(of_rank[r]) for r in _ring()]
@@ -270,7 +271,8 @@ def gather(
     counts = _AllGather.apply(torch.tensor(own, device=device)).T.tolist()
     images, rows = counts[0], dict(zip(names, counts[1:]))
     mentions = dict(zip(owned, counts[1 + len(names) :]))
-    tensors, lengths = {name: features[name] for name in names}, dict(rows)
+    tensors: dict[Any, Tensor] = {name: features[name] for name in names}
+    lengths: dict = dict(rows)
     for name in owned:  # owner, column, number and weight of all ranks; token ids and spans stay this rank's own
         for field in _OF_MENTIONS:
             if (x := getattr(batch.texts[name], field)) is not None:

@@ -391,7 +391,7 @@ def ends_of_papermill(dice, folder):
 KINDS = {papermill_line: 80, settings_of_a_run: 40, rules_of_a_run: 60, table: 80, data_folder: 50, shards: 50}
 KINDS |= {cached: 20, run_folders: 25, joined_captions: 30, images: 60, release: 48, benchmark: 40, command_line: 30}
 KINDS |= {damaged_checkpoint: 20, selections: 50, ends_of_papermill: 60}  # kind → cases
-NOT_WATCHED = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "runs", "cache")
+NOT_WATCHED = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", "runs", "cache")
 "Folders in which git, Python and the tools of other tests, which run at the same time, write"
 
 

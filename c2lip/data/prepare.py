@@ -234,7 +234,9 @@ def prepare(
 
         total, skipped, matched, example = _total(folder, parts)
         unmatched = total.pop("unmatched", 0)
-        manifest = dict(total, skipped=dict(skipped + Counter(left_out)), parts=parts, made_by=made_by, rules=chosen)
+        manifest: dict = dict(
+            total, skipped=dict(skipped + Counter(left_out)), parts=parts, made_by=made_by, rules=chosen
+        )
         if sentences:
             manifest["sentences"] = True
         if joined and not matched:
@@ -242,7 +244,7 @@ def prepare(
                 f"no image has a row in {captions}, matched by {joined['match']}: the first image is {example!r}; "
                 "does the table belong to these shards?"
             )
-        if joined:
+        if captions and joined:
             rows, skipped_rows = joined["rows"], joined["skipped"]
             of_rows = dict(rows=rows, rows_without_image=rows - matched, skipped_rows=skipped_rows)
             of_images = dict(table=Path(captions).name, match=joined["match"], images_without_row=unmatched)

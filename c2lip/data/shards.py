@@ -86,8 +86,8 @@ class _StrictInfo(tarfile.TarInfo):
             raise tarfile.ReadError(f"damaged after {tar.offset} bytes: {e}") from None
 
     @classmethod
-    def frombuf(cls, *args):
-        info = super().frombuf(*args)
+    def frombuf(cls, buf, encoding, errors):
+        info = super().frombuf(buf, encoding, errors)
         if info.size > (2**34 if info.type in tarfile.REGULAR_TYPES else 2**20):  # tarfile reads other headers whole
             raise tarfile.InvalidHeaderError("absurd size")
         return info
@@ -255,7 +255,7 @@ def shard_records(
     join: tuple | None = None,  # the file of `index_captions` that holds the captions, and "url" or "key"
 ) -> tuple[list[Record], dict]:  # of a join: unmatched images, example (one of them), matched: numbers of rows found
     "The records of one shard, phrases as their source gives them; images stay in the shard"
-    records, more, matched_rows = {}, {}, list[int]()
+    records, more, matched_rows = {}, {}, list[int | None]()
     samples: Iterable[dict] = shard_samples(url, skips, name)
     if join:
         rows, places = _joined_rows(samples := list(samples), *join)

@@ -120,7 +120,7 @@ def plot_pareto(
         background = model in quiet
         colour = "0.6" if background else colours[model]
         bars = dict(xerr=x.half[model], yerr=y.half[model], elinewidth=1.2, alpha=0.55)
-        ax.errorbar(*point, color=colour, **bars)
+        ax.errorbar(point[0], point[1], color=colour, **bars)
         ax.plot(*point, "o", color=colour, ms=5 if background else 8, mec="white", zorder=3, clip_on=False)
         colour, weight = ("0.45", "normal") if background else ("0.15", "bold")
         style: dict = dict(textcoords="offset points", fontsize=SMALL, color=colour, fontweight=weight)

@@ -123,7 +123,7 @@ class Reading:
     ) -> Scorer:
         "The scorer of a readout; raise `UserError` for one that there is not"
         try:
-            mixture, scale, of = Readout(*readout)
+            mixture, scale, of = Readout(*readout)  # type: ignore[arg-type]
             chosen = Readout(float(mixture), float(scale), of)
             fits = of in _KINDS and 0 <= chosen.mixture <= 1 and 0 <= chosen.scale < math.inf
         except (TypeError, ValueError):

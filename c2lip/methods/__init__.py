@@ -200,7 +200,7 @@ class Step(nn.Module):
             shares = self.objective(*gather(features, batch, self.objective.columns))
         ranks = rank_and_world_size()[1]
         losses = {name: ranks * share for name, share in shares.items()}
-        total = sum(self.objective.weights[name] * loss for name, loss in losses.items())
+        total: Any = sum(self.objective.weights[name] * loss for name, loss in losses.items())
         return {**losses, "total": total}
 
 # %% ../../nbs/1_method/12_methods.ipynb #1c6c806a

@@ -123,7 +123,7 @@ def towers_of(
         siglip = isinstance(model, SiglipModel)
         if not siglip and not isinstance(model, CLIPModel):
             raise UserError(f"transformers' {name} is not known here; give a SiglipModel or a CLIPModel")
-        if siglip and not model.config.vision_config.vision_use_head:
+        if siglip and not getattr(model.config.vision_config, "vision_use_head", True):
             raise UserError("this SiglipModel has no pooling head (vision_use_head is false), so no image embedding")
         model = _ForeignModel(model, siglip)
     elif not all(hasattr(model, part) for part in ("visual", "encode_text", "logit_scale", "context_length")):

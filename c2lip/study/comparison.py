@@ -156,7 +156,7 @@ def _search_method(
             table = trial(settings, setup, Path(run) / planned.folder)
             if name == "alpha":
                 table = pd.read_csv(Path(run) / at_share(planned, value, setup, run).folder / "table.csv")
-            row = {"method": method, "setting": name, "value": value, **_changes_of(table, base, search["score"])}
+            row: dict = {"method": method, "setting": name, "value": value, **_changes_of(table, base, search["score"])}
             tried.append(row | {"chosen": False})
             print(f"{method}, {name} {value}: {row['sum']:+.1f}", flush=True)
         best = max(tried, key=itemgetter("sum"))

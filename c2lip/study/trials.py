@@ -125,7 +125,7 @@ def trial(
     cfg = Config.of({"log_every": 100, "save_every": 10**9, **settings, "resume": True})
     seed_everything(cfg.seed)
     if trained.exists():
-        model = load(trained, setup.device)
+        model = load(str(trained), setup.device)
     else:
         model = load(cfg.model, setup.device, setup.launcher.get("check_release", True))
         method = build(cfg.method, model, cfg.options)

@@ -132,7 +132,8 @@ def settings_of() -> dict[str, Setting]:
 def digest_methods() -> dict[str, str]:  # file of c2lip.methods → digest
     "What the index of the methods was made of"
     spec = importlib.util.find_spec("c2lip.methods")
-    files = [file for place in (spec and spec.submodule_search_locations) or [] for file in Path(place).glob("*.py")]
+    places = getattr(spec, "submodule_search_locations", None) or []
+    files = [file for place in places for file in Path(place).glob("*.py")]
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
 
 

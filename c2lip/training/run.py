@@ -55,7 +55,7 @@ def trained_images(model: str, data: str) -> tuple[int, int]:  # a release or ru
     "How many images of `data` a model was trained on, of how many; zeros where its record names other data"
     root = project_root()
     places = [root / user_path(model) / part / "record.json" for part in ("", "model")]
-    settings = next((read_json(file).get("settings") or {} for file in places if os.path.isfile(file)), {})
+    settings: dict = next((read_json(file).get("settings") or {} for file in places if os.path.isfile(file)), {})
     own = settings.get("data", "world")
     if own == "world" or (root / user_path(own)).resolve() != (root / user_path(data)).resolve():
         return 0, 0
