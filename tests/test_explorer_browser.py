@@ -205,6 +205,7 @@ def chosen_scene(page):
 
 def test_a_visit(page, tmp_path):
     assert "“" in page.inner_text(STATUS) and "fit v·c" in page.inner_text(".c2lip-maps")
+    assert "Which sentence fits the image?" in page.inner_text(PANEL) and page.locator(".c2lip-scores tr").count() == 3
     chip = page.locator(".c2lip-chips button:not(.mod-primary)", has_text="a ").first
     wanted = chip.inner_text()
     assert wanted != "a striped red key" and f"“{wanted}”" in after(page, chip.click)

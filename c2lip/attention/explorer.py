@@ -7,10 +7,13 @@ __all__ = ['ModelEntry', 'find_models', 'Explorer']
 
 # %% ../../nbs/7_attention/05_explorer.ipynb #15fc8a33
 import io
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +25,20 @@ from torch import Tensor
 from .controls import MAP_CONTROLS, Selection, read_selection, selection_text, typed
 from .figures import ImageMaps, grid_note, map_columns, maps_figure, maps_html
 from .maps import MAP_KINDS, View, blocks_and_heads, embed_phrases, encode_view
-from .questions import ask, caption_phrases, doubts, open_exhibit, score_phrase, split_phrases, true_mask
+from c2lip.attention.questions import (
+    ask,
+    caption_phrases,
+    doubts,
+    exchange_colours,
+    open_exhibit,
+    score_phrase,
+    split_phrases,
+    true_mask,
+)
 from ..core import UserError
 from ..core.files import project_root, read_json, run_folder, write_json
 from ..evaluation.plots import Page
+from ..evaluation.readouts import Readout
 from ..towers import Towers, load
 from ..towers.folders import EMBEDDED
 from ..training.runs import list_runs, release_folders
@@ -113,6 +126,26 @@ class _ShownMaps(ImageMaps):
 
     scores: list[dict] = field(default_factory=list)  # of each model: phrase → its `PhraseScore`
     doubts: list[str] = field(default_factory=list)  # why maps may mean nothing, a sentence each
+    table: str = ""  # HTML: how the caption fits, and the caption with two colours exchanged
+
+
+def _caption_scores(caption, view, embed):
+    "v·t of a caption and, at the β of the mixture, v̂·c, the mean of its phrases"
+    phrases = caption_phrases(caption)
+    attended = float(view.scores(embed(phrases), Readout().scale)[1].mean()) if phrases else math.nan
+    return float(embed((caption,))[0] @ view.image), attended
+
+
+def _caption_table(caption, names, views, embeds):
+    "Which sentence fits the image? A row for the caption, one for its swap; the better score is bold"
+    texts = list(filter(None, [caption.strip(), exchange_colours(caption.strip())]))
+    rows = [[x for pair in zip(views, embeds) for x in _caption_scores(text, *pair)] for text in texts]
+    columns = [f"{escape(name)}, {score}" for name in names for score in ("v·t", "v̂·c")]
+    table = pd.DataFrame(rows, [escape(text) for text in texts], columns)
+    better = table > table[::-1].to_numpy()
+    cells = table.map(lambda x: "" if math.isnan(x) else f"{x:.3f}".replace("-", "−")).astype(object)
+    about = f"Which sentence fits the image? v̂·c at β = {Readout().scale:g}, the mean of its phrases"
+    return f"<div>{about}</div>" + cells.where(~better, "<b>" + cells + "</b>").to_html(escape=False, border=0)
 
 
 def _show(chosen, cache):
@@ -136,8 +169,12 @@ def _show(chosen, cache):
         embedded = kind_of_model(cache.of(name)[0]) == "embedded"
         found += doubts(_short_name(name), embedded, exhibit.scene is not None, own)
     outlines = [true_mask(phrase, exhibit.scene) for phrase in phrases]
+    table = ""
+    if chosen.caption.strip():
+        with suppress(UserError):  # the model's context cuts the caption off
+            table = _caption_table(chosen.caption, _headings(chosen.model), views, embeds)
     caption, opacity, smooth = chosen.caption or exhibit.name, chosen.opacity, chosen.smooth
-    return _ShownMaps(exhibit.shown, columns, phrases, outlines, caption, opacity, smooth, scores, found)
+    return _ShownMaps(exhibit.shown, columns, phrases, outlines, caption, opacity, smooth, scores, found, table)
 
 # %% ../../nbs/7_attention/05_explorer.ipynb #32bee8a4
 class Explorer:
@@ -252,8 +289,8 @@ class Explorer:
         return maps_figure(self.shown, self.note)
 
     def html(self) -> str:
-        "The same panels for a web page"
-        return maps_html(self.shown)
+        "The same panels for a web page, and the scores of the caption"
+        return maps_html(self.shown) + f'<div class="c2lip-scores">{self.shown.table}</div>'
 
     def file(self, kind: str = "png", dpi: int = 144) -> bytes:  # png, svg or pdf; dots an inch of its images
         "The figure as a file, the same bytes each time"
