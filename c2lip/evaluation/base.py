@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['Lookup', 'PairScore', 'Row', 'Scorer', 'Item', 'images_of', 'Suite', 'Request', 'pick', 'all_of', 'macro',
            'suite_data', 'where_to_get', 'NotHere', 'NotDownloaded', 'require_files', 'Entry', 'read_entries',
-           'find_image', 'shard_items']
+           'find_image', 'half_truths', 'sets_of_images', 'shard_items']
 
 # %% ../../nbs/5_evaluation/06_base.ipynb #aca8b899
 import functools
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -256,6 +257,51 @@ def find_image(name: str, *folders) -> Path:  # where there is none, the first p
     names = dict.fromkeys((name, Path(name).name))
     places = [Path(folder) / n for n in names for folder in folders]
     return next((p for p in places if os.path.isfile(p)), places[0])  # Path.is_file raises for a name too long
+
+# %% ../../nbs/5_evaluation/06_base.ipynb #c7e1a9d3
+def half_truths(
+    entries: list[Entry],
+    change: str,  # of the added unit: object_change, attribute_change, relation, or swap of a relation's sides
+) -> list[Entry]:  # with image, right, wrong
+    "CS-CLIP's units: one that is true, and the same with a wrong one added; the first of each image that has both"
+    found = {}
+    for entry in entries:
+        units, relations = entry.value("entities | positive_components", []), entry.value("relations", [])
+        foils = entry.value("negative_entities | negative_components", {})
+        try:
+            if change == "swap":
+                pairs = [(r["subject"], f"{r['object']} {r['relation_type']} {r['subject']}") for r in relations]
+            elif change == "relation":
+                wrong = [(r["subject"], foil) for r in relations for foil in r.get("negatives", [])[:1]]
+                pairs = [(a, f"{f['subject']} {f['relation_type']} {f['object']}") for a, f in wrong]
+            else:
+                wrong = {b: [f["negative"] for f in foils.get(b, []) if f["change_type"] == change] for b in units}
+                pairs = [(a, f"{a} and {wrong[b][0]}") for a, b in itertools.permutations(units, 2) if wrong[b]]
+        except (AttributeError, KeyError, TypeError) as e:
+            raise entry.error(f"these are not the units of CS-CLIP ({type(e).__name__}: {e})") from None
+        image = str(entry.value("image_path"))
+        for short, long in pairs[:1] if image not in found else ():
+            data = dict(image=image, right=short.lower(), wrong=long.lower())
+            found[image] = Entry(data, entry.file, entry.number)
+    return list(found.values())
+
+
+def sets_of_images(
+    entries: list[Entry],
+    folders,  # where the folders of images may lie
+) -> list[Entry]:  # with images, number, text, and `static` or `video`, which is true
+    "ImageCoDe's: a folder of ten images → the place of one among them → its text; an entry for each text"
+    found = []
+    for entry in entries:
+        there = {p.name for folder in folders for p in (Path(folder) / entry.number).glob("*.jpg")}
+        names = [f"{entry.number}/{name}" for name in sorted(there, key=lambda name: (len(name), name))]
+        kind = "static" if "open-images" in entry.number else "video"
+        if not names or not isinstance(entry.data, dict):
+            raise entry.error(f"{folders[0]} holds no images of it, or its texts are not numbered")
+        for n, text in entry.data.items():
+            data = dict(images=names, number=int(n) if n.isdigit() else n, text=text) | {kind: True}
+            found.append(Entry(data, entry.file, f"{entry.number} {n}"))
+    return found
 
 # %% ../../nbs/5_evaluation/06_base.ipynb #4028d560
 def shard_items(at: Path, split: str) -> Iterator[tuple[str, ImageRef, dict]]:  # name for messages, image, members

@@ -6,11 +6,13 @@
 __all__ = ['choice_hits', 'winoground_hits', 'position_hits', 'word_orders', 'read_choices', 'read_winoground']
 
 # %% ../../nbs/5_evaluation/08_choices.ipynb #4ac2f87e
+import ast
 import itertools
 import os
 import random
 import re
 from collections import defaultdict
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -79,10 +81,24 @@ def position_hits(items: list[Item], hits: Hits) -> dict[str, Hits | None]:  # N
 def _read_items(path, row, *folders):
     "The items of a file by a row of data/suites.yaml; None: people did not find the item valid"
     entries = base.read_entries(path)
+    if "half truths" in row:
+        entries = base.half_truths(entries, row["half truths"])
+    if row.get("in folders"):
+        entries = base.sets_of_images(entries, folders)
     if row.get("in pairs"):
         entries = [base.Entry([a.data, b.data], a.file, a.number) for a, b in zip(entries[::2], entries[1::2])]
     kept = [e for e in entries if "only" not in row or str(e.value(row["only"], False)).lower() in ("true", "1")]
     return [_read_item(entry, row, folders) for entry in kept]
+
+
+def _texts(entry, key):
+    "The text under a key, or the first of a list; all of the list where the key ends in .*"
+    if not key.endswith(".*"):
+        return [entry.text(key)]
+    value = entry.value(key[:-2])
+    with suppress(ValueError, SyntaxError):  # in a table a list is written as Python writes it
+        value = ast.literal_eval(value) if isinstance(value, str) else value
+    return entry._replace(data={"list": value}).texts("list")
 
 
 def _answer(entry, key, options):
@@ -124,7 +140,8 @@ def _read_item(entry, row, folders):
         options = [text for key in _as_list(row["right"]) for text in entry.texts(key)]
         right, wrong = _answer(entry, row["answer"], options)
     else:
-        right, wrong = ([entry.text(key) for key in _as_list(row.get(side, []))] for side in ("right", "wrong"))
+        keys = (_as_list(row.get(side, [])) for side in ("right", "wrong"))
+        right, wrong = ([text for key in side for text in _texts(entry, key)] for side in keys)
     right, wrong = (tuple(row.get("prompt", "{}").format(text) for text in _as_list(side)) for side in (right, wrong))
     group = entry.value(row["group"]) if "group" in row else entry.value(row.get("cluster", ""), "")
     key, group = str(entry.value(row.get("key", ""), entry.number)), "_".join(map(str, _as_list(group)))
@@ -186,11 +203,12 @@ def _order_items(items):
 
 # %% ../../nbs/5_evaluation/08_choices.ipynb #0f3db63a
 def _task_files(request, row):
-    "Task → its file, and the row it is read by; a file that no task names is refused, or a task of its own"
+    "Task → its files, and the row it is read by; a file that no task names is refused, or a task of its own"
     at, tasks = request.at, row["tasks"]
     if isinstance(tasks, dict):
         base.require_files(at, *(own["file"] for own in tasks.values()))
-        return {task: (at / own["file"], row | own) for task, own in tasks.items() if (at / own["file"]).is_file()}
+        found = {task: (sorted(at.glob(own["file"])), row | own) for task, own in tasks.items()}
+        return {task: (paths, own) for task, (paths, own) in found.items() if paths}
     folders = row.get("folders", ["."])
     if "home" in row:
         base.require_files(at, *(f"{folder}/*.json" for folder in folders))
@@ -201,14 +219,14 @@ def _task_files(request, row):
         if task not in tasks and not row.get("others"):
             hint = did_you_mean(task, tasks)
             raise UserError(f"{path} is no subtask of {request.name}{hint} (there are: {', '.join(tasks)})")
-        files[task] = path, row
+        files[task] = [path], row
     if not files and "home" not in row:
         raise base.NotHere(f"{at} holds no {tasks[0]}.json or another of {request.name}'s files")
     return {task: files[task] for task in [*tasks, *sorted(set(files) - set(tasks))] if task in files}
 
 
 def _checklist_files(request, row):
-    "VL-Checklist's: Kind/aspect/file/source → its file, and the row it is read by"
+    "VL-Checklist's: Kind/aspect/file/source → its one file, and the row it is read by"
     at, homes = request.at, ("data", "VL_checklist_json_data")
     base.require_files(at, *(f"{home}/*/*" for home in homes))
     root = next(at / home for home in homes if (at / home).is_dir())
@@ -223,7 +241,7 @@ def _checklist_files(request, row):
             parts = ", ".join([*(f"{k} {aspect}" for k, aspect in wanted), *row["sources"]])
             raise UserError(f"{path} is no file of VL-Checklist: its path should name two of {parts}")
         folders = [folder.format(source="vg" if source == "vaw" else source) for folder in row["images"]]
-        files[f"{kind}/{aspect}/{path.stem}/{source}"] = path, row | {"images": folders}
+        files[f"{kind}/{aspect}/{path.stem}/{source}"] = [path], row | {"images": folders}
     return files
 
 
@@ -239,8 +257,8 @@ def read_choices(request: Request) -> Suite:
     name, row = request.name, suite_data("suites")[request.name]
     files = (_checklist_files if row["form"] == "checklist" else _task_files)(request, row)
     tasks, n, left = {}, 0, 0
-    for task, (path, own) in files.items():
-        items = _read_items(path, own, *_image_folders(request, own))
+    for task, (paths, own) in files.items():
+        items = [item for path in paths for item in _read_items(path, own, *_image_folders(request, own))]
         items = _order_items(items) if own["form"] == "order" else items
         tasks[task] = [item for item in items if item]
         n, left = n + len(items), left + len(tasks[task])

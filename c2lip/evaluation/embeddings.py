@@ -206,7 +206,7 @@ class Crop(NamedTuple):
 
     def __call__(self) -> Image.Image:
         left, top, right, bottom = map(round, self.box)
-        return open_image(self.file).crop((left, top, right, bottom))
+        return open_image(self.file).crop((left, top, max(right, left + 1), max(bottom, top + 1)))
 
 
 def _image_digest(image):
