@@ -13,14 +13,29 @@ def _comments(code):
     return {t.start[0]: t.string.lstrip("# ").strip() for t in tokens if t.type == tokenize.COMMENT}
 
 
+def _escape(text, code, signs):
+    "Text with `code` spans done by one function, and signs of Markdown outside of them escaped"
+    return re.sub(rf"(`[^`]*`)|([{signs}])", lambda m: code(m[1]) if m[1] else "\\" + m[2], text)
+
+
 def _cell(text):
     "Text for a cell of a table"
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_").replace("$", "\\$")
+    return _escape(text.replace("<", "&lt;"), lambda span: span.replace("|", "\\|").replace("&lt;", "<"), "|*_$")
 
 
 def _code(text):
     "Code for a cell of a table"
     return f"`` {text} ``".replace("|", "\\|") if text else ""
+
+
+def _typed(annotation, meaning):
+    "Cells of a type and a meaning; both may be in an `Annotated`"
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        first, *more = annotation.slice.elts
+        words = [x.value for x in more if isinstance(x, ast.Constant)]
+        kinds = [first, *(x for x in more if not isinstance(x, ast.Constant))]
+        return " ".join(_code(ast.unparse(x)) for x in kinds), _cell(meaning or "; ".join(words))
+    return _code(ast.unparse(annotation)) if annotation else "", _cell(meaning)
 
 
 def _parameters(node):
@@ -37,25 +52,31 @@ def _parameters(node):
 
 def _docstring(node):
     text = (ast.get_docstring(node) or "").replace("<", "&lt;")
-    return re.sub(r"([*_$])", r"\\\1", text)
+    return _escape(text, lambda span: span.replace("&lt;", "<"), "*_$")
+
+
+def _title(name):
+    "A dotted name that a narrow page breaks after a dot"
+    return name.replace("_", "\\_").replace(".", ".\u200b")  # a space of no width
 
 
 def _function(node, comments, level, owner=""):
-    "The text of a function"
-    names = [(f"{name}={ast.unparse(d)}" if d is not None else name) for _, name, d in _parameters(node)]
-    lines = [f"{level} {(owner + node.name).replace('_', chr(92) + '_')}\n"]
-    lines += [f"```python\n{owner}{node.name}({', '.join(names)})\n```\n", _docstring(node) + "\n"]
-    table = []
-    for a, name, _ in _parameters(node):
-        kind = ast.unparse(a.annotation) if a.annotation else ""
-        table.append((_code(name), _code(kind), _cell(comments.get(a.end_lineno, ""))))
-    close = max([node.lineno, *(x.end_lineno for x in [node.returns, *(a for a, _, _ in _parameters(node))] if x)])
-    meaning = comments.get(node.returns.end_lineno, "") if node.returns else ""
+    "The text of a function; a comment that several parameters share stays below the signature, as in the source"
+    found = _parameters(node)
+    names = [(f"{name}={ast.unparse(d)}" if d is not None else name) for _, name, d in found]
+    ends = [x.end_lineno for x in [node.returns, *(a for a, _, _ in found)] if x]
+    shared = [f"# {comments[line]}" for line in sorted(set(ends)) if ends.count(line) > 1 and line in comments]
+    code = "\n".join([f"{owner}{node.name}({', '.join(names)})", *shared])
+    lines = [f"{level} {_cell(owner + node.name)}\n", f"```python\n{code}\n```\n", _docstring(node) + "\n"]
+    named = [(_code(name), a.annotation, a.end_lineno) for a, name, _ in found]
     if node.returns and ast.unparse(node.returns) != "None":
-        shared = any(a.end_lineno == node.returns.end_lineno for a, _, _ in _parameters(node))
-        table.append(("returns", _code(ast.unparse(node.returns)), "" if shared and close else _cell(meaning)))
-    if table:
-        lines += ["| parameter | type | meaning |", "|---|---|---|", *("| " + " | ".join(row) + " |" for row in table)]
+        named.append(("returns", node.returns, node.returns.end_lineno))
+    own = {line: text for line, text in comments.items() if ends.count(line) == 1}
+    table = [(name, *_typed(kind, own.get(line, ""))) for name, kind, line in named]
+    if any(kind or meaning for _, kind, meaning in table):
+        width = 3 if any(meaning for _, _, meaning in table) else 2
+        rows = [("parameter", "type", "meaning"), ("---",) * 3, *table]
+        lines += ["| " + " | ".join(row[:width]) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -66,8 +87,9 @@ def _class(node, comments):
     if fields:
         lines += ["| field | type | meaning |", "|---|---|---|"]
         for n in fields:
-            meaning = _cell(comments.get(n.end_lineno, ""))
-            lines.append(f"| {_code(n.target.id)} | {_code(ast.unparse(n.annotation))} | {meaning} |")
+            about = [x.value for x in n.value.args[1:2]] if isinstance(n.value, ast.Call) else []  # of a control
+            kind, meaning = _typed(n.annotation, comments.get(n.end_lineno, "") or "".join(map(str, about)))
+            lines.append(f"| {_code(n.target.id)} | {kind} | {meaning} |")
         lines.append("")
     methods = [n for n in node.body if isinstance(n, ast.FunctionDef) and (n.name[0] != "_" or n.name == "__init__")]
     for n in methods:
@@ -93,7 +115,7 @@ def reference_pages(package: Path, chapters: list[str]) -> dict[str, str]:  # pl
         room = source.partition("nbs/")[2].rstrip(". ").removesuffix(".ipynb")
         if room and room.partition("/")[0] not in chapters:
             continue
-        head = f"# {module.replace('_', chr(92) + '_')}\n\n{_docstring(tree)}\n\n"
+        head = f"# {_title(module)}\n\n{_docstring(tree)}\n\n"
         head += f"Made in [{room.replace('_', chr(92) + '_')}](../{room}.ipynb).\n\n" if room else ""
         parts = [_class(n, comments) if isinstance(n, ast.ClassDef) else _function(n, comments, "##") for n in defined]
         pages[f"reference/{module}.md"] = head + "\n".join(parts)
