@@ -29,7 +29,7 @@ from reference import reference_pages
 HERE = Path(__file__).resolve().parent
 CODE_HOST = "https://github.com/c2lip/c2lip"
 NBS = ROOT / "nbs"
-PAGES = ("CONTRIBUTING.md", "CHANGELOG.md")  # of the root, which are pages of the site
+PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "CARDS.md")  # of the root, which are pages of the site
 LAUNCHERS = "train evaluate explore prepare ablation compare interpolate walkthrough study benchmark pretrain".split()
 
 
@@ -172,7 +172,7 @@ def write_source(source: Path, only: tuple[str, ...] = ()) -> Site:
         toctree(start, ":hidden:\n:caption: Start"),
         toctree([f"{chapter}/index" for chapter in site.chapters], ":hidden:\n:caption: Chapters"),
         toctree(pages, ":hidden:\n:caption: Launchers and study"),
-        toctree(["reference/index", "CONTRIBUTING", "CHANGELOG"], ":hidden:\n:caption: Reference"),
+        toctree(["reference/index", "CARDS", "CONTRIBUTING", "CHANGELOG"], ":hidden:\n:caption: Reference"),
     ]
     first = json.loads((source / "index.ipynb").read_text(encoding="utf8"))
     cell = {"cell_type": "markdown", "id": "contents", "metadata": {}, "source": "\n\n".join(contents)}
