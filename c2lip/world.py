@@ -109,7 +109,7 @@ class Thing:
 
     @property
     def pair(self) -> tuple[str, str]:
-        "What may be held out: (noun, colour)"
+        "(noun, colour), the pair that may be held out"
         return self.noun, self.colour
 
 
@@ -219,7 +219,7 @@ class Dice:
 # %% ../nbs/2_world/01_world.ipynb #d22e3a66
 @lru_cache
 def places() -> tuple:  # sixteen of (three nouns, three colours)
-    "What is shown together: every noun of a place has two colours or more that are not held out"
+    "Sixteen places; every noun of a place has at least two colours that are not held out"
     found: list[tuple] = []
     number = 0
     while len(found) < 16:

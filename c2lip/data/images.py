@@ -47,7 +47,7 @@ def open_image(
     max_pixels: int = Image.MAX_IMAGE_PIXELS or 2**26,  # by the header; PIL's own limit where one is set
     at_least: int = 0,  # a JPEG file is decoded at a half, a quarter or an eighth with sides of at least this; 0: whole
 ) -> Image.Image:  # RGB, decoded; `info["full_size"]` is the (width, height) of the whole image
-    "Open an image; raise `BadImage` with the cause where that fails"
+    "Open an image; raise `BadImage` with the cause if that fails"
     try:
         given, image = image, _read_header(image)
         size = f"{image.width}×{image.height} pixels"
@@ -135,7 +135,7 @@ def _patiently(call, *args):
 
 
 def version_of(url: str) -> tuple[int, str]:
-    "The size of a file in bytes, and what tells this version of it from another: time or ETag; raises `OSError`"
+    "A file's size in bytes and its version: time or ETag; raises `OSError`"
     if not remote_scheme(url):
         stat = regular(url).stat()
         return stat.st_size, str(stat.st_mtime_ns)
@@ -179,7 +179,7 @@ class TarPart(NamedTuple):
     size: int  # bytes
 
     def __call__(self) -> bytes:
-        "The bytes; raises `BadImage` where the shard is gone, `UserError` where another machine does not give it"
+        "The bytes; raises `BadImage` for a missing shard, `UserError` for one that cannot be fetched"
         try:
             path = _copies.get(self.shard) or local_copy(self.shard)
         except FileNotFoundError as e:
@@ -197,7 +197,7 @@ class Bar(tqdm):
 
 
 class Outcomes(Dataset):
-    "What a function makes of each job; a `UserError` as a value, so that it travels without a worker's traceback in it"
+    "A function's results; a `UserError` is returned as a value, so that it has no worker's traceback"
 
     def __init__(self, function):
         self.function = function

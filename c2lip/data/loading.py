@@ -29,7 +29,7 @@ from ..spans import token_spans
 
 # %% ../../nbs/4_data/06_loading.ipynb #7fd58b41
 def has_token_positions(tokenizer) -> bool:  # of towers, or None
-    "Whether the text tokens of a phrase can be found; a tokenizer that cannot do so still encodes whole texts"
+    "Whether the tokenizer gives the text tokens of a phrase; any tokenizer encodes whole texts"
     try:
         token_spans(tokenizer, ["a"], [[]])
         return True
@@ -73,7 +73,7 @@ class Samples(Dataset):
             self.spans = _spans_of(self.tokenizer, captions, [r.phrases for r in self.records])
 
     def _opened(self):
-        "The records with their images opened; those whose image cannot be opened leave the set"
+        "The records with their images opened; bad images are dropped"
         for r in self.records:
             try:
                 yield r._replace(image=open_image(r.image))
@@ -103,7 +103,7 @@ class Samples(Dataset):
         indices: list[int],  # of one batch
         seed: int | None = None,  # of the captions that are drawn; None: the first of each image
     ) -> list[Sample]:  # as many; fewer only where more than half, or too many in all, are bad
-        "The samples of a batch; records that the batch lacks take the place of those that cannot be opened"
+        "The samples of a batch; records outside the batch replace bad images"
         wanted, samples, bad = set(indices), [], 0
         for i in indices:
             for _ in range(len(self)):
@@ -122,7 +122,7 @@ class Samples(Dataset):
         return samples
 
     def _substitute(self, i, taken):
-        "The sample that takes the place of sample `i`: drawn by its number alone, and none of `taken`"
+        "The replacement of sample `i`, chosen by its number alone, none of `taken`"
         dice = random.Random(derive_seed(i))
         for _ in range(100):
             if (j := dice.randrange(len(self))) not in taken:
@@ -161,7 +161,7 @@ def loader(
     seed: int = 0,  # of random transforms: derived from the epoch too
     first: int = 0,  # number of the first batch in its epoch, where an epoch is resumed
 ) -> Iterator[list[Sample]]:  # as many lists as batches
-    "Load batches in order; raise `UserError` where too much is left out"
+    "Load batches in order; raise `UserError` if too many images are skipped"
     jobs = [(derive_seed(seed, first + i), batch) for i, batch in enumerate(batches)]
     skips = samples.skips
     for batch, (found, images, rows, failed) in zip(batches, in_workers(partial(_batch, samples), jobs, workers)):
@@ -259,7 +259,7 @@ def neighbours_of(
     rank: int = 0,
     ranks: int = 1,  # processes that call this, each with its own rank
 ) -> np.ndarray:  # (n,k) int32
-    "The nearest neighbours of all samples: those that the folder has, else found and kept there"
+    "The nearest neighbours of all samples, read from the folder, or found and written there"
     file, n = Path(folder) / "neighbours.npy", len(samples)
     parts = [file.with_name(f"embeddings-{r}.npy") for r in range(ranks)]
     if not file.exists():

@@ -215,7 +215,7 @@ def prepare(
     max_skipped: float = 0.1,  # largest share of a part that may be lost
     sentences: bool = False,  # the sentences of captions become the captions of an image, as CLIC's corpora are made
 ) -> dict:  # the manifest: counts of all parts, pipeline, rules
-    "Write captions.parquet with the phrases of every caption, and manifest.json; finished parts are not done again"
+    "Write captions.parquet with the phrases of every caption, and manifest.json; finished parts are kept"
     folder, nlp, chosen = output_place(folder), nlp or None, asdict(make_rules(rules or {}))
     root = None if image_folder is None else project_root() / image_folder
     found = find_source(source, image_folder=root, caption_column=None if captions else caption_column)

@@ -27,7 +27,7 @@ TRIED_AT_LEAST = 1000  # images tried before their share of failures counts
 
 
 class Skips:
-    "What was left out, by cause; more than `limit` of what was seen, or of what was tried, stops the run"
+    "Skipped samples by cause; more than `limit` of those read, or of those tried, stops the run"
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Skips:
         cause: str,  # "broken image", "empty caption", …
         detail: str = "",  # the decoder's own words
     ) -> bool:  # True, so that it can serve as an error handler
-        "Count one thing that is left out"
+        "Count one skipped sample"
         if where not in self.rows:
             self.rows[where] = cause, detail
             if self.path:
@@ -60,7 +60,7 @@ class Skips:
         return True
 
     def merge(self, other: "Skips"):
-        "Add what the count of a part of the same source holds"
+        "Add the counts of a part of the same source"
         self.seen += other.seen
         self.unread.update(other.unread)
         for where, why in other.rows.items():
@@ -68,7 +68,7 @@ class Skips:
 
     @property
     def counts(self) -> dict[str, int]:
-        "How many were left out for each cause, the most frequent first"
+        "The number skipped by cause, the most frequent first"
         return dict(Counter(cause for cause, _ in self.rows.values()).most_common())
 
     def __str__(self):
@@ -82,7 +82,7 @@ class Skips:
         return one_line(text)
 
     def check(self, source="the data"):
-        "Raise `UserError`, which names the source, where too much is lost or nothing is left"
+        "Raise `UserError`, which names the source, if too many are lost or none is left"
         allowed = f"at most {100 * self.limit:.3g}% may be lost (max_skipped)"
         if len(self.rows) > self.limit * self.seen:
             raise UserError(f"{source}: {self}; {allowed}")
@@ -100,7 +100,7 @@ class Caption(NamedTuple):
 
 
 class Record(NamedTuple):
-    "What is known of a sample before its image is opened"
+    "A sample before its image is opened"
 
     key: str  # unique name
     image: Any  # a path, bytes, a PIL image, or a callable without arguments that returns a PIL image
@@ -192,7 +192,7 @@ def with_phrases(
     nlp=None,  # a spaCy pipeline; None takes the embedded one
     rules: dict | None = None,  # fields of `concepts.Rules`; None: the defaults
 ) -> list[Record]:  # the same records, each caption with a list of phrases
-    "Find the phrases that no source has given; the rule `none: caption` also fills the empty lists of a source"
+    "Find the phrases that the source lacks; the rule `none: caption` also fills the empty lists of a source"
     chosen = rules or {}
     fallback = chosen.get("none") == "caption"
     todo = list(dict.fromkeys(c.text for r in records for c in r.captions if c.phrases is None))
@@ -212,7 +212,7 @@ def with_phrases(
 
 # %% ../../nbs/4_data/01_records.ipynb #cbc6129f
 def holdout_fraction(key: str) -> float:  # 0 … 1, the same on every machine, and for all captions of an image
-    "The number that decides whether a record is held out from training"
+    "The number by which a record is held out of training"
     return derive_seed(re.sub(r" #\d+$", "", key)) / 2**32  # "a.png #2" is the second caption of a.png
 
 
@@ -236,7 +236,7 @@ class Records(Sequence):
         return self.records[i]
 
     def subset(self, rows: np.ndarray) -> "Records":  # (n,) numbers of records, or (len,) a mask
-        "The data set that these records make"
+        "The data set of these records"
         return Records([self.records[i] for i in np.arange(len(self))[rows]], self.drawn)
 
     def __getitem__(self, i):

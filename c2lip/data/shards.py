@@ -290,7 +290,7 @@ def shard_records(
 
 
 def check_shards(urls: list[str], skips: Skips):
-    "Raise `UserError` where too many shards are lost: nobody knows how many samples they held"
+    "Raise `UserError` if too many shards are lost, since the number of their samples is unknown"
     lost = [(where, detail) for where, (cause, detail) in skips.rows.items() if cause in LOST]
     if len(lost) > skips.limit * len(urls):
         where, detail = lost[0]

@@ -34,7 +34,7 @@ PIECE = 5000  # records of a table or a folder that make a part
 
 
 class Tables:
-    "Tables of one data set; what `open_data` opens answers as they do. `skips` counts what is left out"
+    "Tables of one data set; other sources have the same methods. `skips` counts skipped samples"
 
     indexed = True  # False: so little that it stays in memory
     join: tuple | None = None  # of shards: the file of `index_captions`, and "url" or "key"
@@ -52,11 +52,11 @@ class Tables:
         return iter(lambda: list(itertools.islice(rows, PIECE)), [])
 
     def read(self, part, skips: Skips) -> tuple[list[Record], dict]:
-        "The records of a part; and what else is counted"
+        "The records of a part, and further counts"
         return part, {}
 
     def mark(self, part):
-        "What tells a part from another that was in its place before, as JSON holds it"
+        "The version of a part, as JSON"
         rows = repr([(r.key, str(r.image), r.caption, r.phrases, r.further) for r in part])
         return hashlib.sha256(rows.encode("utf8", "surrogatepass")).hexdigest()
 
@@ -125,7 +125,7 @@ class Folder(Tables):
 
 # %% ../../nbs/4_data/05_sources.ipynb #ddcd7dc6
 def find_source(source, image_folder=None, caption_column: str | None = None) -> Tables:
-    "The data set of a name, as `open_data` takes them; raise `UserError` where there is none"
+    "The source of a name; raise `UserError` if there is none"
     how = image_folder, caption_column
     if not str(source).strip():
         raise UserError("data is empty: name world, a folder, a table or tar shards")
@@ -243,7 +243,7 @@ def open_data(
     index_folder=None,  # where indexes are kept; None: the cache
     rules: dict | None = None,  # fields of `concepts.Rules` for phrases that are missing; None: the defaults
 ) -> Records:  # at least one record, each with its phrases
-    "The records of a data set; raise `UserError` where there is none, or too much of it is lost"
+    "The records of a data set; raise `UserError` if there is none, or too many are lost"
     skips = Skips() if skips is None else skips
     if name == "world":
         skips.seen += images

@@ -87,14 +87,14 @@ def _print(text):
 
 
 class _Screen:
-    "A file, as papermill writes to it, of what cells print"
+    "A file for the output of cells, as papermill writes it"
 
     def __init__(self, file):
         self.file, self.drawn, self.bar = file, "", ""  # what the next carriage return replaces, and the last such line
         self.next, self.printed = 0.0, ""  # moment of the next line of progress, and the last one
 
     def write(self, text: str):
-        "Print whole lines, and the one that is being drawn"
+        "Print whole lines, and the current one"
         terminal, wipe = self.file.isatty(), "\r\x1b[K" if self.drawn else ""
         *lines, drawn = (line.rpartition("\r")[2].rstrip() for line in f"{self.drawn}{text}".split("\n"))
         shown = "".join(f"{line}\n" for line in lines if not line or line != self.printed)
@@ -141,7 +141,7 @@ def failure(error, output, drawn):
 
 # %% ../../nbs/dev/01_launch.ipynb #8c1f2a3f
 def _join_streams(outputs):
-    "What a cell printed in one piece, as a terminal shows it: of a bar its last line"
+    "A cell's output in one piece, as on a terminal: of a bar its last line"
     for name, some in groupby(outputs, lambda output: output.get("name")):
         first, *others = some
         if name:

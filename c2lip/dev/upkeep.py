@@ -110,7 +110,7 @@ def _plain_text(text, root):
 
 
 def _stored(output, clean):
-    "An output fit for a page; None where a page cannot show it"
+    "An output for a page; None if a page cannot show it"
     if output["output_type"] == "stream":
         text = clean("".join(output["text"]))
         return output | {"text": text.splitlines(True)} if text.strip() else None
@@ -141,7 +141,7 @@ def _page_outputs(outputs, clean):
 
 # %% ../../nbs/dev/03_upkeep.ipynb #5b20c7a2
 def _chosen(root, name):
-    "The notebooks of a name: a launcher, a room, a chapter, or rooms"
+    "The notebooks of a name: a launcher, one of a chapter, a chapter, or `rooms`, which are those of all chapters"
     places = {path.relative_to(root / "nbs").with_suffix("").as_posix(): path for path in notebooks_of(root)}
     if name == "rooms":
         return [path for place, path in places.items() if "/" in place]
@@ -152,7 +152,7 @@ def _chosen(root, name):
 
 
 def parameters_digest(notebook: dict) -> str:  # a launcher, as its JSON holds it; SHA-256 of its parameters cell
-    "What shows whether stored outputs belong to the defaults of a launcher"
+    "The digest by which stored outputs are known to belong to a launcher's defaults"
     cells = [cell for cell in notebook["cells"] if "parameters" in cell["metadata"].get("tags", [])]
     return hashlib.sha256("".join("".join(cell["source"]) for cell in cells).encode()).hexdigest()
 

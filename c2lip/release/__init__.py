@@ -22,7 +22,7 @@ from ..towers.folders import EMBEDDED, RELEASED, base_folder, digest
 
 # %% ../../nbs/8_release/02_folder.ipynb #c3503553
 def origin(towers: Towers) -> dict:  # its name and, where it was a folder, its digest; empty for fresh weights
-    "What towers were loaded from, for the record of the model that they become"
+    "The origin of towers, for the record of the tuned model"
     if towers.name == "new":
         return {}
     tag = towers.name.partition(":")[2]

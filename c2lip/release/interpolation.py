@@ -68,7 +68,7 @@ _SKILLS = ("composition", "zero_shot", "retrieval")
 
 
 def skills(table: pd.DataFrame) -> dict[str, float]:  # of `evaluate` → percent; NaN where nothing was measured
-    "What a table says in three means, by v·t"
+    "Three means of a table, by v·t"
     table = table[~table.suite.str.startswith("mixture/")]
     kind = table.suite.str.split("/").str[-1]
     composition = table[(kind == "sugarcrepe") & table.name.str.startswith("average")]
@@ -80,7 +80,7 @@ def skills(table: pd.DataFrame) -> dict[str, float]:  # of `evaluate` → percen
 
 # %% ../../nbs/8_release/03_interpolation.ipynb #2d8e362f
 class InterpolationChoice(NamedTuple):
-    "A point of a sweep, and the reason for it"
+    "The chosen α, and the reason for it"
 
     alpha: float  # 0 before, 1 after
     rule: str  # in words, for the record
@@ -91,7 +91,7 @@ def choose_alpha(
     swept: pd.DataFrame,  # on validation data: alpha, composition, zero_shot, retrieval; α from 0 to 1
     margin: float = 1.0,  # points that zero-shot and retrieval may lose against α = 0
 ) -> InterpolationChoice:
-    "The α of the best composition that keeps the other skills; raise `UserError` where composition is not measured"
+    "The α of the best composition that keeps the other skills; raise `UserError` if composition is missing"
     if margin < 0:
         raise UserError(f"margin is at least 0 points, not {margin}")
     if swept.composition.isna().any():

@@ -24,7 +24,7 @@ from ..towers import Towers
 
 # %% ../../nbs/8_release/07_onnx.ipynb #0a0e0005
 class _Tower(torch.nn.Module):
-    "One tower as a module: what it computes of a batch"
+    "One tower as a module"
 
     def __init__(self, model, compute):
         super().__init__()

@@ -31,7 +31,7 @@ def _translate(model):
 
 
 def expressible(towers: Towers) -> tuple[str, str]:  # "SiglipModel", "CLIPModel" or ""; and why not
-    "Which class of transformers has the parts of these towers; it never raises, so that a long run does not end there"
+    "The transformers class that fits these towers; it never raises, so that a long run does not end there"
     try:
         config, _ = _translate(towers.model)
     except Exception as e:

@@ -46,7 +46,7 @@ def _digest(path, size):
 
 
 def _write(state, path):
-    "Write `state` and the digest of what was written, down to the disk"
+    "Write `state` and its digest, flushed to the disk"
     torch.save(state, path)
     with open(path, "ab") as f:
         f.write(_digest(path, path.stat().st_size))
@@ -67,7 +67,7 @@ def _read(path):
 
 
 def _way_on(folder):
-    "How a run goes on that could not write"
+    "How to go on after a failed write"
     kept = any((Path(folder) / name).exists() for name in CHECKPOINTS)
     return "resume True goes on from its last checkpoint" if kept else "there is no checkpoint yet"
 
@@ -86,7 +86,7 @@ _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 @contextmanager
 def disk_errors(folder):
-    "A `UserError` in place of an error of the disk: what happened, and how the run goes on"
+    "Turn disk errors into a `UserError`: what happened, and how to go on"
     try:
         yield
     except OSError as e:
@@ -119,7 +119,7 @@ def save_checkpoint(folder, towers: Towers, method: Method, optimizer, step: int
 
 
 def read_checkpoint(folder, settings=None) -> dict | None:  # the run's `binding`; None where there is no checkpoint
-    "The newest checkpoint that is whole; `UserError` if all are damaged, or it belongs to other settings"
+    "The newest intact checkpoint; `UserError` if all are damaged, or it belongs to other settings"
     files = [path for name in CHECKPOINTS if (path := Path(folder) / name).exists()]
     if not files:
         return None

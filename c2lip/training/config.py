@@ -105,7 +105,7 @@ KINDS = {
 
 
 class Setting(NamedTuple):
-    "What one setting may be"
+    "Type, range and meaning of a setting"
 
     kind: str  # a key of `KINDS`; a value of any other type is not checked
     default: Any  # `...` where it must be given
@@ -130,7 +130,7 @@ def settings_of() -> dict[str, Setting]:
 
 
 def digest_methods() -> dict[str, str]:  # file of c2lip.methods → digest
-    "What the index of the methods was made of"
+    "The digests of the methods' sources"
     spec = importlib.util.find_spec("c2lip.methods")
     places = getattr(spec, "submodule_search_locations", None) or []
     files = [file for place in places for file in Path(place).glob("*.py")]
@@ -161,7 +161,7 @@ def read_methods() -> dict[str, dict[str, Setting]]:  # method → its options
 
 
 def read_parameters(notebook) -> dict[str, Setting]:  # path → empty where no cell is tagged `parameters`
-    "The parameters of a launcher; one that is a setting of the same type has that one's meaning and range"
+    "The parameters of a launcher; settings among them have the setting's meaning and range"
     cells = json.loads(Path(notebook).read_text(encoding="utf8"))["cells"]
     source = "".join("".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", []))
     known, found = settings_of(), {}
@@ -256,7 +256,7 @@ def method_options(method):
 
 
 def complete(given: dict) -> dict:  # name → value, or the text of one; name → checked value
-    "All settings of a run and the options of its method; an option of another method has no effect, and may be given"
+    "All settings of a run and the options of its method; options of other methods are allowed and ignored"
     declared = settings_of()
     chosen, others = method_options(given.get("method", Config.method))
     used = {name: option for name, option in chosen.items() if option.default is not ... or name in given}

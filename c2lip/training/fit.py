@@ -48,7 +48,7 @@ RUN_RESULTS = ("metrics.jsonl", *CHECKPOINTS)  # what `fit` would overwrite
 
 
 def count_steps(samples, cfg: Config, ranks: int = 1) -> tuple[int, int]:  # steps in all, steps of an epoch
-    "How long a run is; raise `UserError` where a batch is larger than the data, or cannot be cut into equal parts"
+    "The steps of a run; raise `UserError` if a batch is larger than the data, or cannot be cut into equal parts"
     if cfg.batch_size % (ranks * cfg.accumulate):
         parts = f"{ranks} processes × accumulate {cfg.accumulate}"
         raise UserError(f"batch_size {cfg.batch_size} is not a multiple of {parts}")
@@ -93,7 +93,7 @@ def _compare_with_start(now, start, alarm):
 
 
 def make_validator(cfg: Config, held, folder) -> Callable:  # records held back, run folder; towers → {name: percent}
-    "How a run is validated: on the world's split, the images held back, or a benchmark folder"
+    "A function that validates: on the world's split, the held-back images, or a benchmark folder"
     place, counts = Path(folder) / "validation", {"items": cfg.items, "images": cfg.bench_images}
     home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", **counts)
     if home is None:
@@ -117,7 +117,7 @@ def average_weights(
 
 # %% ../../nbs/6_training/06_fit.ipynb #dd8d6986
 def _digest(tensors):
-    "What tells tensors from others, twelve hexadecimal digits"
+    "A digest of tensors, twelve hexadecimal digits"
     sha = hashlib.sha256()
     for tensor in tensors:
         sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
@@ -125,7 +125,7 @@ def _digest(tensors):
 
 
 class _Run:
-    "Everything that the steps of one training run share, on one rank"
+    "The shared state of the steps of a run, on one rank"
 
     def __init__(self, towers, method, samples, cfg, folder, device, validator):
         self.towers, self.method = towers, method
@@ -251,7 +251,7 @@ class _Run:
 
     @contextmanager
     def failures(self):
-        "What stops a run ends in one line that says at which step; Ctrl-C waits for the step, a second one does not"
+        "Errors give one line with the step; Ctrl-C waits for the end of the step, a second one does not"
 
         def wait(number, frame):
             signal.signal(number, usual)
@@ -299,7 +299,7 @@ def fit(
     device="cpu",
     validator: Callable | None = None,  # towers → {name: percent}, every `evaluate_every` steps on rank 0
 ) -> int:  # steps done
-    "Train `towers` in place; with `alpha` below 1 they end on the way to the trained weights"
+    "Train `towers` in place; with `alpha` below 1 they end as an average with the first weights"
     run = _Run(towers, method, samples, cfg, folder, device, validator)
     busy = f"another process is training in {folder}; stop it, or take another run_dir"
     with sole_writer(folder, busy) if run.rank == 0 else nullcontext():

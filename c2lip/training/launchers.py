@@ -45,7 +45,7 @@ def launcher(name: str) -> Path:  # such as train → the notebook
 
 
 def launcher_settings(notebook, given: dict | None = None) -> dict:  # its path, what was passed; name → `Setting`
-    "What a launcher takes: the parameters of its cell, and further settings of a run"
+    "The settings that a launcher takes: the parameters of its cell, and further settings of a run"
     shown, name, given = read_parameters(notebook), Path(notebook).stem, given or {}
     known = {n: s for n, s in settings_of().items() if n in _TAKES.get(name, ())} | shown
     if name == "train":
@@ -113,7 +113,7 @@ def _check_names(settings):
 
 
 def _difference(folder, settings):
-    "What a run's checkpoint was not made with; empty where the run may go on"
+    "The settings that differ from the checkpoint's; empty if the run can resume"
     found = [json_object(folder / file) for file in ("given.json", "params.json")]
     for name, value in settings.items():
         made_with = [settings_there[name] for settings_there in found if name in settings_there]
@@ -123,7 +123,7 @@ def _difference(folder, settings):
 
 
 def _check_resume(folder, settings):
-    "Raise `UserError` where a run cannot go on with these settings, and where no run is named"
+    "Raise `UserError` if a run cannot resume with these settings, or none is named"
     if not settings["run_dir"]:
         kept = sorted(project_root().glob("runs/*/checkpoint.pt"), key=os.path.getmtime, reverse=True)
         same = next((file.parent for file in kept if not _difference(file.parent, settings)), None)
@@ -137,7 +137,7 @@ def _check_resume(folder, settings):
 
 
 def check_run_dir(folder: Path, name: str, settings: dict):  # existing or not; the launcher, its settings
-    "Raise `UserError` where a run cannot begin: wrong names, another launcher's folder, a run to be overwritten"
+    "Raise `UserError` for wrong names, another launcher's folder, or a run that would be overwritten"
     if name != "explore":  # whose models are also runs, by their short names
         _check_names(settings)
     if settings.get("resume"):
@@ -178,7 +178,7 @@ def parameters(name: str, namespace: dict) -> dict:  # "train" for nbs/train.ipy
 
 
 def save_parameters(settings: dict, folder, file: str = "params.json"):  # checked; the run's folder
-    "Write params.json, what `papermill … -f` repeats the run from, into another folder"
+    "Write params.json, with which `papermill … -f` repeats the run"
     again = {name: value for name, value in settings.items() if name not in ("run_dir", "resume")}
     write_json(Path(folder) / file, again)
 

@@ -28,7 +28,7 @@ __all__ = ['read_log', 'Log', 'plot_log']
 
 # %% ../../nbs/6_training/04_log.ipynb #e16253f3
 def read_log(folder) -> list[dict]:  # of a run → one record a line, in order
-    "The records of metrics.jsonl; truncated lines, and lines that are no record, are left out"
+    "The records of metrics.jsonl; truncated and foreign lines are skipped"
     rows = []
     for line in regular(Path(folder) / "metrics.jsonl").read_text(encoding="utf8", errors="replace").splitlines():
         with suppress(ValueError):
@@ -50,7 +50,7 @@ def _memory():
 
 
 def _format_row(row):
-    "A record as a person reads it"
+    "A record as a line of text"
     hidden = {"step", "lr", *_SPEED} | ({"skipped"} if not row.get("skipped") else set())
     numbers = "  ".join(f"{_SYMBOLS.get(k, k)} {v:.3f}" for k, v in row.items() if k not in hidden)
     waited = f"data {row['data_wait']:.0%} · {row['memory_gb']:.1f} GB"
@@ -98,7 +98,7 @@ class Log:
         return {"step": step, **row}
 
     def say(self, text: str):
-        "A line that stays"
+        "Print a permanent line"
         if self.active:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
@@ -110,13 +110,13 @@ class Log:
         return {**row, **dict(zip(_SPEED, (rate, self.waited * per_second, _memory(), seconds)))}
 
     def step(self, step: int, row: dict):  # steps done, name → number
-        "Draw the line anew, where somebody watches"
+        "Redraw the line, on a terminal or in a notebook"
         if self.active and self.watched:
             self.bar.postfix = _format_row(self._with_speed(step, row)).removeprefix(" · ")
             self.bar.update(step - self.bar.n)
 
     def write(self, step: int, row: dict):  # steps done, name → number
-        "One record of training; printed where nobody watches"
+        "Write one record of training; printed only in a pipe or a file"
         if not self.active:
             return
         row = self.record(step, self._with_speed(step, row))
@@ -130,7 +130,7 @@ class Log:
 
     @contextmanager
     def aside(self):
-        "What happens inside, an evaluation or a checkpoint, does not count as training time"
+        "Time inside, of an evaluation or a checkpoint, is no training time"
         start = time.perf_counter()
         try:
             yield

@@ -64,7 +64,7 @@ def trained_images(model: str, data: str) -> tuple[int, int]:  # a release or ru
 
 # %% ../../nbs/8_release/04_run.ipynb #e9e0c6b7
 def _warnings(cfg, steps, towers, records):
-    "What looks wrong with a run, and how to mend it: one line each"
+    "Likely mistakes of a run and their remedies, one line each"
     usual = values_by_model(towers, steps, cfg.method)["lr"]
     times = round(cfg.lr / usual, 6)
     if times >= 10:
@@ -93,7 +93,7 @@ def print_advice(
     towers: Towers,
     records: Records,  # to train on
 ):
-    "Print the first phrases, the values of auto in this run, and what looks wrong"
+    "Print the first phrases, the values of auto, and likely mistakes"
     for i in range(0 if records.drawn else min(3, len(records))):
         phrases = " · ".join(phrase.text for phrase in records[i].phrases) or "no phrase"
         print(f"{shorten(records[i].caption, 70, placeholder=' …')}\n    → {phrases}")
@@ -108,7 +108,7 @@ def print_advice(
 # %% ../../nbs/8_release/04_run.ipynb #9db83680
 @dataclass
 class Setup:
-    "What a run needs before its first step"
+    "The objects that a run needs before its first step"
 
     settings: dict  # flat, with the values taken where they were auto
     given: dict  # flat, as they were given
@@ -124,7 +124,7 @@ class Setup:
 
 
 def _keep_list(skips, path):
-    "Write what was left out so far, and each further thing as it comes"
+    "Write the skipped samples, and each further one as it occurs"
     rows, skips.rows = skips.rows, {}
     with replacing(path) as skips.path:
         skips.path.touch()

@@ -41,7 +41,7 @@ WEIGHTS = {
 
 
 def _image_tower(config):
-    "What tells an image tower from another"
+    "The traits that identify an image tower"
     vision = config.get("vision_cfg", {})
     return [vision.get(name) for name in ("timm_model_name", "layers", "width")]
 
@@ -78,7 +78,7 @@ def fill_auto(settings: dict, values: dict) -> dict:  # name → value, or a lis
 
 
 def choose_by_model(cfg: Config, towers: Towers, steps: int) -> Config:  # of the run
-    "The settings as the run takes them, without an auto that depends on the model"
+    "The settings of the run, with `auto` replaced by values for the model"
     return replace(cfg, **fill_auto(vars(cfg), values_by_model(towers, steps, cfg.method)))
 
 # %% ../../nbs/6_training/03_step.ipynb #faa4c73b
@@ -133,7 +133,7 @@ def make_optimizer(towers: Towers, method: Method, cfg: Config) -> torch.optim.O
 
 # %% ../../nbs/6_training/03_step.ipynb #a3e4c707
 def autocast_of(cfg: Config, device) -> torch.autocast:
-    "In what precision towers encode: bfloat16 where `precision` asks for it, and on a GPU unless it asks for float32"
+    "The precision of the towers: bfloat16 if `precision` says so, or on a GPU unless it says float32"
     kind = torch.device(device).type
     bf16 = cfg.precision == "bf16" or (cfg.precision == "auto" and kind == "cuda")
     return torch.autocast(kind, torch.bfloat16, enabled=bf16)
