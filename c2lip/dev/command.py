@@ -194,6 +194,9 @@ def _runs(folder):
         print("no runs yet")
         return
     table["when"] = table["when"].dt.strftime("%Y-%m-%d %H:%M")
+    narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < 100
+    table.insert(len(table.columns) - 1, "data", table.pop("data"))  # the longest comes last and wraps
+    table = table.drop(columns="when") if narrow else table  # a dated folder has it in its name
     rows = table.astype(object).where(table.notna(), "").values.tolist()
     _print_table(list(table.columns), [[f"{c:.1f}" if type(c) is float else c for c in row] for row in rows])
 
@@ -216,7 +219,9 @@ def _explore(output, state, **controls):
     if not explorer.update(**changes):
         raise UserError(explorer.error)
     folder = explorer.save(_absolute(output))
-    print(f"{explorer.status}\nwritten: {folder}/maps.png, maps.svg, maps.pdf, maps.json")
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
+    print(textwrap.fill(explorer.status, room, break_long_words=False, break_on_hyphens=False))
+    print(f"written: {folder}/maps.png, maps.svg, maps.pdf, maps.json")
 
 # %% ../../nbs/dev/02_command.ipynb #199e3640
 def _add_list(p):

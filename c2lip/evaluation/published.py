@@ -51,7 +51,7 @@ def brief(frame: pd.DataFrame) -> pd.DataFrame:
     average = frame.name.str.startswith("average") | frame.name.isin(["AUROC", "pointing"])
     whole = frame.suite.isin(["sugarcrepe", "binding", "retrieval", "zeroshot"])
     heldout = frame.suite.str.endswith(("/retrieval", "/zeroshot", "/binding"))
-    return frame[average | whole | heldout].reset_index(drop=True)
+    return frame[(average | whole | heldout) & frame.value.notna()].reset_index(drop=True)
 
 
 def _paper_means():

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 
 import open_clip
 import torch
+from huggingface_hub import constants
+from huggingface_hub.utils import get_session
 from open_clip.transform import AugmentationCfg, PreprocessCfg, image_transform_v2
 from torch import Tensor, nn
 
-from ..core import UserError, did_you_mean
+from ..core import UserError, did_you_mean, one_line
 from ..core.files import project_root, user_path, write_json
 from .folders import EMBEDDED, PICKLES, base_folder, load_folder, quiet_loading, release_folder
 
@@ -118,10 +120,20 @@ def resolve(name: str) -> ModelSpec:  # an open_clip name, optionally with ":tag
     return ModelSpec(model, tag, config, preprocess, weights, config["text_cfg"].get("hf_tokenizer_name", ""))
 
 # %% ../../nbs/1_method/10_towers.ipynb #8daef623
+def _hub_answers():
+    try:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:  # of its client, which is httpx or another
+        return False
+    return True
+
+
 @contextmanager
 def _from_hub(what, name, repo):
     "Inside, loading is quiet; a failure is a `UserError` with the command that fetches what is missing"
+    offline = constants.HF_HUB_OFFLINE
     try:
+        constants.HF_HUB_OFFLINE = offline or (bool(repo) and not _hub_answers())  # else it tries for a minute
         with quiet_loading():
             yield
     except Exception as e:
@@ -129,14 +141,18 @@ def _from_hub(what, name, repo):
         fetch = f"python -c \"import open_clip; open_clip.create_model('{model}', '{tag}')\""
         if repo:
             fetch = f"hf download {repo} --exclude '*.bin' --local-dir {model}"
-        lines = str(e).strip().splitlines() or [type(e).__name__]
+        why = "the hub does not answer"
+        if not constants.HF_HUB_OFFLINE:
+            why = f"the hub gives {type(e).__name__} {one_line(str(e).strip().partition(chr(10))[0], 200)}"
         message = (
-            f"{what} of {name} cannot be had, neither from the cache nor from the hub ({lines[0][:100]}); where there"
-            f" is a network: {fetch}, then copy that folder here and give its path as the model"
+            f"the cache lacks {what} of {name}, and {why}; where there is a network: {fetch}, then copy that folder"
+            " here and give its path as the model"
         )
         if what == "the tokenizer":
             message += f", or give {model}:random for a model without training"
         raise UserError(message) from None
+    finally:
+        constants.HF_HUB_OFFLINE = offline
 
 
 def _named_tokenizer(spec):

@@ -133,6 +133,7 @@ class _Run:
         self.samples.whole = method.whole
         self.folder, self.device = folder, device
         self.rank, self.ranks = rank_and_world_size()
+        self.warned = False  # of too few validation items
         self.total, self.per_epoch = count_steps(samples, cfg, self.ranks)
         self.cfg = cfg = choose_by_model(cfg, towers, self.total)
         self.validator = validator if cfg.evaluate_every and self.rank == 0 else None
@@ -223,7 +224,12 @@ class _Run:
             if self.validator and (last or self.done % cfg.evaluate_every == 0):
                 now = self.validate(self.evaluated())
                 self.record_validation(now)
-                self.log.say(f"step {self.done}, validation: {_compare_with_start(now, self.before, cfg.alarm)}")
+                line, _, fall = _compare_with_start(now, self.before, cfg.alarm).partition("\n")
+                self.log.say(f"step {self.done}, validation: {line}")
+                few = fall.startswith("warning")
+                if fall and not (few and self.warned):  # an alarm each time, too few items once
+                    self.log.say(fall)
+                self.warned |= few
             if self.rank == 0 and (last or self.interrupted or self.done % cfg.save_every == 0):
                 self.save()
         if self.interrupted:

@@ -102,6 +102,9 @@ def print_advice(
     if values:
         kind = "untrained" if towers.name.endswith(":random") else kind_of_model(towers)
         print(f"auto, for this {kind} model: {values}")
+    if taken.batch_size < given.batch_size:
+        few = f"batch_size {given.batch_size} is larger than the data ({len(records)} images)"
+        print(f"warning: {few}; a step takes {taken.batch_size}")
     for line in _warnings(taken, steps, towers, records):
         print(f"warning: {line}", flush=True)
 
@@ -153,13 +156,16 @@ def set_up(settings: dict, folder) -> Setup:  # flat settings of a launcher, the
         method = build(given.method, towers, options)
         left_out = folder / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
         records, held, skips = read_records(given, left_out if given.resume else None)
-        steps, _ = count_steps(records, given, max(given.gpus, ranks))
-        cfg = replace(choose_by_model(given, towers, steps), options=options)
+        parts = max(given.gpus, ranks) * given.accumulate
+        most = len(records) // parts * parts
+        fits = replace(given, batch_size=most) if 2 <= most < given.batch_size else given  # a step takes all images
+        steps, _ = count_steps(records, fits, max(given.gpus, ranks))
+        cfg = replace(choose_by_model(fits, towers, steps), options=options)
         if given.evaluate_every == AUTO and not records.drawn and len(held) < 2 and cfg.validation == AUTO:
             cfg = replace(cfg, evaluate_every=0)  # there is nothing to evaluate on
         taken = (
             settings
-            | {name: getattr(cfg, name) for name in CHOSEN}
+            | {name: getattr(cfg, name) for name in (*CHOSEN, "batch_size")}
             | {n: v for n, v in options.items() if n in settings}
         )
         if given.resume:
