@@ -437,6 +437,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                    'c2lip.dev.command._print_summary': ('dev/command.html#_print_summary', 'c2lip/dev/command.py'),
                                    'c2lip.dev.command._print_table': ('dev/command.html#_print_table', 'c2lip/dev/command.py'),
                                    'c2lip.dev.command._recipes': ('dev/command.html#_recipes', 'c2lip/dev/command.py'),
+                                   'c2lip.dev.command._room': ('dev/command.html#_room', 'c2lip/dev/command.py'),
                                    'c2lip.dev.command._rule': ('dev/command.html#_rule', 'c2lip/dev/command.py'),
                                    'c2lip.dev.command._runs': ('dev/command.html#_runs', 'c2lip/dev/command.py'),
                                    'c2lip.dev.command._settings': ('dev/command.html#_settings', 'c2lip/dev/command.py'),

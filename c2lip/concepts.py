@@ -167,8 +167,7 @@ def make_rules(options: dict) -> Rules:  # some fields of `Rules`
 
 # %% ../nbs/1_method/06_concepts.ipynb #26d74579
 def _is_long(words, rules):
-    counted = sum(w[0].isalnum() for w in words)  # hyphens and apostrophes are tokens, but no words
-    return rules.max_words and counted > rules.max_words
+    return rules.max_words and sum(w[0].isalnum() for w in words) > rules.max_words  # a hyphen is a token, no word
 
 
 def _join_of(spans, words, rules):

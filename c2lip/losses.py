@@ -59,8 +59,7 @@ def phrase_signs(
         return torch.where(own, 1.0, mentioned[:, group] * 1.0 - 1), column
     order = (owner if place is None else place) * len(number) + column  # by image, then by row
     none = torch.full((len(words),), torch.iinfo(order.dtype).max, device=device)
-    first = none.scatter_reduce(0, group, order, "amin")
-    return mentioned * 2.0 - 1, first % len(number)
+    return mentioned * 2.0 - 1, none.scatter_reduce(0, group, order, "amin") % len(number)
 
 # %% ../nbs/1_method/04_losses.ipynb #cc618f7f
 def scaled_cosines(rows: Tensor, columns: Tensor, scale: Tensor | float = 1.0) -> Tensor:  # (n,D), (m,D) unit → (n,m)

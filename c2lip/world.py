@@ -43,8 +43,7 @@ def _painted(shapes, big):
 
 def _coverage(image, side):
     "A mask (side,side,1) in 0…1 from a larger one"
-    reduced = image.resize((side, side), Image.Resampling.BOX)
-    return np.asarray(reduced, dtype=np.float32)[..., None] / 255
+    return np.asarray(image.resize((side, side), Image.Resampling.BOX), dtype=np.float32)[..., None] / 255
 
 
 @lru_cache(maxsize=1024)

@@ -45,8 +45,7 @@ def _latent_pool_attention(trunk, images):
     heads = pool.num_heads, pool.head_dim
     query = pool.q_norm(pool.q(pool.latent.expand(len(x), -1, -1)).unflatten(-1, heads).transpose(1, 2))
     key = pool.k_norm(pool.kv(x).unflatten(-1, (2, *heads))[..., 0, :, :].transpose(1, 2))
-    weights = (query @ key.mT * pool.scale).softmax(-1)
-    return weights.mean(2)[..., prefix:]
+    return (query @ key.mT * pool.scale).softmax(-1).mean(2)[..., prefix:]
 
 
 def _class_token_attention(visual, images):

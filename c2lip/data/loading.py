@@ -239,8 +239,7 @@ def _embed(towers, samples, device="cpu", part=None, workers=0, batch_size=256) 
     chunks = [list(part[i : i + batch_size]) for i in range(0, len(part), batch_size)]
     with torch.no_grad():
         for batch in loader(samples, chunks, workers):
-            images = stack_images(batch).to(device)
-            found.append(encode_images(towers.model, images)[0].float().cpu())
+            found.append(encode_images(towers.model, stack_images(batch).to(device))[0].float().cpu())
     towers.model.train(training)
     return torch.cat(found)
 

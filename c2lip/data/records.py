@@ -125,8 +125,7 @@ class Record(NamedTuple):
 def caption_texts(*values) -> list[str]:
     "The captions in fields, texts or lists of texts: canonical, each once, without those that are empty"
     texts = [text for value in values for text in (value if isinstance(value, (list, tuple)) else [value])]
-    cleaned = (canonical_caption(text) for text in texts if isinstance(text, str))
-    return list(dict.fromkeys(filter(None, cleaned)))
+    return list(dict.fromkeys(filter(None, (canonical_caption(text) for text in texts if isinstance(text, str)))))
 
 # %% ../../nbs/4_data/01_records.ipynb #636b23cd
 PHRASE_NAMES = ("phrases", "nounphrases")

@@ -62,8 +62,7 @@ def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress
     options |= dict(image_folder=_absolute(image_folder), captions=_absolute(captions), nlp=_folder_or_name(nlp))
     manifest = prepare(source, _absolute(folder), rules=rules, progress=progress, **options)
     if progress:
-        chosen = f"-f {_absolute(recipe)}" if recipe else "-p model ViT-B-16-SigLIP"
-        _print_summary(manifest, folder, chosen)
+        _print_summary(manifest, folder, f"-f {_absolute(recipe)}" if recipe else "-p model ViT-B-16-SigLIP")
 
 
 def _absolute(path):
@@ -164,9 +163,13 @@ _LISTINGS = {  # what → rows, heads, how a name is used
 }
 
 
+def _room():
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
+
+
 def _print_table(heads, rows):
     "Columns as wide as their words, but for the last"
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
+    room = _room()
     lines = [heads, *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in list(zip(*lines))[:-1]] + [0]
     indent = min(sum(widths) + 2 * len(widths) - 2, room // 2)
@@ -194,9 +197,8 @@ def _runs(folder):
         print("no runs yet")
         return
     table["when"] = table["when"].dt.strftime("%Y-%m-%d %H:%M")
-    narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < 100
-    table.insert(len(table.columns) - 1, "data", table.pop("data"))  # the longest comes last and wraps
-    table = table.drop(columns="when") if narrow else table  # a dated folder has it in its name
+    table["data"] = table.pop("data")  # the longest comes last and wraps
+    table = table.drop(columns="when" if _room() < 100 else [])  # a dated folder has it in its name
     rows = table.astype(object).where(table.notna(), "").values.tolist()
     _print_table(list(table.columns), [[f"{c:.1f}" if type(c) is float else c for c in row] for row in rows])
 
@@ -219,8 +221,7 @@ def _explore(output, state, **controls):
     if not explorer.update(**changes):
         raise UserError(explorer.error)
     folder = explorer.save(_absolute(output))
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
-    print(textwrap.fill(explorer.status, room, break_long_words=False, break_on_hyphens=False))
+    print(textwrap.fill(explorer.status, _room(), break_long_words=False, break_on_hyphens=False))
     print(f"written: {folder}/maps.png, maps.svg, maps.pdf, maps.json")
 
 # %% ../../nbs/dev/02_command.ipynb #199e3640

@@ -231,8 +231,7 @@ def store_outputs(names: list[str]):  # launchers, rooms, chapters, or "rooms"
 
         if path.parent.name == "nbs":
             digest = parameters_digest(_run_and_store(path, root, (), {"run_dir": run}, clean))
-            known = read_json(register) | {path.stem: {"parameters": digest}}
-            write_json(register, dict(sorted(known.items())))
+            write_json(register, dict(sorted({**read_json(register), path.stem: {"parameters": digest}}.items())))
             if path.stem == "train":  # README's table is made of it
                 _keep_default(root / run, time.perf_counter() - start)
         else:

@@ -233,8 +233,7 @@ def probe_suite(
         hits, _ = linear_probe(*parts, len(train.classnames))
         return _with_mean_of_classes("linear probe", test.items, hits)
 
-    images = images_of({f"{name}, {part}": items for part, items in sets.items()})
-    return Suite(images, [], measure, any_score=False)
+    return Suite(images_of({f"{name}, {part}": items for part, items in sets.items()}), [], measure, any_score=False)
 
 
 def read_probe(request: Request) -> Suite:

@@ -29,8 +29,7 @@ def auroc(
     "Chance that a pixel inside lies in a higher patch than one outside, ties ½"
     # scikit-learn's roc_auc_score gives the same to 1e-15 in float64 but takes 3 ms a map, fifty times as long.
     higher = (values[:, None] > values).to(inside.dtype)
-    tied = (values[:, None] == values).to(inside.dtype)
-    pairs = higher + 0.5 * tied
+    pairs = higher + 0.5 * (values[:, None] == values).to(inside.dtype)
     return float(inside @ pairs @ outside / (inside.sum() * outside.sum()))
 
 

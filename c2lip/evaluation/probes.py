@@ -96,8 +96,7 @@ def coverage(
 ) -> Tensor:  # (gh,gw) in 0…1
     "How much of each patch a mask covers"
     pixels = torch.tensor(np.asarray(mask))[None].float()
-    size = grid[1] * fine, grid[0] * fine
-    points = sample_map(pixels, WHOLE_IMAGE, size, field, outside="zeros")
+    points = sample_map(pixels, WHOLE_IMAGE, (grid[1] * fine, grid[0] * fine), field, outside="zeros")
     return F.avg_pool2d(points, fine)[0]
 
 

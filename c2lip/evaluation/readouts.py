@@ -114,8 +114,7 @@ class Reading:
             x = similarity(self.scorer.image([names[i] for i in image.tolist()]), self.concepts[phrase])
         else:
             x = self._cosines(*image.unique_consecutive(return_counts=True), phrase, readout)
-        sums = torch.zeros(len(n)).index_add(0, torch.arange(len(n)).repeat_interleave(n), x[back])
-        return sums / n
+        return torch.zeros(len(n)).index_add(0, torch.arange(len(n)).repeat_interleave(n), x[back]) / n
 
     def score(
         self,

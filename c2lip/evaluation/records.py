@@ -52,8 +52,7 @@ def results_frame(
     first, *others = tables
     parts = [table.assign(model=model, against="") for model, table in tables.items()]
     for model in others:
-        changes = item_changes({seed: items[first]}, {seed: items[model]})
-        parts.append(changes.assign(model=model, against=first))
+        parts.append(item_changes({seed: items[first]}, {seed: items[model]}).assign(model=model, against=first))
     return pd.concat(parts, ignore_index=True).assign(seed=seed)[[*FRAME, "ties", "nan"]]
 
 
@@ -210,7 +209,6 @@ def keep_record(
     file = kept / "record.json"
     if file.exists() and not question:
         question = read_json(file).get("question", "")
-    made = {"question": question, "command": command, "commit": _commit(), "machine": machine(device)}
-    write_json(file, made)
+    write_json(file, {"question": question, "command": command, "commit": _commit(), "machine": machine(device)})
     _index_records(home)
     return kept

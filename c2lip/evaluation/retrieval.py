@@ -84,8 +84,7 @@ def read_captions(
     if layout == "dci":  # a file an image
         entries = [Entry(read_json(path), path, Path(path).stem)]
     elif layout == "urban1k":
-        own = dict(image=f"{Path(path).stem}.jpg", caption=read_text(path))
-        entries = [Entry(own, path, Path(path).stem)]
+        entries = [Entry(dict(image=f"{Path(path).stem}.jpg", caption=read_text(path)), path, Path(path).stem)]
     else:
         entries = base.read_entries(path, keys.get("under", ""))
     items = [_captioned(entry, keys, folders) for entry in entries if split in ("", entry.value("split", split))]

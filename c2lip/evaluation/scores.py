@@ -75,8 +75,7 @@ def _mean_and_variance(values, cluster):
     values = values[known].double()
     if not len(values):
         return math.nan, math.nan
-    mean = values.sum() / len(values)
-    deviations = values - mean
+    deviations = values - values.sum() / len(values)
     if cluster is not None:
         deviations = torch.bincount(cluster[known], deviations)
     return 100 * values.sum().item() / len(values), 1e4 * deviations.square().sum().item() / len(values) ** 2

@@ -225,8 +225,7 @@ def _write_zero_shot(folder, split, single, size):
         for name, pair in items:
             label = NOUNS.index(pair[0]) if task == "object" else pairs.index(pair)
             rows.append(dict(filename=name, label=label, heldout=pair in HELD_OUT))
-        made = dict(classnames=names, templates=templates, items=rows)
-        write_json(folder / "zeroshot" / f"{task}.json", made)
+        write_json(folder / "zeroshot" / f"{task}.json", dict(classnames=names, templates=templates, items=rows))
 
 
 def write_benchmark(

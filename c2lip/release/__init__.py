@@ -31,8 +31,7 @@ def origin(towers: Towers) -> dict:  # its name and, where it was a folder, its 
     folder = next((at for at in (path, path / "model", path.parent) if (at / RELEASED[0]).is_file()), None)
     if folder is None:
         return {"name": name}
-    inside = project_root() in folder.parents
-    shown = folder.relative_to(project_root()) if inside else Path(*folder.parts[-2:])
+    shown = folder.relative_to(project_root()) if project_root() in folder.parents else Path(*folder.parts[-2:])
     return {"name": name if name in EMBEDDED else str(shown), "sha256": digest(folder)}
 
 # %% ../../nbs/8_release/02_folder.ipynb #2c4d0009

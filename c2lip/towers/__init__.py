@@ -8,7 +8,7 @@ __all__ = ['Towers', 'has_bias', 'ModelSpec', 'resolve', 'describe', 'load']
 # %% ../../nbs/1_method/10_towers.ipynb #da7e7207
 import os
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,8 +79,7 @@ class Towers:
 # %% ../../nbs/1_method/10_towers.ipynb #hb000000
 def has_bias(towers: Towers | nn.Module) -> bool:  # towers, or their model
     "Whether the towers carry a logit bias: SigLIP's do, CLIP's do not"
-    model = towers.model if isinstance(towers, Towers) else towers
-    return getattr(model, "logit_bias", None) is not None
+    return getattr(towers.model if isinstance(towers, Towers) else towers, "logit_bias", None) is not None
 
 # %% ../../nbs/1_method/10_towers.ipynb #bf2d34cb
 class ModelSpec(NamedTuple):
@@ -121,11 +120,8 @@ def resolve(name: str) -> ModelSpec:  # an open_clip name, optionally with ":tag
 
 # %% ../../nbs/1_method/10_towers.ipynb #8daef623
 def _hub_answers():
-    try:
-        get_session().head(constants.ENDPOINT, timeout=5)
-    except Exception:  # of its client, which is httpx or another
-        return False
-    return True
+    with suppress(Exception):  # of its client, which is httpx or another
+        return get_session().head(constants.ENDPOINT, timeout=5) is not None
 
 
 @contextmanager
@@ -141,13 +137,9 @@ def _from_hub(what, name, repo):
         fetch = f"python -c \"import open_clip; open_clip.create_model('{model}', '{tag}')\""
         if repo:
             fetch = f"hf download {repo} --exclude '*.bin' --local-dir {model}"
-        why = "the hub does not answer"
-        if not constants.HF_HUB_OFFLINE:
-            why = f"the hub gives {type(e).__name__} {one_line(str(e).strip().partition(chr(10))[0], 200)}"
-        message = (
-            f"the cache lacks {what} of {name}, and {why}; where there is a network: {fetch}, then copy that folder"
-            " here and give its path as the model"
-        )
+        why = "does not answer" if constants.HF_HUB_OFFLINE else f"gives {type(e).__name__} {one_line(e, 200)}"
+        way = f"where there is a network: {fetch}, then copy that folder here and give its path as the model"
+        message = f"the cache lacks {what} of {name}, and the hub {why}; {way}"
         if what == "the tokenizer":
             message += f", or give {model}:random for a model without training"
         raise UserError(message) from None

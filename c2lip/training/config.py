@@ -131,8 +131,7 @@ def settings_of() -> dict[str, Setting]:
 
 def digest_methods() -> dict[str, str]:  # file of c2lip.methods → digest
     "The digests of the methods' sources"
-    spec = importlib.util.find_spec("c2lip.methods")
-    places = getattr(spec, "submodule_search_locations", None) or []
+    places = getattr(importlib.util.find_spec("c2lip.methods"), "submodule_search_locations", None) or []
     files = [file for place in places for file in Path(place).glob("*.py")]
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
 

@@ -212,8 +212,7 @@ class _Run:
         if self.done % self.cfg.log_every and self.done not in (1, self.total):
             return
         means = pd.DataFrame(self.rows).mean()  # of a term over the steps that have it
-        skipped = self._sum(len(self.samples.skips.rows))
-        rate = {"lr": self.optimizer.param_groups[0]["lr"], "skipped": skipped}
+        rate = {"lr": self.optimizer.param_groups[0]["lr"], "skipped": self._sum(len(self.samples.skips.rows))}
         self.log.write(self.done, {**means, **scalars, **rate})
         self.rows.clear()
 
@@ -224,12 +223,9 @@ class _Run:
             if self.validator and (last or self.done % cfg.evaluate_every == 0):
                 now = self.validate(self.evaluated())
                 self.record_validation(now)
-                line, _, fall = _compare_with_start(now, self.before, cfg.alarm).partition("\n")
-                self.log.say(f"step {self.done}, validation: {line}")
-                few = fall.startswith("warning")
-                if fall and not (few and self.warned):  # an alarm each time, too few items once
-                    self.log.say(fall)
-                self.warned |= few
+                text, few = _compare_with_start(now, self.before, cfg.alarm), "\nwarning: "
+                self.log.say(f"step {self.done}, validation: {text.partition(few)[0] if self.warned else text}")
+                self.warned |= few in text
             if self.rank == 0 and (last or self.interrupted or self.done % cfg.save_every == 0):
                 self.save()
         if self.interrupted:

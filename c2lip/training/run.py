@@ -103,8 +103,7 @@ def print_advice(
         kind = "untrained" if towers.name.endswith(":random") else kind_of_model(towers)
         print(f"auto, for this {kind} model: {values}")
     if taken.batch_size < given.batch_size:
-        few = f"batch_size {given.batch_size} is larger than the data ({len(records)} images)"
-        print(f"warning: {few}; a step takes {taken.batch_size}")
+        print(f"warning: {len(records)} images are fewer than batch_size; each step takes {taken.batch_size}")
     for line in _warnings(taken, steps, towers, records):
         print(f"warning: {line}", flush=True)
 
@@ -156,8 +155,7 @@ def set_up(settings: dict, folder) -> Setup:  # flat settings of a launcher, the
         method = build(given.method, towers, options)
         left_out = folder / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
         records, held, skips = read_records(given, left_out if given.resume else None)
-        parts = max(given.gpus, ranks) * given.accumulate
-        most = len(records) // parts * parts
+        most = len(records) - len(records) % (max(given.gpus, ranks) * given.accumulate)
         fits = replace(given, batch_size=most) if 2 <= most < given.batch_size else given  # a step takes all images
         steps, _ = count_steps(records, fits, max(given.gpus, ranks))
         cfg = replace(choose_by_model(fits, towers, steps), options=options)
@@ -280,8 +278,7 @@ def train_from_terminal(argv: list[str] | None = None):  # file, folder, name=va
     "One rank of a run, or a run of one process"
     argv = sys.argv[1:] if argv is None else argv
     if len(argv) < 2 or not all("=" in word for word in argv[2:]):
-        usage = "usage: torchrun … -m c2lip.training.run RECIPE.yaml|params.json RUN_FOLDER [name=value …]"
-        raise SystemExit(usage)
+        raise SystemExit("usage: torchrun … -m c2lip.training.run RECIPE.yaml|params.json RUN_FOLDER [name=value …]")
     file, folder, *words = argv
     repeated = file.endswith(".json") and not words  # a record of `train`, already checked and written
     several = "RANK" in os.environ

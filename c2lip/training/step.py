@@ -42,8 +42,7 @@ WEIGHTS = {
 
 def _image_tower(config):
     "The traits that identify an image tower"
-    vision = config.get("vision_cfg", {})
-    return [vision.get(name) for name in ("timm_model_name", "layers", "width")]
+    return [config.get("vision_cfg", {}).get(name) for name in ("timm_model_name", "layers", "width")]
 
 
 def kind_of_model(towers: Towers) -> str:  # a key of `BY_MODEL`
@@ -161,8 +160,7 @@ def train_step(
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_grad, norm)
     optimizer.step()
     values = torch.stack([loss.detach().float() for loss in losses.values()])
-    means = sum_over_ranks(values) / rank_and_world_size()[1]
-    return {**dict(zip(losses, means.tolist())), "grad_norm": norm.item()}
+    return {**dict(zip(losses, (sum_over_ranks(values) / rank_and_world_size()[1]).tolist())), "grad_norm": norm.item()}
 
 # %% ../../nbs/6_training/03_step.ipynb #15dbe8e2
 def prepare_towers(
