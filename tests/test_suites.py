@@ -258,7 +258,7 @@ def replaced(old, new, count=1):
 BROKEN = [
     ("winoground/examples.jsonl", lambda b: b[:-9], "line 6: not valid JSON"),
     ("winoground/examples.jsonl", replaced(b'"caption_1"', b'"caption_2"', -1), "item 1: the key 'caption_1' is miss"),
-    ("winoground/images/ex_3_img_1.png", None, "ex_3_img_1.png is missing; it is asked for by winoground, item 3"),
+    ("winoground/images/ex_3_img_1.png", None, "ex_3_img_1.png is missing; it is needed by winoground, item 3"),
     ("aro/visual_genome_relation.json", lambda b: b"[]", "visual_genome_relation.json holds no items"),
     ("aro/visual_genome_relation.json", replaced(b'"bbox_w": 16', b'"bbox_w": 0'), "not empty, got [16, 0, 0, 16]"),
     ("aro/visual_genome_attribution.json", replaced(b'"attributes"', b'"attribute"'), "item 0: the key 'attributes'"),
@@ -506,7 +506,7 @@ OWN_BROKEN = [
     ("sugarcrepe/add_att.json", 7, "add_att.json holds no items"),
     ("sugarcrepe/add_att.json", {"4": 7}, "add_att.json, item 4: the key 'filename' is missing"),
     ("sugarcrepe/add_att.json", {"4": CREPE | dict(caption=" ")}, "item 4: 'caption' must be a text"),
-    ("sugarcrepe/add_att.json", {"4": CREPE | dict(filename="no.png")}, "no.png is missing; it is asked for by sug"),
+    ("sugarcrepe/add_att.json", {"4": CREPE | dict(filename="no.png")}, "no.png is missing; it is needed by sug"),
     ("sugarcrepe_pp/swap_att.json", [CREPE], "item 0: the key 'caption2' is missing"),
     ("retrieval.json", [7], "holds no items in a list 'images'"),
     ("retrieval.json", dict(images=[dict(filename="0.png", sentences=[])]), "item 0: 'sentences' must be a text"),

@@ -230,7 +230,7 @@ def _of_image(work, image, users):
         missing = isinstance(e, FileNotFoundError) or getattr(e, "cause", "") == "missing file"
         detail = f"{e.cause}: {e.detail}" if isinstance(e, BadImage) else e.strerror
         why = "is missing" if missing else f"cannot be read ({detail})"
-        needed = f"; it is asked for by {users[image]}" if users else ""
+        needed = f"; it is needed by {users[image]}" if users else ""
         raise UserError(f"the image {'of bytes' if isinstance(image, bytes) else image} {why}{needed}") from None
 
 # %% ../../nbs/5_evaluation/05_embeddings.ipynb #63fd9bee
