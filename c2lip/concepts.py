@@ -12,13 +12,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ftfy
 from tqdm.auto import tqdm
 
 from .core import Phrase, UserError, check_choice, did_you_mean, one_line
-from .core.files import read_yaml, shipped
+from .core.files import read_yaml, regular, shipped
 from .trees import base_phrases
 
 if TYPE_CHECKING:
@@ -103,8 +104,12 @@ def _load(source):
     import spacy  # here, because it takes most of a second and imports torch
 
     try:
+        for file in Path(source).rglob("*"):
+            _ = file.is_dir() or regular(file)  # a pipe would be waited for
         nlp = spacy.load(source, exclude=["ner", "lemmatizer", "entity_linker", "textcat"])
-    except OSError:
+    except OSError as e:
+        if Path(source).is_dir():
+            raise UserError(f"{source} is no whole pipeline of spaCy: {one_line(e, 200)}") from None
         known = source if source in PIPELINES else "en_core_web_sm"
         raise UserError(
             f"there is no spaCy pipeline {source!r}{did_you_mean(source, PIPELINES)}; expected a folder of spaCy,"

@@ -108,10 +108,8 @@ def values_of(rows):
 
 def test_perfect_and_mistaken_maps():
     for group in ("", "heldout"):
-        right, wrong = (
-            values_of(rows[rows.group == group])
-            for rows in (oracle_rows(lambda p: p.mask), oracle_rows(lambda p: p.rivals["colour"]))
-        )
+        both = oracle_rows(lambda p: p.mask), oracle_rows(lambda p: p.rivals["colour"])
+        right, wrong = (values_of(rows[rows.group == group]) for rows in both)
         assert all(right[name].value > 90 for name in ("AUROC", "pointing", "pointing over same colour"))
         assert wrong["AUROC over same colour"].value < 15 and wrong["pointing over same colour"].value == 0
         assert 20 < wrong["AUROC over same noun"].value < 80  # neither of the two is looked at
@@ -147,11 +145,8 @@ def test_bad_probes(base):
 def coco_file(folder, segmentation):
     "An image of 7 rows and 9 columns with one annotation of a category"
     Image.new("RGB", (9, 7)).save(folder / "x.png")
-    data = dict(
-        images=[dict(id=1, file_name="x.png", width=9, height=7)],
-        annotations=[dict(id=1, image_id=1, category_id=2, **segmentation)],
-        categories=[dict(id=2, name="dog")],
-    )
+    data = dict(images=[dict(id=1, file_name="x.png", width=9, height=7)], categories=[dict(id=2, name="dog")])
+    data |= dict(annotations=[dict(id=1, image_id=1, category_id=2, **segmentation)])
     (folder / "instances.json").write_text(json.dumps(data))
     return folder / "instances.json"
 

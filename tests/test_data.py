@@ -289,6 +289,9 @@ def test_remote_shards_are_near_ones(tmp_path, monkeypatch):
         how.length = "X-Length"
         with pytest.raises(UserError, match="does not say how large"):
             open_data(f"{web}/a-0.tar", index_folder=tmp_path / "other")
+        monkeypatch.setattr("c2lip.data.images.version_of", lambda url: (5, ""))
+        with pytest.raises(UserError, match="more than its 5 bytes came"):
+            open_data(f"{web}/a-2.tar", index_folder=tmp_path / "more")
     for workers in (0, 1):
         gone = Samples([near[0]._replace(image=TarPart("http://127.0.0.1:9/a.tar", 0, 5))], SMALL, skips=Skips(1))
         with pytest.raises(UserError, match="a.tar cannot be copied") as e:

@@ -9,7 +9,9 @@ import json
 import os
 import random
 import shutil
+import socketserver
 import struct
+import threading
 import warnings
 from copy import deepcopy
 from functools import cache
@@ -25,8 +27,9 @@ from transformers import SiglipConfig, SiglipImageProcessor, SiglipModel
 from writing import encoded, write_tar
 
 from c2lip.attention.controls import read_selection
-from c2lip.concepts import make_rules
+from c2lip.concepts import load_pipeline, make_rules, noun_phrases
 from c2lip.core import UserError
+from c2lip.core.files import shipped
 from c2lip.data.images import BadImage, open_image
 from c2lip.data.records import Skips
 from c2lip.data.shards import index_captions
@@ -113,12 +116,15 @@ def odd_text(dice):
     return dice.choice([str(x) for x in ODD] + [t.decode("utf8", "surrogateescape") for t in TOKENS])
 
 
+STATUS = ["200 OK"] * 40 + ["206 Partial", "204 None", "404 Gone", "503 Busy", "301 Moved", "99", "x"]
+HEADERS = "ETag Content-Length Content-Encoding Transfer-Encoding Location Content-Range Last-Modified".split()
+FAR = ["gzip", "chunked", "file:///etc/passwd", "http://127.0.0.1:9/a.tar", "bytes 5-9/7", "²", *map(str, ODD)]
+
+
 # --- the kinds: each writes into an empty folder, and calls what reads it; it may check what it gets
 
 
-@cache
-def declared(path):
-    return read_parameters(path)
+declared = cache(read_parameters)
 
 
 def papermill_line(dice, folder):
@@ -143,6 +149,7 @@ def rules_of_a_run(dice, folder):
     make_rules(Config.of({"phrase_rules": text}).phrase_rules)
 
 
+PAIR = [("png", encoded(Image.effect_noise((12, 12), 90))), ("json", b'{"caption": "a red mug"}')]
 ROWS = [dict(key=f"k{i}", image=f"i{i % 3}.png", caption=f"a red mug {i} on a box", phrases=[]) for i in range(6)]
 ROWS += [dict(image="i0.png", caption="a blue fish", phrases=[["a blue fish", 0, 11]])]
 
@@ -208,27 +215,59 @@ def joined_captions(dice, folder):
     assert about["rows"] + sum(about["skipped"].values()) <= 9 + text.count("\n")
 
 
-@cache
-def small_png():
-    return encoded(Image.effect_noise((12, 12), 90))
-
-
 def shards(dice, folder):
     members = []
     for i in range(3):
         facts = twisted({"caption": f"a red mug {i}", "phrases": ["a red mug"], "more": [1, {"a": None}]}, dice)
-        members += [(f"s{i}.png", small_png()), (f"s{i}.json", json.dumps(facts).encode()), (f"s{i}.txt", b"a fish")]
+        members += [(f"s{i}.png", PAIR[0][1]), (f"s{i}.json", json.dumps(facts).encode()), (f"s{i}.txt", b"a fish")]
     if dice.random() < 0.3:
         members.insert(2, (dice.choice(["../s9.png", "/s9.png", "s0.png", "\x1b.png", "s.json.png", ""]), b"x"))
     write_tar(folder / "a.tar", members)
     if dice.random() < 0.6:
         (folder / "a.tar").write_bytes(hurt((folder / "a.tar").read_bytes(), dice))
-    skips = Skips(1)
-    found = find_source(str(folder / "a.tar")).records(skips)
-    assert len(found) <= skips.seen
-    for record in found:
+    read_all(find_source(str(folder / "a.tar")).records(skips := Skips(1)), skips)
+
+
+def read_all(records, skips):
+    assert len(records) <= skips.seen
+    for record in records:
         with contextlib.suppress(BadImage):
             open_image(record.image)
+
+
+def far_shards(dice, folder):
+    "A server's answers are damaged: the status, a header, what it sends, and how much"
+    write_tar(folder / "a.tar", [(f"s{i}.{end}", content) for i in range(3) for end, content in PAIR])
+    body = (folder / "a.tar").read_bytes()
+
+    def answer():
+        lines = {"ETag": 1, "Content-Length": len(body), "Connection": "close"}
+        lines |= {dice.choice(HEADERS): dice.choice(FAR) for _ in range(dice.choice((0, 0, 1, 2)))}
+        head = "".join(f"{name}: {lines[name]}\r\n" for name in lines if dice.random() < 0.97)
+        head = f"HTTP/1.1 {dice.choice(STATUS)}\r\n{head}\r\n".encode("utf8", "replace")
+        return [part if dice.random() < 0.88 else hurt(part, dice) for part in (head, body)]
+
+    class Server(socketserver.BaseRequestHandler):
+        answers = {b"H": answer()[:1], b"G": answer() + [body] * dice.choice((0, 0, 9))}
+
+        def handle(self):
+            self.request.sendall(b"".join(self.answers[self.request.recv(9999)[:1]]))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Server) as server:
+        server.handle_error = lambda *_: None  # a reader may hang up
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            address = f"http://127.0.0.1:{server.server_address[1]}/a.tar"
+            read_all(open_data(address, skips=(skips := Skips(1)), index_folder=folder), skips)
+        finally:
+            server.shutdown()
+
+
+def pipeline(dice, folder):
+    "A file of a spaCy pipeline is damaged; its folder has another name in each case, since pipelines are kept"
+    place = shutil.copytree(shipped("pipeline"), folder / f"{dice.random()}")
+    spoil(dice.choice([place / "config.cfg", place / "tokenizer", *sorted(place.glob("*/*"))]), dice)
+    noun_phrases("A red couch stands by the tall building.", load_pipeline(str(place)))
 
 
 def images(dice, folder):
@@ -390,7 +429,7 @@ def ends_of_papermill(dice, folder):
 
 KINDS = {papermill_line: 80, settings_of_a_run: 40, rules_of_a_run: 60, table: 80, data_folder: 50, shards: 50}
 KINDS |= {cached: 20, run_folders: 25, joined_captions: 30, images: 60, release: 48, benchmark: 40, command_line: 30}
-KINDS |= {damaged_checkpoint: 20, selections: 50, ends_of_papermill: 60}  # kind → cases
+KINDS |= {damaged_checkpoint: 20, far_shards: 40, pipeline: 6, selections: 50, ends_of_papermill: 60}  # kind → cases
 NOT_WATCHED = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", "runs", "cache")
 "Folders in which git, Python and the tools of other tests, which run at the same time, write"
 
@@ -430,6 +469,7 @@ def fault(kind, number, folder):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_fuzz(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("C2LIP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("c2lip.data.images.PAUSES", (0, 0))
     monkeypatch.chdir(ROOT)
     numbers = range(KINDS[kind] * TIMES)
     if ONLY:

@@ -54,9 +54,8 @@ def toy(tmp_path):
     root = tmp_path / "pro{j}ect"
     (root / "nbs").mkdir(parents=True)
     (root / "settings.ini").write_text("[DEFAULT]\nlib_name = c2lip\n")
-    cells = [
-        new_code_cell(code) for code in (IMPORTS, CELL, 'settings = parameters("train", globals())', RUN, "object()")
-    ]
+    codes = IMPORTS, CELL, 'settings = parameters("train", globals())', RUN, "object()"
+    cells = list(map(new_code_cell, codes))
     cells[1].metadata["tags"] = ["parameters"]
     nbformat.write(new_notebook(metadata=KERNEL, cells=cells), root / "nbs" / "train.ipynb")
     return root

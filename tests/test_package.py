@@ -90,6 +90,4 @@ def test_the_library_works_anywhere(distributions, tmp_path, run):
     words = "evaluate -p items 6 -p bench_images 30 -p suites sugarcrepe -p run_dir mine".split()
     done = run(sys.executable, "-c", command, *words, cwd=here, env=env, timeout=300)
     assert done.returncode == 0 and "everything is in mine" in done.out, done.out
-    assert {"table.csv", "evaluate.ipynb"} <= {path.name for path in (here / "mine").iterdir()} and not (
-        here / "data"
-    ).exists()
+    assert {"table.csv", "evaluate.ipynb"} <= set(os.listdir(here / "mine")) and not (here / "data").exists()

@@ -11,23 +11,14 @@ from c2lip.methods import find_methods
 from c2lip.methods.c2lip import c2lip
 from c2lip.release import HIDDEN_SETTINGS
 from c2lip.towers import load
+from c2lip.training import config
 from c2lip.training.checkpoint import binding, load_checkpoint, save_checkpoint
-from c2lip.training.config import (
-    AUTO,
-    KINDS,
-    MAY_CHANGE,
-    Config,
-    check,
-    complete,
-    read_methods,
-    read_parameters,
-    settings_of,
-)
+from c2lip.training.config import AUTO, KINDS, MAY_CHANGE, Config, check, complete, read_methods, read_parameters
 from c2lip.training.launchers import launcher_settings
 from c2lip.training.step import BY_MODEL, CHOSEN, parameter_groups
 
 NBS = ROOT / "nbs"
-SETTINGS = settings_of()
+SETTINGS = config.settings_of()
 METHODS, _ = find_methods()
 OPTIONS = read_methods()["c2lip"]
 
@@ -49,10 +40,8 @@ def test_train_takes_every_setting_and_runs_with_the_defaults():
     train = launcher_settings(NBS / "train.ipynb")
     assert set(train) == set(SETTINGS) | set(OPTIONS)
     other = {name for name, s in train.items() if s.default != (SETTINGS | OPTIONS)[name].default}
-    assert (
-        other == {"alpha", "images", "epochs", "lambda_npc", "lambda_xac"}
-        and train["lambda_npc"].range == OPTIONS["lambda_npc"].range
-    )
+    assert other == {"alpha", "images", "epochs", "lambda_npc", "lambda_xac"}
+    assert train["lambda_npc"].range == OPTIONS["lambda_npc"].range
 
 
 def test_settings_are_well_formed():

@@ -121,11 +121,11 @@ def _filesystem(url):
         raise UserError(f"{url} needs a package more: {e}") from None
 
 
-def _patiently(call, *args):
+def _patiently(call, *args, **how):
     # what a transfer gives; `FileNotFoundError` where there is no such file, `OSError` where it fails again and again
     for pause in PAUSES:
         try:
-            return call(*args)
+            return call(*args, **how)
         except Exception as e:  # each store raises its own; fsspec calls every answer but 200 a missing file
             error = e.__cause__ or e
             if isinstance(error, FileNotFoundError) or getattr(error, "status", None) in (404, 410):
@@ -162,9 +162,15 @@ def local_copy(url: str) -> Path:
         if not path.exists():
             if size > shutil.disk_usage(path.parent).free:
                 raise OSError(f"there is no room for its {size} bytes")
+            from fsspec import Callback
+
+            def stop(*_):  # an answer without end
+                if part.exists() and part.stat().st_size > size:
+                    raise OSError(f"more than its {size} bytes came")
+
             system, address = _filesystem(url)
             with replacing(path) as part:
-                _patiently(system.get_file, address, str(part))
+                _patiently(system.get_file, address, str(part), callback=Callback(hooks={"stop": stop}))
                 if part.stat().st_size != size:
                     raise OSError(f"{part.stat().st_size} of {size} bytes came")
     _copies[url] = path

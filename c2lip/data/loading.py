@@ -244,11 +244,6 @@ def _embed(towers, samples, device="cpu", part=None, workers=0, batch_size=256) 
     return torch.cat(found)
 
 
-def _save(path, array):
-    with replacing(path) as temp, temp.open("wb") as file:
-        np.save(file, array)
-
-
 def neighbours_of(
     towers,  # Towers, as they are before the first step
     samples: Samples,
@@ -263,12 +258,13 @@ def neighbours_of(
     parts = [file.with_name(f"embeddings-{r}.npy") for r in range(ranks)]
     if not file.exists():
         own = _embed(towers, samples, device, range(rank * n // ranks, (rank + 1) * n // ranks), workers)
-        _save(parts[rank], own.numpy())
+        np.save(parts[rank], own.numpy())
         if ranks > 1:
             torch.distributed.barrier()
         if rank == 0:
             everything = torch.cat([torch.from_numpy(np.load(part, allow_pickle=False)) for part in parts])
-            _save(file, _nearest(everything.to(device)))
+            with replacing(file) as temp, temp.open("wb") as out:
+                np.save(out, _nearest(everything.to(device)))
             for part in parts:
                 part.unlink()
     if ranks > 1:

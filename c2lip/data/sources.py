@@ -34,16 +34,17 @@ PIECE = 5000  # records of a table or a folder that make a part
 
 
 class Tables:
-    "Tables of one data set; other sources have the same methods. `skips` counts skipped samples"
+    "Tables (paths or addresses) of one data set; other sources have the same methods. `skips` counts losses"
 
     indexed = True  # False: so little that it stays in memory
     join: tuple | None = None  # of shards: the file of `index_captions`, and "url" or "key"
 
-    def __init__(self, places: list, image_folder=None, caption_column: str | None = None):  # paths or addresses
-        self.places, self.image_folder, self.caption_column = places, image_folder, caption_column
+    def __init__(self, places: list, image_folder=None, caption_column: str | None = None, folder=None):
+        self.places, self.image_folder, self.caption_column, self.folder = places, image_folder, caption_column, folder
 
     def rows(self, skips: Skips) -> Iterable[Record]:
         "The records in order, phrases as the source gives them"
+        skips.unread.update("text in a subfolder" for _ in (self.folder.glob("*/**/*.txt") if self.folder else ()))
         return table_records(self.places, skips, self.image_folder, self.caption_column)
 
     def parts(self, skips: Skips) -> Iterable:
@@ -139,7 +140,7 @@ def find_source(source, image_folder=None, caption_column: str | None = None) ->
             raise UserError(f"there is no data at {path}{did_you_mean(path.name, names)}")
         if path.is_dir():
             kind, places = _find_in_folder(path)
-            return kind(places, *how)
+            return kind(places, *how, path)
         if path.suffix[1:].lower() not in (*TABLES, "tar"):
             raise UserError(f"{path} is neither a table ({', '.join(TABLES)}) nor a tar shard")
     tables = [place for place in places if Path(place).suffix[1:].lower() in TABLES]

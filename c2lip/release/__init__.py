@@ -136,10 +136,8 @@ def save(
         if hasattr(towers.tokenizer, "save_pretrained"):
             save_tokenizer(towers.tokenizer, folder)
         kind, why_not = expressible(towers)
-        of_model: dict = {
-            "parameters": sum(p.numel() for p in towers.model.parameters()),
-            "transformers": kind or why_not,
-        }
+        parameters = sum(p.numel() for p in towers.model.parameters())
+        of_model: dict = {"parameters": parameters, "transformers": kind or why_not}
         origins = {"made_from": made_from} if made_from else {}
         of_model["files"] = {name: digest(folder, name) for name in RELEASED[1:] if (folder / name).exists()}
         write_json(folder / "record.json", {**origins, **(record or {}), **of_model, "sha256": digest(folder)})

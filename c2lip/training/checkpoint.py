@@ -72,15 +72,6 @@ def _way_on(folder):
     return "resume True goes on from its last checkpoint" if kept else "there is no checkpoint yet"
 
 
-def _sync_folder(folder):
-    "Wait until what was moved within a folder is on the disk"
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 
@@ -100,19 +91,16 @@ def disk_errors(folder):
 def save_checkpoint(folder, towers: Towers, method: Method, optimizer, step: int, settings=None):  # steps done
     "Write checkpoint.pt in one move and keep the one before as checkpoint.previous.pt; `settings` are its `binding`"
     path = Path(folder) / "checkpoint.pt"
-    state = {
-        "step": step,
-        "settings": settings or {},
-        "model": towers.model.state_dict(),
-        "objective": method.objective.state_dict(),
-        "optimizer": optimizer.state_dict(),
-    }
+    state = {"step": step, "settings": settings or {}, "model": towers.model.state_dict()}
+    state |= {"objective": method.objective.state_dict(), "optimizer": optimizer.state_dict()}
     try:
         with replacing(path) as temp:
             _write(state, temp)
             if path.exists():
                 path.replace(path.with_name("checkpoint.previous.pt"))
-        _sync_folder(folder)
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)  # what was moved is on the disk
+        os.close(handle)
     except (OSError, RuntimeError) as e:
         what = f"step {step}: the checkpoint cannot be written to {folder} ({e})"
         raise UserError(f"{what}; {_way_on(folder)}") from None

@@ -30,18 +30,11 @@ from ..encoding import rank_and_world_size, sum_over_ranks
 from ..evaluation.suites import choose_benchmark, evaluate
 from ..methods import Method, Step
 from ..towers import Towers, has_bias
+from . import step
 from .checkpoint import CHECKPOINTS, binding, disk_errors, load_checkpoint, save_checkpoint
 from .config import Config
 from .log import Log
-from c2lip.training.step import (
-    autocast_of,
-    choose_by_model,
-    halve_weights,
-    make_optimizer,
-    prepare_towers,
-    schedule,
-    train_step,
-)
+from .step import autocast_of, choose_by_model, halve_weights, make_optimizer, prepare_towers, train_step
 
 # %% ../../nbs/6_training/06_fit.ipynb #88ab8d6b
 RUN_RESULTS = ("metrics.jsonl", *CHECKPOINTS)  # what `fit` would overwrite
@@ -194,7 +187,7 @@ class _Run:
         "One step: learning rate, losses, gradients, weights"
         cfg = self.cfg
         for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * schedule(self.done, self.total, cfg.warmup)
+            group["lr"] = group["peak"] * step.schedule(self.done, self.total, cfg.warmup)
         with seeded(derive_seed(cfg.seed, self.done, self.rank)):
             batch = self.method.view(part, self.done + 1).to(self.device)
             row = train_step(self.step, self.optimizer, batch, self.done + 1, cfg.clip_grad)

@@ -15,18 +15,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from ..core import UserError, did_you_mean
-from c2lip.core.files import (
-    RUN_FILES,
-    check_free,
-    json_object,
-    project_root,
-    read_json,
-    read_yaml,
-    shipped,
-    user_path,
-    write_json,
-)
+from ..core import UserError, did_you_mean, files
+from ..core.files import check_free, json_object, project_root, read_json, read_yaml, shipped, user_path, write_json
 from .config import MAY_CHANGE, SHARED, check, method_options, read_methods, read_parameters, settings_of
 
 # %% ../../nbs/6_training/02_launchers.ipynb #840cb560
@@ -55,7 +45,14 @@ def launcher_settings(notebook, given: dict | None = None) -> dict:  # its path,
     return known
 
 
-_EARLY = (*RUN_FILES[:4], "skipped.jsonl", "given.json", "ranks.json", "lock", "neighbours.npy")  # before params.json
+_EARLY = (
+    *files.RUN_FILES[:4],
+    "skipped.jsonl",
+    "given.json",
+    "ranks.json",
+    "lock",
+    "neighbours.npy",
+)  # before params.json
 
 
 def _foreign_file(folder, name):
@@ -88,9 +85,8 @@ def _check_names(settings):
     models += open_clip_models()
     given = {name: value if isinstance(value, list) else [value] for name, value in settings.items() if value}
     for method in map(str, [*given.get("method", []), *given.get("methods", [])]):
-        if method not in methods and not (
-            method.isidentifier() and importlib.util.find_spec(f"c2lip.methods.{method}")
-        ):
+        own = method.isidentifier() and importlib.util.find_spec(f"c2lip.methods.{method}")
+        if method not in methods and not own:
             names = did_you_mean(method, methods)
             raise UserError(f"there is no method {method!r}{names}; there are {', '.join(methods)}")
     chosen = [re.sub("^[^/=]*=", "", str(model)) for model in given.get("models", [])]
@@ -149,8 +145,8 @@ def check_run_dir(folder: Path, name: str, settings: dict):  # existing or not; 
         holds = f"{folder} holds the run of another launcher than {name} (its params.json has {', '.join(others[:3])})"
         raise UserError(f"{holds}, which is not overwritten: take another run_dir, or delete that folder if it may go")
     if not settings.get("resume"):
-        files = [file for file in RUN_FILES if file not in ("params.json", "table.csv") or name not in _GOES_ON]
-        check_free(folder, files, resumable="resume" in settings)
+        left = [file for file in files.RUN_FILES if file not in ("params.json", "table.csv") or name not in _GOES_ON]
+        check_free(folder, left, resumable="resume" in settings)
     if foreign := _foreign_file(folder, name):
         raise UserError(f"{folder} holds {foreign}, which is of no run: take another run_dir, or a folder of its own")
 

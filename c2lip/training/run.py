@@ -161,11 +161,8 @@ def set_up(settings: dict, folder) -> Setup:  # flat settings of a launcher, the
         cfg = replace(choose_by_model(fits, towers, steps), options=options)
         if given.evaluate_every == AUTO and not records.drawn and len(held) < 2 and cfg.validation == AUTO:
             cfg = replace(cfg, evaluate_every=0)  # there is nothing to evaluate on
-        taken = (
-            settings
-            | {name: getattr(cfg, name) for name in (*CHOSEN, "batch_size")}
-            | {n: v for n, v in options.items() if n in settings}
-        )
+        chosen = {name: getattr(cfg, name) for name in (*CHOSEN, "batch_size")} | options
+        taken = settings | {name: value for name, value in chosen.items() if name not in options or name in settings}
         if given.resume:
             read_checkpoint(folder, binding(cfg, records))  # the last check: from here on the folder is written
         folder.mkdir(parents=True, exist_ok=True)
@@ -193,16 +190,9 @@ def _train_here(setup):
     "Train and release in this process, as one rank of a run or the only one"
     cfg, towers, folder, records = setup.cfg, setup.towers, setup.folder, setup.records
     first = rank_and_world_size()[0] == 0
-    kept = math.sqrt(cfg.crop_scale)  # of a side, by the smallest crop
-    samples = Samples(
-        records,
-        towers.augment(cfg.crop_scale),
-        towers.tokenizer,
-        cache=records.drawn,
-        skips=setup.skips,
-        at_least=math.ceil(max(towers.image_size) / kept),  # pixels of a side
-        draw=cfg.draw_captions,
-    )
+    pixels = math.ceil(max(towers.image_size) / math.sqrt(cfg.crop_scale))  # of a side, by the smallest crop
+    how = records.drawn, setup.skips, pixels, cfg.draw_captions
+    samples = Samples(records, towers.augment(cfg.crop_scale), towers.tokenizer, *how)
     if first:
         counts = f"{len(samples)} images, {samples.records.phrase_count} phrases"
         print(f"{counts}; {setup.steps} steps of {cfg.batch_size} images; skipped: {samples.skips}", flush=True)
@@ -269,8 +259,8 @@ def _exit_as_rank(error):
     "Print the error with this rank's number and leave at once: an orderly end would wait for ranks that wait for it"
     text = f"UserError: {error}" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
     sys.stdout.flush()
-    sys.stderr.write("".join(f"[rank {os.environ['RANK']}] {line}\n" for line in text.splitlines()))
-    sys.stderr.flush()
+    lines = (f"[rank {os.environ['RANK']}] {line}" for line in text.splitlines())
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
     os._exit(1)
 
 # %% ../../nbs/8_release/04_run.ipynb #690f8752

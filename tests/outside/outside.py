@@ -33,10 +33,8 @@ def lay_out(benchmark, home):
         (home / f"{task}.json").symlink_to(benchmark / "sugarcrepe" / f"{task}.json")
     images = json.loads((benchmark / "retrieval.json").read_text())["images"]
     texts = [(i, s["raw"]) for i, image in enumerate(images) for s in image["sentences"]]
-    captions = dict(
-        images=[dict(id=i, file_name=image["filename"]) for i, image in enumerate(images)],
-        annotations=[dict(id=n, image_id=i, caption=text) for n, (i, text) in enumerate(texts)],
-    )
+    captions = dict(images=[dict(id=i, file_name=image["filename"]) for i, image in enumerate(images)])
+    captions |= dict(annotations=[dict(id=n, image_id=i, caption=text) for n, (i, text) in enumerate(texts)])
     (home / "captions.json").write_text(json.dumps(captions))
 
 
@@ -97,9 +95,8 @@ def sugarcrepe_rule(release, benchmark):
         for item in items:
             name = item["filename"]
             if name not in seen:
-                seen[name] = model.encode_image(
-                    preprocess(Image.open(benchmark / "images" / name).convert("RGB"))[None], normalize=True
-                )
+                image = preprocess(Image.open(benchmark / "images" / name).convert("RGB"))
+                seen[name] = model.encode_image(image[None], normalize=True)
             words = model.encode_text(tokenizer([item["caption"], item["negative_caption"]]), normalize=True)
             positive, negative = (seen[name] @ words.T)[0].tolist()
             right += positive > negative

@@ -71,13 +71,8 @@ def both(tmp_path_factory):
     sets = tmp_path_factory.mktemp("classes") / "sets"
     zero_shot = our_zero_shot(load("base"), sets, write_class_sets(folder, sets))
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # the workbook's packages are not theirs
-    done = subprocess.run(
-        [PYTHON, str(Path(__file__).with_name("outside.py")), str(base_folder()), str(folder), str(sets)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
+    words = [PYTHON, str(Path(__file__).with_name("outside.py")), str(base_folder()), str(folder), str(sets)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = {(row["suite"], row["name"]): row for table in (ours, zero_shot) for row in table.to_dict("records")}
     return rows, json.loads(done.stdout)
