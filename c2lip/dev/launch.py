@@ -66,8 +66,7 @@ def check_run(
     given: dict,  # name → value, as papermill has read them
 ) -> Path:  # the run folder, existing or not
     "Raise `UserError` for an unknown parameter, a wrong value, and a folder that must not be written over"
-    declared = {"run_dir": Setting("str", "")} | launcher_settings(notebook, given)
-    settings = check(declared, given, notebook)
+    settings = check({"run_dir": Setting("str", "")} | launcher_settings(notebook, given), given, notebook)
     run_dir = settings["run_dir"]
     if run_dir.startswith("~"):
         raise UserError(f"run_dir {run_dir}: write the home folder out")

@@ -125,7 +125,7 @@ def _as_text(table, width=80):
         marks = ["*" if cell.best else " " * bold for cell in cells]
         texts = [_spaced(cell.value + mark, cell.small) for cell, mark in zip(cells, marks)]
         rows.append((_spaced(group, name, between=": ") if alone else "  " * bool(group) + name, texts))
-    heads = [textwrap.wrap(head, 12) or [""] for head in table.columns]
+    heads = [textwrap.wrap(head, 12, break_long_words=False) or [""] for head in table.columns]
     height = max(map(len, heads))
     columns = pd.MultiIndex.from_tuples([[""] * (height - len(head)) + head for head in heads])
     frame = pd.DataFrame([texts for _, texts in rows], [name for name, _ in rows], columns)

@@ -96,6 +96,11 @@ def _check_names(settings):
         if not there and named not in models and named != "hf-hub":
             ways = f"give base, a release folder, or an open_clip name{did_you_mean(named, models)}"
             raise UserError(f"there is no folder {model}" if "/" in model else f"there is no model {model!r}: {ways}")
+        tags, tag = open_clip_models().get(named, []), model.partition(":")[2]
+        if tags and not there and tag not in ("", "random", *tags) and not re.search("[./]", tag):  # a file of weights
+            raise UserError(f"{named} has no weights {tag!r}; it has {', '.join(tags)}{did_you_mean(tag, tags)}")
+    if settings.get("batch_size", 0) % (parts := settings.get("gpus", 1) * settings.get("accumulate", 1)):
+        raise UserError(f"batch_size {settings['batch_size']} is not a multiple of gpus × accumulate, {parts}")
     for suite in given.get("suites", []):
         known = read_yaml(shipped("suites.yaml"))["suites"]
         if suite not in known:
@@ -161,13 +166,11 @@ def _injected(namespace):
 def parameters(name: str, namespace: dict) -> dict:  # "train" for nbs/train.ipynb, its globals(); name → checked value
     "The launcher's settings from the notebook's variables, which take the declared types"
     root, notebook = project_root(), launcher(name)
-    names = [*read_parameters(notebook), *sorted(_injected(namespace))]
-    given = {n: namespace[n] for n in names if n in namespace}
+    given = {n: namespace[n] for n in [*read_parameters(notebook), *sorted(_injected(namespace))] if n in namespace}
     if os.environ.get("IN_TEST"):  # nbdev_test, and nothing else, sets it
         small = read_yaml(root / "data" / "smoke.yaml").get(name, {})
         given |= small | {"run_dir": tempfile.mkdtemp(prefix=f"c2lip-{Path(name).name}-")}
-    declared = launcher_settings(notebook, given)
-    settings = check(declared, given, f"nbs/{name}.ipynb")
+    settings = check(launcher_settings(notebook, given), given, f"nbs/{name}.ipynb")
     check_run_dir(root / user_path(settings.get("run_dir") or ""), name, settings)
     namespace.update(settings)
     return settings
