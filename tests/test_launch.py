@@ -148,8 +148,8 @@ def test_any_setting_may_be_given(toy):
     [
         ("-p run_dir settings.ini", 2, "cannot be written"),
         ("-f absent.yaml", 1, "absent.yaml"),
-        # papermill writes `name = value` into a cell
-        (["-r", "lr = 1e-5; open('gone', 'w').close(); x", "1"], 2, "has no parameter"),
+        ("-f /dev/zero", 2, "/dev/zero cannot be read"),
+        (["-r", "lr = 1e-5; open('gone', 'w').close(); x", "1"], 2, "has no parameter"),  # it would go into a cell
     ],
 )
 def test_refused_before_any_work(toy, run, words, code, message):

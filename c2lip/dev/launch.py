@@ -22,7 +22,7 @@ from pathlib import Path
 from textwrap import fill
 
 from ..core import UserError, did_you_mean, one_line
-from ..core.files import output_place, project_of, project_root, run_folder, shipped
+from ..core.files import output_place, project_of, project_root, read_yaml, run_folder, shipped
 from ..training.config import Setting, check
 from ..training.launchers import check_run_dir, launcher_settings
 
@@ -47,6 +47,9 @@ def complete_line(
     if not notebook.is_file():
         others = [path.name for path in (root / "nbs").glob("*.ipynb")]
         raise UserError(f"there is no notebook {notebook}{did_you_mean(notebook.name, others)}")
+    for option, file in zip(rest, rest[1:]):
+        if option in ("-f", "--parameters_file") and os.path.exists(file):
+            read_yaml(file)  # papermill would wait for a pipe, and read a device or a YAML that multiplies without end
     added = ["--engine", "c2lip", "--no-progress-bar", "--log-level", "CRITICAL", *rest]
     second = next((word for word in (rest[:1] + rest[-1:]) if word.endswith(".ipynb")), "")
     if second:
