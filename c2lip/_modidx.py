@@ -828,6 +828,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                     'c2lip/evaluation/suites.py'),
                                          'c2lip.evaluation.suites._measure_readouts': ( '5_evaluation/suites.html#_measure_readouts',
                                                                                         'c2lip/evaluation/suites.py'),
+                                         'c2lip.evaluation.suites._reading': ( '5_evaluation/suites.html#_reading',
+                                                                               'c2lip/evaluation/suites.py'),
                                          'c2lip.evaluation.suites._rows_by_name': ( '5_evaluation/suites.html#_rows_by_name',
                                                                                     'c2lip/evaluation/suites.py'),
                                          'c2lip.evaluation.suites._world_version': ( '5_evaluation/suites.html#_world_version',

@@ -42,7 +42,7 @@ assert Path(sitecustomize.__file__).parent == OFFLINE or not hasattr(sitecustomi
 SPREAD = {f"test_{name}" for name in "cluster fuzz gates launch notebooks own_images prepare resume site".split()}
 # The longest go first, tests or whole modules, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    "test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits test_types_are_right_long "
+    "test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits "
     "test_data test_train_on_photographs test_recipes test_launchers test_same_bytes_under_ray test_cluster "
     "test_prepare".split()
 )

@@ -83,7 +83,7 @@ def test_the_readme_s_own_data_command(many_photos, small_checkpoint, tmp_path, 
 
 
 def test_train_on_photographs(my_photos, small_checkpoint, tmp_path, run):
-    "Six photographs, one step, from the table to the released model that stock open_clip loads"
+    "Six photographs, one step, from the table to the released model"
     settings = {"data": my_photos, "model": small_checkpoint, "hold_back": 0, "batch_size": 2, "epochs": ".34"}
     settings |= {"concepts": "pool", "run_dir": tmp_path / "run"}
     words = [word for name, value in settings.items() for word in ("-p", name, value)]
@@ -95,12 +95,3 @@ def test_train_on_photographs(my_photos, small_checkpoint, tmp_path, run):
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == 1 and {"contrastive", "npc", "xac"} <= set(rows[-1])
     assert (tmp_path / "run" / "attention.png").stat().st_size > 5000
-    program = f"""
-import open_clip, torch
-model, _, preprocess = open_clip.create_model_and_transforms("local-dir:{tmp_path}/run/model")
-words = open_clip.get_tokenizer("local-dir:{tmp_path}/run/model")(["a brown cat"])
-print("norm", model.encode_text(words).norm().item() > 0, "mean", list(preprocess.transforms[-1].mean))
-import sys; assert "c2lip" not in sys.modules
-"""
-    stock = run("python", "-c", program, cwd="/", timeout=300)
-    assert "norm True mean [0.5, 0.5, 0.5]" in stock.out, stock.out[-2000:]

@@ -30,7 +30,7 @@ SETTINGS |= dict(duplicates="merge", crop_scale=0.8, save_every=2, log_every=1, 
 TOTAL = 6  # steps
 # Where a run dies, at or after a step, before it is started again: (rank, place, step), by ranks and workers
 KILLS = {
-    1: {0: [(0, "time", 1), (0, "writing", 2), (0, "moving", 4), (0, "release", 6)], 2: [(0, "logging", 2)]},
+    1: {0: [(0, "logging", 2), (0, "writing", 2), (0, "moving", 4), (0, "release", 6)]},
     2: {2: [(1, "gradient", 2), (0, "written", 3), (1, "time", 5)]},
 }
 

@@ -238,7 +238,7 @@ _THREADS = min(8, os.cpu_count() or 1)
 
 
 def _encoded(towers, images, users, options, bar, tokens=False):
-    "Unit vectors, or visual tokens, of images; the next batch is decoded while this one is encoded"
+    "Unit vectors and, if wanted, visual tokens of images; the next batch is decoded while this one is encoded"
 
     def decode(some):
         return [_of_image(lambda image: towers.preprocess(open_image(image)), image, users) for image in some]
@@ -254,16 +254,17 @@ def _encoded(towers, images, users, options, bar, tokens=False):
             ready, waiting = waiting, submit(following)
             pixels = torch.stack([image for task in ready for image in task.result()])
             with options.autocast(place.device):
-                vectors, patches = encode_images(towers.model, pixels.to(place), tokens=tokens)
-                done.append(F.normalize((patches if tokens else vectors).float(), dim=-1).cpu())
+                made = encode_images(towers.model, pixels.to(place), tokens=tokens)
+                done.append([F.normalize(x.float(), dim=-1).cpu() for x in made if x is not None])
             bar.update(len(pixels))
-    return torch.cat(done)
+    return [torch.cat(parts) for parts in zip(*done)]
 
 
 def embed_images(
     towers,  # Towers: model and preprocess
     images: list[ImageRef],  # N images; repeats allowed
     users: dict | None = None,  # image → who asks for it, for messages
+    known: dict[ImageRef, Tensor] | None = None,  # image → its (D,), of those that are embedded already
     **how,  # fields of `EmbedOptions`
 ) -> Tensor:  # (N,D) float32, unit, on the CPU
     "Embed images, each distinct one once; raise `UserError` with the name of one that cannot be read"
@@ -274,7 +275,12 @@ def embed_images(
     options = EmbedOptions(**how)
 
     def encode(wanted, bar):
-        return _encoded(towers, [images[i] for i in wanted], users, options, bar)
+        rows = {i: known[images[i]] for i in wanted if images[i] in known} if known else {}
+        new = [i for i in wanted if i not in rows]
+        bar.update(len(rows))
+        if new:
+            rows.update(zip(new, _encoded(towers, [images[i] for i in new], users, options, bar)[0]))
+        return [rows[i] for i in wanted]
 
     return _rows_of(towers, "image", digests, encode, options)
 
@@ -284,8 +290,8 @@ def embed_tokens(
     images: list[ImageRef],  # N images, all different
     users: dict | None = None,  # image → who asks for it, for messages
     **how,  # fields of `EmbedOptions`; no cache keeps tokens
-) -> Tensor:  # (N,M,D) float32, unit, on the CPU
-    "The visual tokens of images in the joint space; raise `UserError` for one that cannot be read"
+) -> list[Tensor]:  # (N,D), (N,M,D) float32, unit, on the CPU
+    "Images and their visual tokens in the joint space, by one pass; raise `UserError` for one that cannot be read"
     options = EmbedOptions(**how)
     with evaluating(towers.model), options.bar(len(images), "images' tokens") as bar:
         return _encoded(towers, images, users, options, bar, tokens=True)

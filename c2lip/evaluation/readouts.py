@@ -55,18 +55,17 @@ class Reading:
         self,
         towers,  # Towers: model, tokenizer, preprocess
         images: dict,  # all that will be scored → who asks for each
-        scorer: Scorer,  # of v·t
         cache="auto",  # folder of embeddings, for the phrases; None: none are kept
         **how,  # further fields of `EmbedOptions`
     ):
-        first = embed_tokens(towers, list(images)[:1], progress=False)
+        _, first = embed_tokens(towers, list(images)[:1], progress=False)
         size = 4 * first.numel() * len(images)
         if size > _MEMORY:
             raise UserError(
                 f"the visual tokens of {len(images):,} images take {size / 1e9:.0f} GB; ask for fewer suites"
             )
-        self.scorer, self.row = scorer, {name: i for i, name in enumerate(images)}
-        self.tokens = embed_tokens(towers, list(images), images, **how)
+        self.row = {name: i for i, name in enumerate(images)}
+        self.vectors, self.tokens = embed_tokens(towers, list(images), images, **how)  # (N,D), (N,M,D)
         self.towers, self.how = towers, {"cache": cache, **how}
         self.number: dict[str, int] = {}  # phrase → row of `concepts`
         self.concepts = first.new_empty(0, first.shape[-1])  # (U,D) unit
@@ -110,14 +109,14 @@ class Reading:
         pair, back = (image * len(self.concepts) + phrase).unique(return_inverse=True)  # each once, by image
         image, phrase = pair // len(self.concepts), pair % len(self.concepts)
         if readout.of == "pooled":
-            names = list(self.row)
-            x = similarity(self.scorer.image([names[i] for i in image.tolist()]), self.concepts[phrase])
+            x = similarity(self.vectors[image], self.concepts[phrase])
         else:
             x = self._cosines(*image.unique_consecutive(return_counts=True), phrase, readout)
         return torch.zeros(len(n)).index_add(0, torch.arange(len(n)).repeat_interleave(n), x[back]) / n
 
     def score(
         self,
+        scorer: Scorer,  # of v·t
         readout: Readout | list,  # or its fields in order
     ) -> Scorer:
         "The scorer of a readout; raise `UserError` for one that there is not"
@@ -131,4 +130,4 @@ class Reading:
             wanted = f"a mixture from 0 to 1, a scale from 0, and one of {', '.join(_KINDS)}"
             raise UserError(f"a readout has {wanted}; not {', '.join(map(str, readout))}")
         phrases = partial(self._mean_over_phrases, chosen) if chosen.mixture else None
-        return replace(self.scorer, phrases=phrases, share=chosen.mixture)
+        return replace(scorer, phrases=phrases, share=chosen.mixture)

@@ -94,6 +94,7 @@ def _rows_by_name(rows, names):
 def embed_suites(
     towers,  # Towers: model, tokenizer, preprocess
     suites: dict[str, Suite],  # what `read_folder` gave
+    known: dict | None = None,  # image → its embedding (D,), where there is one
     **how,  # fields of `EmbedOptions`; embeddings are kept in the usual folder unless cache says otherwise
 ) -> Scorer:
     "Embed every image and every text once; raise `UserError` with the first image that is missing"
@@ -102,7 +103,7 @@ def embed_suites(
         images = suite.images | images
     texts = list(dict.fromkeys(text for suite in suites.values() for text in suite.texts))
     how = {"cache": "auto"} | how
-    v = embed_images(towers, list(images), images, **how) if images else None
+    v = embed_images(towers, list(images), images, known, **how) if images else None
     t = embed_texts(towers, texts, **how) if texts else None  # a linear probe has none
     image, text = _rows_by_name(v, images), _rows_by_name(t, texts)
     return Scorer(image, text, towers)
@@ -122,22 +123,26 @@ def tabulate(measured: Iterable) -> pd.DataFrame:  # columns suite, name, value 
     return pd.DataFrame(rows, columns=["suite", *Score._fields])
 
 
-def _measure_readouts(towers, suites, scorer, readouts, how):
-    "The rows of every suite that takes a readout, by each of them, as NAME/SUITE"
-    suites = {name: suite for name, suite in suites.items() if suite.any_score and suite.images}
+def _reading(towers, suites, readouts, how):
+    "What phrases read from the images of every suite that takes a readout; None where there is nothing to read"
     images: dict[ImageRef, str] = {}
     for suite in suites.values():
         images = suite.images | images
     if not images or not readouts:
-        return
+        return None
     try:
-        reading = Reading(towers, images, scorer, **how)
+        reading = Reading(towers, images, **how)
     except UserError as e:
         print(f"no {' or '.join(readouts)}: {str(e).split(';')[0]}")
-        return
+        return None
     reading.read([text for suite in suites.values() for text in suite.texts])
+    return reading
+
+
+def _measure_readouts(suites, scorer, reading, readouts):
+    "The rows of every suite that takes a readout, by each of them, as NAME/SUITE"
     for prefix, readout in readouts.items():
-        for suite, row, hits in measure(suites, reading.score(readout)):
+        for suite, row, hits in measure(suites, reading.score(scorer, readout)):
             yield f"{prefix}/{suite}", row, hits
 
 
@@ -153,9 +158,13 @@ def evaluate(
 ) -> pd.DataFrame:  # columns suite, name, value (percent), se, n, ties, nan
     "The rows of v·t, then as NAME/SUITE those of every readout: all embedded once, every comparison strict"
     found = read_folder(folder, suites, images, ks)
-    scorer = embed_suites(towers, found, **how)
     readouts = {"mixture": own_readout(towers)} if readouts is None else readouts
-    measured = [*measure(found, scorer), *_measure_readouts(towers, found, scorer, readouts, how)]
+    read = {name: suite for name, suite in found.items() if suite.any_score and suite.images}
+    reading = _reading(towers, read, readouts, how)
+    scorer = embed_suites(towers, found, reading and dict(zip(reading.row, reading.vectors)), **how)
+    measured = list(measure(found, scorer))
+    if reading:
+        measured += _measure_readouts(read, scorer, reading, readouts)
     if hits is not None:
         hits.update({(suite, name): h for suite, name, h in measured})
     return tabulate(measured)

@@ -233,7 +233,7 @@ def write_benchmark(
     split: str = "test",  # test, or validation for every choice made along the way
     images: int = 1000,  # seen scenes, for retrieval and for the items
     items: int = 300,  # items of a subset; the held-out half has as many images, 20 at least; a third for localisation
-    single: int = 480,  # images of one object, for zero-shot
+    single: int = 0,  # images of one object, for zero-shot; 0: 16 for each of the items, 480 at most
     size: int = GRID,  # pixels of a side
 ) -> Path:  # the folder
     "Write the benchmark as images and JSON; `UserError` where the images are too few for the items"
@@ -247,7 +247,7 @@ def write_benchmark(
     used = _write_half(folder / "heldout", held_out, items, split, held_out=True)
     for name, scene in [*seen, *(row for row in held_out if row[0] in used)]:
         save_scene(scene, folder / "images" / name, size)
-    _write_zero_shot(folder, split, single, size)
+    _write_zero_shot(folder, split, single or min(16 * items, 480), size)
     write_size_and_place(folder, min(items, images), split)
     write_localisation(folder, max(1, items // 3), split, size)
     return folder
