@@ -85,8 +85,8 @@ def _check_names(settings):
     models += open_clip_models()
     given = {name: value if isinstance(value, list) else [value] for name, value in settings.items() if value}
     for method in map(str, [*given.get("method", []), *given.get("methods", [])]):
-        own = method.isidentifier() and importlib.util.find_spec(f"c2lip.methods.{method}")
-        if method not in methods and not own:
+        known = method in methods  # finding another one imports torch
+        if not known and not (method.isidentifier() and importlib.util.find_spec(f"c2lip.methods.{method}")):
             names = did_you_mean(method, methods)
             raise UserError(f"there is no method {method!r}{names}; there are {', '.join(methods)}")
     chosen = [re.sub("^[^/=]*=", "", str(model)) for model in given.get("models", [])]
