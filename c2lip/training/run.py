@@ -259,8 +259,8 @@ def _exit_as_rank(error):
     "Print the error with this rank's number and leave at once: an orderly end would wait for ranks that wait for it"
     text = f"UserError: {error}" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
     sys.stdout.flush()
-    lines = (f"[rank {os.environ['RANK']}] {line}" for line in text.splitlines())
-    print(*lines, sep="\n", file=sys.stderr, flush=True)
+    lines = (f"[rank {os.environ['RANK']}] {line}\n" for line in text.splitlines())
+    print("".join(lines), end="", file=sys.stderr, flush=True)  # one write: another rank's lines stay apart
     os._exit(1)
 
 # %% ../../nbs/8_release/04_run.ipynb #690f8752
