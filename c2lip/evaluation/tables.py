@@ -133,7 +133,7 @@ def _as_text(table, width=80):
         frame = frame.iloc[:, [k for k, column in enumerate(table.columns) if column not in _COUNTS]]
     text = frame.to_string(sparsify=False, line_width=width - 2)
     lines = [*textwrap.wrap(table.caption, width), *(line.rstrip(" \\") for line in text.splitlines())]
-    return "\n".join(filter(None, [*lines, "* the highest of its row" if bold else ""]))
+    return "\n".join(filter(None, [*lines, "* the best of those compared" if bold else ""]))
 
 
 def markdown_table(head: Iterable, rows: Iterable) -> str:
