@@ -160,6 +160,8 @@ def test_a_folder_of_the_users_own_is_no_run_dir(tmp_path):
     for name in ("README.md", "settings.ini"):
         line = ["papermill", str(ROOT / "nbs" / "train.ipynb"), name]
         refused(partial(complete_line, line), f"{name} is no place for the executed notebook")
+    call = partial(check_run, ROOT / "nbs" / "train.ipynb", {"run_dir": str(tmp_path), "data": str(tmp_path)})
+    refused(call, "holds the data", "another run_dir")
     for left in ("checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl"):
         (tmp_path / left).write_text("")
         for launcher in ("compare", "ablation", "prepare"):
@@ -345,6 +347,9 @@ def test_two_tables_are_two(tmp_path):
     records = open_data(list(map(str, files)), skips=skips, index_folder=tmp_path / "cache")
     assert len({r.key for r in records}) == len(records) == 29 and skips.unread == {"row of several lines": 2}
     assert skips.counts == {"empty caption": 2, "missing file": 1} and skips.seen == 32
+    for name in ("c.tar", "c.parquet"):
+        (tmp_path / name).write_bytes(b"")
+    refused(lambda: find_source(tmp_path), "name those that count")
     (tmp_path / "a" / "i0.txt").write_text("a mug")
     refused(lambda: find_source(tmp_path / "a"), "texts beside them")
 

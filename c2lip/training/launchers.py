@@ -149,6 +149,8 @@ def check_run_dir(folder: Path, name: str, settings: dict):  # existing or not; 
     if others:
         holds = f"{folder} holds the run of another launcher than {name} (its params.json has {', '.join(others[:3])})"
         raise UserError(f"{holds}, which is not overwritten: take another run_dir, or delete that folder if it may go")
+    if settings.get("data") and (project_root() / user_path(settings["data"])).resolve() == folder.resolve():
+        raise UserError(f"{folder} holds the data: take another run_dir")
     if not settings.get("resume"):
         left = [file for file in files.RUN_FILES if file not in ("params.json", "table.csv") or name not in _GOES_ON]
         check_free(folder, left, resumable="resume" in settings)
