@@ -42,7 +42,7 @@ assert Path(sitecustomize.__file__).parent == OFFLINE or not hasattr(sitecustomi
 SPREAD = {f"test_{name}" for name in "cluster fuzz gates launch notebooks own_images prepare resume site".split()}
 # The longest go first, tests or whole modules, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    "test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits "
+    "walkthrough test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits "
     "test_data test_train_on_photographs test_recipes test_launchers test_same_bytes_under_ray test_cluster "
     "test_prepare".split()
 )
@@ -102,9 +102,8 @@ def on_ranks(work, folder, ranks, *more):
 
 
 def _place(item):
-    "Where a test stands in LONGEST, by its own name or else by its module's"
-    names = getattr(item, "originalname", item.name), item.path.stem
-    return next((LONGEST.index(name) for name in names if name in LONGEST), len(LONGEST))
+    "Where a test stands in LONGEST, by its own name or its module's"
+    return next((place for place, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,7 @@
 """Several processes or machines train what one does; the end of one is the end of all, with its reason."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -88,11 +89,11 @@ def test_a_killed_rank_ends_the_run_and_is_named(own, tmp_path, capfd):
 
 
 def test_a_killed_kernel_takes_its_ranks_along(own, tmp_path):
-    settings = {**LONG, "data": str(own), "gpus": 2}
-    line = f"from c2lip.training.run import train; train({settings}, {str(tmp_path)!r})"
-    with subprocess.Popen([sys.executable, "-c", line], cwd=ROOT, stdout=subprocess.DEVNULL) as kernel:
-        wait_for(lambda: steps(tmp_path))
-        kernel.kill()
+    forked = multiprocessing.get_context("forkserver")  # it has imported the library (conftest)
+    kernel = forked.Process(target=train, args=({**LONG, "data": str(own), "gpus": 2}, tmp_path))
+    kernel.start()
+    wait_for(lambda: steps(tmp_path))
+    kernel.kill()
     wait_for(lambda: not ranks(tmp_path), 20)
 
 

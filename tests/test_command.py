@@ -86,8 +86,8 @@ def test_runs_elsewhere(tmp_path, monkeypatch, capsys):
     "In a folder that is no clone, relative folders start there"
     (tmp_path / "mine" / "empty").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    for words, code, message in ((["mine"], 0, "empty"), ([], 0, "no runs yet"), (["minne"], 2, "there is no folder")):
-        assert main(["runs", *words]) == code
+    for word, code, message in (("mine", 0, "empty"), ("mine/empty", 0, "no runs yet"), ("minne", 2, "is no folder")):
+        assert main(["runs", word]) == code
         shown = capsys.readouterr()
         assert message in shown.out + shown.err
 

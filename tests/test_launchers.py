@@ -68,11 +68,3 @@ def test_a_refused_call_leaves_a_finished_run_as_it_was(trained, run):
     done = run("papermill", "nbs/train.ipynb", *given, "-p", "resume", "True")  # seen in the kernel
     assert done.returncode == 2 and "cannot go on" in done.out, done.out[-3000:]
     assert state() == before | {trained[0] / "checkpoint.pt": b"damaged"}
-
-
-def test_the_walkthrough_with_four_ranks(run, tmp_path):
-    "Shards and captions of CC3M's form, only not downloaded: prepared, trained by four ranks, resumed, released"
-    words = "-p", "gpus", "4", "-p", "run_dir", tmp_path / "dry"
-    done = run("papermill", "nbs/walkthrough.ipynb", *words, timeout=500)
-    assert done.returncode == 0 and "the same weights, bit for bit" in done.out, done.out[-6000:]
-    assert read_json(tmp_path / "dry" / "train" / "ranks.json")["gpus"] == 4

@@ -7,8 +7,13 @@ import tarfile
 import zipfile
 from importlib.util import find_spec
 
+import pandas as pd
 import pytest
 from conftest import ROOT
+
+from c2lip.core.files import read_json
+from c2lip.evaluation.suites import benchmark_folder, evaluate
+from c2lip.towers import load
 
 LITTER = (".git", ".venv", ".*_cache", "runs", "_proc", "_docs", "build", "dist", "*.egg-info", "__pycache__", "cache")
 pytestmark = pytest.mark.skipif(
@@ -64,7 +69,7 @@ from c2lip.towers import load
 assert "site-packages" in c2lip.__file__, c2lip.__file__
 assert project_root() == Path.cwd() and "site-packages" in str(shipped("recipes"))
 print([phrase.text for phrase in noun_phrases("A red mug stands on the wooden table.")])
-load("base"), benchmark_folder(items=6, images=30)
+load("base"), benchmark_folder(items=2, images=20)
 assert len(read_published()) > 1000 and read_concreteness()
 assert cache_folder().is_dir() and "caches" in str(cache_folder())
 assert not list(Path.cwd().iterdir()), "nothing is written where the user stands"
@@ -87,7 +92,27 @@ def test_the_library_works_anywhere(distributions, tmp_path, run):
     done = run(sys.executable, "-c", command, "prepare", "captions.csv", "out", cwd=here, env=env)
     assert done.returncode == 0 and "1 captions, 2 phrases" in done.out, done.out
     assert {"captions.csv", "out", "record.json"} == {path.name for path in here.iterdir()}
-    words = "evaluate -p items 6 -p bench_images 30 -p suites sugarcrepe -p run_dir mine".split()
+    words = "evaluate -p models base,again=base -p items 2 -p bench_images 20 -p suites sugarcrepe,zeroshot".split()
+    words += ["-p", "split", "validation", "-p", "run_dir", "mine"]
     done = run(sys.executable, "-c", command, *words, cwd=here, env=env, timeout=300)
-    assert done.returncode == 0 and "everything is in mine" in done.out, done.out
-    assert {"table.csv", "evaluate.ipynb"} <= set(os.listdir(here / "mine")) and not (here / "data").exists()
+    assert done.returncode == 0 and "everything is in mine" in done.out and not (here / "data").exists(), done.out
+    assert all(text in done.out for text in ("SugarCrepe", "mixture", "c2lip list suites says where")), done.out
+    assert not any(text in done.out for text in ("Published", "Unable to parse", "unknown parameter")), done.out
+    check_evaluation(here / "mine")
+
+
+def check_evaluation(folder):
+    "The rows that `evaluate` gives, and every paper's table that has one of them"
+    assert "Published" in (folder / "evaluate.ipynb").read_text()
+    tables = ["table", *(f"c2lip_table_{n}" for n in ("2", "3", "5", "a3")), "macco_main_results", "the_embedded_world"]
+    files = {f"{name}.{kind}" for name in tables for kind in ("html", "md", "tex")}
+    assert {p.name for p in folder.iterdir()} >= files | {"table.csv", "changes_again.png", "evaluate.ipynb"}
+    world = benchmark_folder("world", "validation", items=2, images=20)
+    mine = evaluate(load("base"), world, ["sugarcrepe", "zeroshot"], progress=False)
+    frame = pd.read_csv(folder / "table.csv")
+    for m in ("base", "again"):
+        part = frame[(frame.model == m) & frame.against.isna()]
+        assert part.value.tolist() == pytest.approx(mine.value.tolist()) and part.n.tolist() == mine.n.tolist()
+    changes = frame[frame.against == "base"]
+    assert len(changes) == len(mine) and (changes[["value", "se"]] == 0).all().all()
+    assert read_json(folder / "params.json")["models"] == ["base", "again=base"]

@@ -190,11 +190,17 @@ def test_prepare_follows_a_recipe_and_training_warns(tmp_path, capsys):
 
 
 def test_the_paper_s_recipe_runs_by_its_papermill_line(shards, tmp_path, run):
-    given = TINY | {"data": f"{shards}/cc3m-train-{{0000..0002}}.tar", "run_dir": tmp_path / "run", "accumulate": 2}
+    given = TINY | {
+        "data": f"{shards}/cc3m-train-{{0000..0002}}.tar",
+        "run_dir": tmp_path / "run",
+        "accumulate": 2,
+        "hold_back": 0,
+    }
     words = [word for name, value in given.items() for word in ("-p", name, str(value))]
     done = run("papermill", "nbs/train.ipynb", "-f", "data/recipes/cc3m_c2lip.yaml", *words)
-    assert done.returncode == 0, done.out
+    assert done.returncode == 0 and "no table: fewer than two images are held back" in done.out, done.out
     assert (tmp_path / "run" / "model" / "open_clip_model.safetensors").exists() and "zero" not in done.out
+    assert (tmp_path / "run" / "attention.png").stat().st_size > 5000
     rows = read_log(tmp_path / "run")
     assert {"contrastive", "npc", "xac", "skipped"} <= set(rows[-1]) and rows[-1]["skipped"] == 0
 

@@ -1,6 +1,5 @@
 """Tables: the launcher, the papers' layouts, the published figures, statistics."""
 
-import json
 import os
 import re
 from collections import Counter
@@ -14,10 +13,9 @@ import torch
 from c2lip.evaluation.published import layout_table, layouts, published, read_published, with_means
 from c2lip.evaluation.records import read_record, results_frame
 from c2lip.evaluation.scores import Hits, change_of_items, mean_of
-from c2lip.evaluation.suites import benchmark_folder, evaluate, tabulate
+from c2lip.evaluation.suites import tabulate
 from c2lip.evaluation.tables import frame_table, pick_rows, render, row_list, write_forms
 from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
-from c2lip.towers import load
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
 PAPER = Path(os.environ.get("C2LIP_PAPER", Path(__file__).parents[2] / "shared" / "papers" / "c2lip_paper.txt"))
@@ -43,31 +41,6 @@ def three():
     made = {m: drawn(p) for m, p in (("base", 0.6), ("plain", 0.62), ("full & final_50%", 0.7))}
     hits = {m: h for m, (_, h) in made.items()}
     return with_means(results_frame({m: t for m, (t, _) in made.items()}, hits)), hits
-
-
-def test_launcher(run, tmp_path):
-    "papermill leaves the rows that `evaluate` gives and every paper's table that has one of them"
-    words = "-p models base,again=base -p items 6 -p bench_images 30 -p suites sugarcrepe,zeroshot".split()
-    words += ["-p", "split", "validation"]
-    done = run("papermill", "nbs/evaluate.ipynb", *words, "-p", "run_dir", tmp_path / "a")
-    assert done.returncode == 0, done.out
-    wanted = ("SugarCrepe", "mixture", "c2lip list suites says where")
-    assert all(text in done.out for text in wanted) and "Published" not in done.out
-    assert "Published" in (tmp_path / "a" / "evaluate.ipynb").read_text()
-    assert "Unable to parse" not in done.out and "unknown parameter" not in done.out
-    tables = ["table", *(f"c2lip_table_{n}" for n in ("2", "3", "5", "a3")), "macco_main_results", "the_embedded_world"]
-    files = {f"{name}.{kind}" for name in tables for kind in ("html", "md", "tex")}
-    files |= {"params.json", "table.csv", "changes_again.png", "evaluate.ipynb"}
-    assert {p.name for p in (tmp_path / "a").iterdir()} >= files
-    folder = benchmark_folder("world", "validation", items=6, images=30)
-    mine = evaluate(load("base"), folder, ["sugarcrepe", "zeroshot"], progress=False)
-    frame = pd.read_csv(tmp_path / "a" / "table.csv")
-    for m in ("base", "again"):
-        part = frame[(frame.model == m) & frame.against.isna()]
-        assert part.value.tolist() == pytest.approx(mine.value.tolist()) and part.n.tolist() == mine.n.tolist()
-    changes = frame[frame.against == "base"]
-    assert len(changes) == len(mine) and (changes[["value", "se"]] == 0).all().all()
-    assert json.loads((tmp_path / "a" / "params.json").read_text())["models"] == ["base", "again=base"]
 
 
 def test_tables_fit_a_terminal(three):
