@@ -69,7 +69,7 @@ from c2lip.towers import load
 assert "site-packages" in c2lip.__file__, c2lip.__file__
 assert project_root() == Path.cwd() and "site-packages" in str(shipped("recipes"))
 print([phrase.text for phrase in noun_phrases("A red mug stands on the wooden table.")])
-load("base"), benchmark_folder(items=2, images=20)
+load("base"), benchmark_folder("world", "validation", items=2, images=20)
 assert len(read_published()) > 1000 and read_concreteness()
 assert cache_folder().is_dir() and "caches" in str(cache_folder())
 assert not list(Path.cwd().iterdir()), "nothing is written where the user stands"

@@ -1,6 +1,6 @@
 """Killed with SIGKILL at any moment and started again with the same settings, a run is bit-identical.
 
-One process of its own imports the library once and forks every run, since a kill costs a start."""
+One process, forked from one that has imported the library (conftest), forks every run."""
 
 import gc
 import hashlib
@@ -150,12 +150,18 @@ def main(ranks):
     gc.unfreeze()  # or libraries complain of leaks as this process ends
 
 
-def test_killed_runs_end_in_the_same_bits(run):
-    done = run(sys.executable, __file__, timeout=500)
-    assert done.returncode == 0, done.out[-4000:]
-    assert sum(map(int, re.findall("kills: (.*)", done.out))) >= 6, done.out
-
-
-if __name__ == "__main__":
+def one_and_two(log):
+    multiprocessing.set_start_method(None, force=True)  # the platform's own, not that of this process
+    sys.stdout = sys.stderr = open(log, "w")  # noqa: SIM115 (as long as the process)
     main(1)
     main(2)
+    sys.stdout.flush()
+
+
+def test_killed_runs_end_in_the_same_bits(tmp_path):
+    process = multiprocessing.get_context("forkserver").Process(target=one_and_two, args=(tmp_path / "log",))
+    process.start()
+    process.join(500)
+    process.kill()
+    said = (tmp_path / "log").read_text()
+    assert process.exitcode == 0 and sum(map(int, re.findall("kills: (.*)", said))) >= 6, said[-4000:]
