@@ -43,7 +43,7 @@ SPREAD = {f"test_{name}" for name in "cluster fuzz gates launch notebooks own_im
 # The longest go first, tests or whole modules, so that no worker is left alone with one of them at the end.
 LONGEST = (
     "walkthrough test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits "
-    "test_data test_train_on_photographs test_recipes test_launchers test_same_bytes_under_ray test_cluster "
+    "test_data test_own_images test_recipes test_launchers test_same_bytes_under_ray test_cluster "
     "test_prepare".split()
 )
 # Made of tests that take well under a second each.

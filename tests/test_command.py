@@ -90,6 +90,13 @@ def test_runs_elsewhere(tmp_path, monkeypatch, capsys):
         assert main(["runs", word]) == code
         shown = capsys.readouterr()
         assert message in shown.out + shown.err
+    (tmp_path / "mine" / "train-20261120-101500").mkdir()
+    settings = '{"method": "concrete_jungle", "data": "/a/folder/of/many/images/of/mine"}'
+    (tmp_path / "mine" / "train-20261120-101500" / "params.json").write_text(settings)
+    monkeypatch.setattr("c2lip.dev.command._room", lambda: 80)
+    main(["runs", "mine"])
+    shown = capsys.readouterr().out
+    assert "concrete_jungle" in shown and max(map(len, shown.splitlines())) <= 80
 
 
 def test_ctrl_c(tmp_path):

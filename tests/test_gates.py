@@ -227,6 +227,7 @@ def test_budgets():
 def test_commands_of_the_readme():
     "Every command that README.md shows is one that works: make's targets, papermill's parameters, c2lip's commands"
     text = (ROOT / "README.md").read_text(encoding="utf8")
+    assert not [p.name for p in LAUNCHERS if f"](nbs/{p.name})" not in text]
     blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
     commands = [line for block in blocks for line in block.splitlines() if line.strip()]
     assert {"make train", "make test"} <= set(commands)
@@ -242,11 +243,6 @@ def test_commands_of_the_readme():
             with pytest.raises(SystemExit) as ended:
                 main([words[0], "--help"])
             assert ended.value.code == 0, command
-
-
-def test_readme_lists_every_launcher():
-    text = (ROOT / "README.md").read_text(encoding="utf8")
-    assert not [p.name for p in LAUNCHERS if f"](nbs/{p.name})" not in text]
 
 
 # ---- the package

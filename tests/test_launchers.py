@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from conftest import ROOT
 
+from c2lip.core import UserError
 from c2lip.core.files import read_json, read_yaml, shipped
+from c2lip.dev.launch import check_run
 from c2lip.training.launchers import launcher_settings
 from c2lip.training.log import read_log
 from c2lip.training.run import train
@@ -50,6 +53,12 @@ def test_bad_input_is_one_clear_line(run, tmp_path):
     done = run("papermill", "nbs/train.ipynb", *words, "ViT-B-61-SigLIP")
     assert done.returncode == 2 and done.out.count("\n") == 1 and "ViT-B-16-SigLIP" in done.out, done.out[-3000:]
     assert not (tmp_path / "run").exists()
+    for given, message in (
+        ({"model": "ViT-B-16-SigLIP:webly"}, "no weights 'webly'; it has .*webli"),
+        ({"batch_size": 30, "gpus": 4}, "30 is not a multiple of gpus × accumulate, 4"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_run(ROOT / "nbs" / "train.ipynb", given)
 
 
 def test_a_refused_call_leaves_a_finished_run_as_it_was(trained, run):

@@ -12,8 +12,7 @@ from c2lip.base import BASE_CONFIG, new_towers
 from c2lip.core.files import project_root, read_json
 from c2lip.release import save
 from c2lip.towers.folders import base_folder
-from c2lip.training.log import read_log
-from c2lip.training.run import train, trained_images
+from c2lip.training.run import trained_images
 
 PHOTOGRAPHS = {  # photographs that come inside scikit-image and scikit-learn, with captions written for this test
     "astronaut": (
@@ -33,12 +32,6 @@ def read_photograph(name):
 
     image = load_sample_image(f"{name}.jpg") if name in ("china", "flower") else getattr(skimage.data, name)()
     return Image.fromarray(np.asarray(image)[..., :3])
-
-
-@pytest.fixture(scope="module")
-def my_photos(tmp_path_factory):
-    rows = [(f"{name}.jpg", read_photograph(name), dict(caption=caption)) for name, caption in PHOTOGRAPHS.items()]
-    return write_captioned(tmp_path_factory.mktemp("my_photos"), rows)
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +73,3 @@ def test_the_readme_s_own_data_command(many_photos, small_checkpoint, tmp_path, 
     assert trained_images(str(tmp_path / "run"), str(many_photos))[1] == 90
     assert trained_images(str(tmp_path / "run"), "world") == (0, 0)
     assert '"validation/R@1"' in (tmp_path / "run" / "metrics.jsonl").read_text()
-
-
-def test_train_on_photographs(my_photos, small_checkpoint, tmp_path, capsys):
-    "Six photographs, one step"
-    settings = {"data": str(my_photos), "model": str(small_checkpoint), "hold_back": 0, "batch_size": 2, "epochs": 0.34}
-    train(settings | {"concepts": "pool"}, tmp_path)
-    assert "warning: base has seen" not in capsys.readouterr().out
-    rows = read_log(tmp_path)
-    assert rows[-1]["step"] == 1 and rows[-1]["lr"] <= 1e-5 and {"contrastive", "npc", "xac"} <= set(rows[-1])

@@ -163,3 +163,12 @@ def test_a_folders_own_images(tmp_path):
     (folder / "open_clip_model.safetensors").unlink()
     with pytest.raises(UserError, match="no weights"):
         load(folder, check=False)
+
+
+def test_an_absent_hub_is_asked_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr("c2lip.towers.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("c2lip.towers.get_session", lambda: asked.append(1) or 1 / 0)
+    with pytest.raises(UserError, match="the hub does not answer"):
+        load("hf-hub:somebody/model")
+    assert len(asked) == 1

@@ -219,11 +219,12 @@ def test_own_images_and_a_folder_validate_a_run_and_an_alarm_is_printed(tmp_path
         train({**settings, "validation": validation}, tmp_path / name)
         first = read_log(tmp_path / name)[0]
         assert ("validation/zero-shot" in first, "validation/R@1" in first) == (name == "folder", name == "own")
-    falling = iter(range(100, 0, -3))
-    monkeypatch.setattr("c2lip.training.fit._summary", lambda table: {"zero-shot": float(next(falling))})
-    (tmp_path / "alarm").mkdir()
-    train({**settings, "epochs": 2}, tmp_path / "alarm")
-    assert "ALARM: zero-shot has fallen 6.0 points" in capsys.readouterr().out
+    for n, message in ((1e6, "ALARM: zero-shot has fallen 6.0 points"), (4.0, "4 items are too few to tell")):
+        falling = iter([{"items": n, "zero-shot": float(value)} for value in range(100, 0, -3)])
+        monkeypatch.setattr("c2lip.training.fit._summary", lambda table, falling=falling: next(falling))
+        (tmp_path / str(n)).mkdir()
+        train({**settings, "epochs": 2}, tmp_path / str(n))
+        assert capsys.readouterr().out.count(message) == 1
 
 
 def test_two_runs_do_not_write_into_one_folder(samples, tmp_path, monkeypatch):
