@@ -25,7 +25,8 @@ $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
 	  echo "c2lip: making $(VENV) with `$$py --version`"; $$py -m venv $(VENV); \
 	fi
 	@echo "c2lip: installing the packages of constraints.txt into $(VENV) (about 6 GB, some minutes)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]' \
+	  --config-settings editable_mode=compat # or a script beside a clone called c2lip imports that folder
 	@touch $@
 
 train: $(STAMP)   ## the main job, nbs/train.ipynb (ARGS="-p epochs 2" adds)

@@ -283,11 +283,13 @@ def test_every_import_is_required():
     assert not missing, f"not required in settings.ini: {sorted(missing)}"
 
 
-def test_library_starts_light(run):
+def test_library_starts_light(run, tmp_path):
     "papermill loads c2lip.dev.launch at each of its starts, in whatever project"
     heavy = {"torch", "numpy", "pandas", "papermill", "IPython", "yaml"}
     code = f"import sys, c2lip.dev.launch; print(*{{m.split('.')[0] for m in sys.modules}} & {heavy})"
     assert run(sys.executable, "-c", code).out.strip() == ""
+    (tmp_path / "c2lip").symlink_to(ROOT)  # a script beside the clone imports the package, not the folder
+    assert run(sys.executable, "-c", "import c2lip; print(c2lip.__version__)", cwd=tmp_path).out[0] == "0"
 
 
 def test_missing_python_is_said_clearly(tmp_path, run):
