@@ -23,7 +23,7 @@ from c2lip.attention.explorer import Explorer
 from c2lip.base import new_towers
 from c2lip.concepts import canonical_caption, load_pipeline
 from c2lip.core import UserError
-from c2lip.core.files import run_folder, shipped
+from c2lip.core.files import parse_yaml, run_folder, shipped
 from c2lip.data.images import BadImage, open_image
 from c2lip.data.prepare import prepare
 from c2lip.data.records import Skips
@@ -359,6 +359,8 @@ def test_what_is_small_and_unpacks_without_end(tmp_path):
     assert canonical_caption("&" + "amp;" * 10**6 + "lt;")
     pd.DataFrame({"image": ["i0.png"] * 10**6, "caption": "a red mug"}).to_parquet(tmp_path / "t.parquet")
     refused(lambda: read(tmp_path / "t.parquet", tmp_path), "1,000,000 rows", "repeat each other")
+    levels = (f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 9))
+    refused(lambda: parse_yaml("\n".join(["a0: &a0 {k: 1}", *levels]), "recipe.yaml"), "more than 10,000 entries")
 
 
 def counted(shards):
