@@ -190,12 +190,8 @@ def test_prepare_follows_a_recipe_and_training_warns(tmp_path, capsys):
 
 
 def test_the_paper_s_recipe_runs_by_its_papermill_line(shards, tmp_path, run):
-    given = TINY | {
-        "data": f"{shards}/cc3m-train-{{0000..0002}}.tar",
-        "run_dir": tmp_path / "run",
-        "accumulate": 2,
-        "hold_back": 0,
-    }
+    given = TINY | {"data": f"{shards}/cc3m-train-{{0000..0002}}.tar", "run_dir": tmp_path / "run"}
+    given |= dict(accumulate=2, hold_back=0)
     words = [word for name, value in given.items() for word in ("-p", name, str(value))]
     done = run("papermill", "nbs/train.ipynb", "-f", "data/recipes/cc3m_c2lip.yaml", *words)
     assert done.returncode == 0 and "no table: fewer than two images are held back" in done.out, done.out
