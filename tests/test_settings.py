@@ -64,9 +64,9 @@ def test_small_runs_hold_known_names_and_allowed_values():
 def another(name, setting):
     "A value that the setting allows and that is not its default"
     default = setting.default
-    if setting.kind in ("bool", "dict", "str"):
+    if setting.kind in ("bool", "dict", "str", "Regex"):
         words = [word for word in setting.words or (f"{default}x",) if word != default]
-        return {"bool": not default, "dict": {"x": 1}, "str": words[0]}[setting.kind]
+        return {"bool": not default, "dict": {"x": 1}}.get(setting.kind, words[0])
     candidates = [1] if default == AUTO else [default + 1, default / 2, 0.5]
     for value in candidates:
         try:
@@ -102,6 +102,7 @@ def test_a_checkpoint_belongs_to_every_setting_that_may_not_change(tmp_path):
         ({"batches": "neighbour"}, "batches must be one of: random, .*neighbours, not .*did you mean neighbours"),
         ({"lamda_xac": 1}, "there is no setting 'lamda_xac'; did you mean lambda_xac"),
         ({"seed": 1.5}, "seed must be a whole number"),
+        ({"trainable": "(visual"}, r"trainable must be a regular expression, not \(visual"),
         ({"data": "\udcff"}, "data must be a text, not "),
         ({"phrase_rules": "[1]"}, "phrase_rules must be a mapping of the form {name: value, …}, not "),
     ],

@@ -86,11 +86,7 @@ _SCALARS = ("logit_scale", "logit_bias")
 
 def _choose_trained(model, text):
     "Freeze all parameters but those whose whole name the pattern matches; those, by name"
-    try:
-        pattern = re.compile(text)
-    except re.error as e:
-        raise UserError(f"trainable {text!r} is no regular expression: {e}") from None
-    named = list(model.named_parameters())
+    pattern, named = re.compile(text), list(model.named_parameters())
     for name, p in named:
         p.requires_grad_(pattern.fullmatch(name) is not None)
     trained = [(name, p) for name, p in named if p.requires_grad]
