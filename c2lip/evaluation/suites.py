@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -35,6 +36,7 @@ from .localisation import read_localisation
 from .readouts import Reading, Readout, own_readout
 from .retrieval import read_own_retrieval, read_retrieval_set
 from .scores import Score, score
+from ..methods.edits import edit_captions
 
 # %% ../../nbs/5_evaluation/13_suites.ipynb #8f5e86a5
 FORMS: dict[str, Callable[[Request], Suite]] = {
@@ -239,9 +241,22 @@ def benchmark_folder(
     return folder
 
 # %% ../../nbs/5_evaluation/13_suites.ipynb #cbbdde46
+def _write_own_captions(named, folder):
+    "own_captions/: the first caption of each record and a wrong one, a file for each way, as SugarCrepe's"
+    captions, phrases = [record.caption for record in named.values()], [r.phrases or [] for r in named.values()]
+    kinds_of = {"swap": ("adjective", "phrase"), "replace": ("noun",), "add": ("phrase",)}  # they seldom leave it true
+    for way, kinds in kinds_of.items():
+        edited = edit_captions(way, captions, phrases, random.Random(0), kinds, listed=False)
+        rows = [dict(filename=f, caption=c, negative_caption=e[1]) for f, c, e in zip(named, captions, edited) if e]
+        if rows:
+            (folder / "own_captions").mkdir(exist_ok=True)
+            write_json(folder / "own_captions" / f"{way}.json", rows)
+
+
 def _write_held_back(records, folder):
-    "retrieval.json and images/ of records; None where fewer than two images can be opened"
+    "retrieval.json, own_captions/ and images/ of records; None where fewer than two images can be opened"
     rows: dict[Any, dict] = {}  # by image: a table may name it in a row for each caption
+    named = {}  # file → its first record
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for i in range(len(records)):
         record, name = records[i], f"{i:06d}.png"
@@ -251,11 +266,12 @@ def _write_held_back(records, folder):
                 open_image(record.image).save(folder / "images" / name)
             except BadImage:
                 continue  # training counts and names these
-            rows[image] = {"filename": name, "sentences": []}
+            rows[image], named[name] = {"filename": name, "sentences": []}, record
         rows[image]["sentences"] += [{"raw": caption.text} for caption in record.captions]
     if len(rows) < 2:
         return None
     write_json(folder / "retrieval.json", {"images": list(rows.values())})
+    _write_own_captions(named, folder)
     return folder
 
 

@@ -144,12 +144,14 @@ def swap_within(
     phrases: list[Phrase],  # its noun phrases
     chance: random.Random,
     kinds: tuple = ALL_KINDS,  # which kinds may be exchanged
+    listed: bool = True,  # also two things of a list, as "a mug and a fish"
 ) -> tuple[str, str] | None:  # (kind, caption edited); None where nothing can be exchanged
     "Exchange two different words, or noun phrases, of one kind within a caption (NegCLIP's hard negative)"
     options: dict[str, list] = {}
     for kind, spans in _spans_by_kind(caption, phrases, kinds).items():
         for a, b in combinations(spans, 2):
-            if a[1] <= b[0] and caption[slice(*a)].lower() != caption[slice(*b)].lower():
+            differ = a[1] <= b[0] and caption[slice(*a)].lower() != caption[slice(*b)].lower()
+            if differ and (listed or not re.fullmatch(r"[\s,]*(and|or)?\s*", caption[a[1] : b[0]])):
                 options.setdefault(kind, []).append((a, b))
     if not options:
         return None
@@ -228,10 +230,11 @@ def edit_captions(
     phrases: list[list[Phrase]],  # the noun phrases of each
     chance: random.Random,
     kinds: tuple = ALL_KINDS,  # which kinds of words may be exchanged, replaced or added
+    listed: bool = True,  # exchange also two things of a list, as "a mug and a fish"
 ) -> list[tuple[str, str] | None]:  # (kind, caption edited) of each; None where there is none
     "A hard negative for each caption of a step, all made in one way; `UserError` for an unknown one"
     check_choice("negatives", way, WAYS)
     if way == "swap":
-        return [swap_within(c, of, chance, kinds) for c, of in zip(captions, phrases)]
+        return [swap_within(c, of, chance, kinds, listed) for c, of in zip(captions, phrases)]
     offer, edit = _offers(captions, phrases), _replace_within if way == "replace" else _add_within
     return [edit(c, of, offer, chance, kinds) for c, of in zip(captions, phrases)]

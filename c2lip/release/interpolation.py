@@ -72,8 +72,9 @@ def skills(table: pd.DataFrame) -> dict[str, float]:  # of `evaluate` → percen
     table = table[~table.suite.str.startswith("mixture/")]
     kind = table.suite.str.split("/").str[-1]
     composition = table[(kind == "sugarcrepe") & table.name.str.startswith("average")]
-    if not len(composition):
-        composition = table[(kind == "sugarcrepe_pp") & table.name.str.fullmatch(r"average( of \d+)?")]
+    for other in ("sugarcrepe_pp", "own_captions"):
+        if not len(composition):
+            composition = table[(kind == other) & table.name.str.fullmatch(r"average( of \d+)?")]
     zero_shot = table[kind.isin(["zeroshot", "imagenet1k"])]
     retrieval = table[table.name.str.endswith("R@1")]
     return {skill: float(rows.value.mean()) for skill, rows in zip(_SKILLS, (composition, zero_shot, retrieval))}
@@ -95,7 +96,7 @@ def choose_alpha(
     if margin < 0:
         raise UserError(f"margin is at least 0 points, not {margin}")
     if swept.composition.isna().any():
-        raise UserError("neither sugarcrepe nor sugarcrepe_pp was measured: there is no composition to choose by")
+        raise UserError("no sugarcrepe, sugarcrepe_pp or own_captions was measured: no composition to choose by")
     guarded = [skill for skill in _SKILLS[1:] if swept[skill].notna().all()]
     before = swept[swept.alpha == 0].iloc[0]
     keeps = (swept[guarded] >= before[guarded] - margin - 1e-9).all(axis=1)

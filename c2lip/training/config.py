@@ -56,7 +56,6 @@ class Config:
     precision: Annotated[Literal["auto", "float32", "bf16", "pure_bf16"], "bf16: autocast; pure: weights too"] = "auto"
     accumulate: Annotated[int, Range(1), "parts in which a batch larger than the memory is encoded"] = 1
     recompute: Annotated[bool, "compute activations again in the backward pass: less memory, a third more time"] = False
-    compiled: Annotated[bool, "torch.compile for the towers' blocks"] = False
     alpha: Annotated[float, Range(0, 1, above=True, auto=True), "share of the way to the trained weights"] = 1.0
     seed: Annotated[int, Range(0), "of the data's order and of all random choices"] = 0
     workers: Annotated[int, Range(0, 256), "processes that read images"] = 0
@@ -88,7 +87,7 @@ class Config:
 
 
 MAY_CHANGE = frozenset(
-    "check_release precision accumulate recompute compiled workers threads device gpus log_every save_every "
+    "check_release precision accumulate recompute workers threads device gpus log_every save_every "
     "keep_checkpoint evaluate_every validation alarm max_skipped items bench_images resume benchmark split "
     "run_dir".split()
 )

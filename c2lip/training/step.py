@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BY_MODEL', 'CHOSEN', 'WEIGHTS', 'kind_of_model', 'values_by_model', 'fill_auto', 'choose_by_model',
-           'parameter_groups', 'schedule', 'make_optimizer', 'autocast_of', 'train_step', 'prepare_towers',
+           'parameter_groups', 'schedule', 'make_optimizer', 'autocast_of', 'train_step', 'recompute_activations',
            'halve_weights']
 
 # %% ../../nbs/6_training/03_step.ipynb #0b30130c
@@ -159,24 +159,12 @@ def train_step(
     return {**dict(zip(losses, (sum_over_ranks(values) / rank_and_world_size()[1]).tolist())), "grad_norm": norm.item()}
 
 # %% ../../nbs/6_training/03_step.ipynb #15dbe8e2
-def prepare_towers(
-    towers: Towers,
-    recompute: bool = False,  # keep no activations inside the towers
-    compiled: bool = False,  # torch.compile for their blocks
-):
-    "Set how the towers are computed; raise `UserError` where they cannot be so"
-    if recompute:
-        try:
-            towers.model.set_grad_checkpointing(True)
-        except Exception as e:
-            raise UserError(f"{towers.name} cannot recompute its activations ({e}); leave recompute off") from None
-    if compiled:
-        modules = towers.model.named_modules()
-        blocks = [b for n, m in modules if n.rpartition(".")[2] in ("blocks", "resblocks") for b in m]
-        if not blocks:
-            raise UserError(f"the towers of {towers.name} have no transformer blocks to compile; leave compiled off")
-        for block in blocks:
-            block.compile()
+def recompute_activations(towers: Towers):
+    "Keep no activations inside the towers; raise `UserError` where they cannot do so"
+    try:
+        towers.model.set_grad_checkpointing(True)
+    except Exception as e:
+        raise UserError(f"{towers.name} cannot recompute its activations ({e}); leave recompute off") from None
 
 # %% ../../nbs/6_training/03_step.ipynb #a93a1109
 def halve_weights(towers: Towers):
