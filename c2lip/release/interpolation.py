@@ -102,6 +102,6 @@ def choose_alpha(
     keeps = (swept[guarded] >= before[guarded] - margin - 1e-9).all(axis=1)
     allowed = (swept.alpha == 0) | keeps
     best = swept[allowed].sort_values(["composition", "alpha"], ascending=[False, True]).iloc[0]
-    names = " and ".join(skill.replace("_", "-") for skill in guarded) or "no other skill, none was measured,"
-    rule = f"the best composition of all α at which {names} fall by at most {margin:g} points; of equals the smallest α"
+    names = " and ".join(skill.replace("_", "-") for skill in guarded) or "any other skill (none was measured)"
+    rule = f"the best composition of all α that lose at most {margin:g} points of {names}; of equals the smallest α"
     return InterpolationChoice(float(best.alpha), rule, allowed)
