@@ -34,14 +34,7 @@ from . import step
 from .checkpoint import CHECKPOINTS, binding, disk_errors, load_checkpoint, save_checkpoint
 from .config import Config
 from .log import Log
-from c2lip.training.step import (
-    autocast_of,
-    choose_by_model,
-    halve_weights,
-    make_optimizer,
-    recompute_activations,
-    train_step,
-)
+from .step import autocast_of, choose_by_model, halve_weights, make_optimizer, recompute_all, train_step
 
 # %% ../../nbs/6_training/06_fit.ipynb #88ab8d6b
 RUN_RESULTS = ("metrics.jsonl", *CHECKPOINTS)  # what `fit` would overwrite
@@ -170,7 +163,7 @@ class _Run:
             found = f"rank {self.rank} found the checkpoint of step {self.done}, other ranks another"
             raise UserError(f"{found}: {self.folder} must be the same disk on every machine")
         if self.cfg.recompute:
-            recompute_activations(self.towers)
+            recompute_all(self.towers)
         self.step = Step(self.towers, self.method, self.cfg.accumulate, self.autocast)
         if self.ranks > 1:
             self.step = DistributedDataParallel(self.step, broadcast_buffers=False, find_unused_parameters=True)

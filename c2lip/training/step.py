@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BY_MODEL', 'CHOSEN', 'WEIGHTS', 'kind_of_model', 'values_by_model', 'fill_auto', 'choose_by_model',
-           'parameter_groups', 'schedule', 'make_optimizer', 'autocast_of', 'train_step', 'recompute_activations',
+           'parameter_groups', 'schedule', 'make_optimizer', 'autocast_of', 'train_step', 'recompute_all',
            'halve_weights']
 
 # %% ../../nbs/6_training/03_step.ipynb #0b30130c
@@ -159,7 +159,7 @@ def train_step(
     return {**dict(zip(losses, (sum_over_ranks(values) / rank_and_world_size()[1]).tolist())), "grad_norm": norm.item()}
 
 # %% ../../nbs/6_training/03_step.ipynb #15dbe8e2
-def recompute_activations(towers: Towers):
+def recompute_all(towers: Towers):
     "Keep no activations inside the towers; raise `UserError` where they cannot do so"
     try:
         towers.model.set_grad_checkpointing(True)
