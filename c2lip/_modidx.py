@@ -1409,7 +1409,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                           'c2lip/training/checkpoint.py')},
             'c2lip.training.config': { 'c2lip.training.config.Config': ('6_training/config.html#config', 'c2lip/training/config.py'),
                                        'c2lip.training.config.Config.of': ('6_training/config.html#config.of', 'c2lip/training/config.py'),
-                                       'c2lip.training.config.Regex': ('6_training/config.html#regex', 'c2lip/training/config.py'),
                                        'c2lip.training.config.Setting': ('6_training/config.html#setting', 'c2lip/training/config.py'),
                                        'c2lip.training.config._as_collection': ( '6_training/config.html#_as_collection',
                                                                                  'c2lip/training/config.py'),
