@@ -8,7 +8,7 @@ from c2lip.core.files import read_json
 from c2lip.evaluation.records import read_record
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf8")
-TYPED = {"3.11", "2.0", "2603.25722", "7.2"}  # in no record: versions and commands
+TYPED = {"3.11", "2.0", "2603.25722", "7.2", "0.6"}  # in no record: versions, commands and α
 
 
 def mean(record, model, suite, name, column="value"):

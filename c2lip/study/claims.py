@@ -78,7 +78,7 @@ def row_label(row: str) -> str:
     return f"{suite_label(suite)}, {task_label(name)}"
 
 
-def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, q, finds
+def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, finds, record, q
     "Every claim of data/claims.yaml beside what its record says"
     from scipy.stats import false_discovery_control  # takes a second to import
 
@@ -89,9 +89,9 @@ def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, q, fi
             mean, half = _stored_change(claim["record"], variant, against, row)
             measured = f"{row_label(row)}: {variant} against {against}, {change_text(mean, half)}"
             sure = verdict(mean, half, above), f"± {1.43 * half:.1f}"
-            rows.append((claim["claim"], claim["source"], measured, *sure))
+            rows.append((claim["claim"], claim["source"], measured, *sure, claim["record"]))
             p.append(2 * ndtr(-1.96 * abs(mean - above) / half) if half else float(mean == above))
-    found = pd.DataFrame(rows, columns=["claim", "of", "measured here, points", "verdict", "finds"])
+    found = pd.DataFrame(rows, columns=["claim", "of", "measured here, points", "verdict", "finds", "record"])
     return found.assign(q=[f"{q:.3f}" for q in false_discovery_control(p)])  # Benjamini and Hochberg's
 
 # %% ../../nbs/9_study/02_claims.ipynb #1a250008
