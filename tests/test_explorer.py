@@ -167,7 +167,7 @@ def test_acts_of_several_threads_keep_their_order(state, monkeypatch):
     def slow_update(**changes):
         overlaps.extend(at_work)
         at_work.append(changes)
-        time.sleep(0.02)
+        time.sleep(0.1)
         try:
             return update(**changes)
         finally:
@@ -178,7 +178,7 @@ def test_acts_of_several_threads_keep_their_order(state, monkeypatch):
     for number in numbers:
         with ThreadPoolExecutor(1) as thread:  # another one for each act
             thread.submit(panel.shelf[number - 1].click).result()
-    assert time.time() - start < 0.02 * len(numbers)
+    assert time.time() - start < 0.1 * len(numbers)
     panel._worker.shutdown()
     assert not overlaps and panel._answers == before + len(numbers)
     (chosen,) = [button for button in panel.shelf if button.button_style == "primary"]
