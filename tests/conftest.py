@@ -106,11 +106,6 @@ def _place(item):
     return next((place for place, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))
 
 
-def pytest_xdist_auto_num_workers():
-    "One more worker than cores: browsers, kernels and ranks are waited for"
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     "Longest first; what shares a costly fixture stays together; fast modules are marked"
