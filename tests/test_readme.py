@@ -6,9 +6,10 @@ from conftest import ROOT
 
 from c2lip.core.files import read_json
 from c2lip.evaluation.records import read_record
+from c2lip.training.step import BY_MODEL
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf8")
-TYPED = {"3.11", "2.0", "2603.25722", "7.2", "0.6"}  # in no record: versions, commands and α
+TYPED = {"3.11", "2.0", "2603.25722", "7.2"}  # in no record: versions and commands
 
 
 def mean(record, model, suite, name, column="value"):
@@ -31,7 +32,8 @@ def test_numbers_of_sentences():
     rows = read_record("long_readouts").query("split == 'test' and score == 'both'")
     rows = rows.assign(model=rows.model.str.replace(r", seed \d+$", "", regex=True))
     wanted = {mean(rows, "+ npc + xac", "binding", "phrases", column) for column in ("before", "after")}
-    wanted |= {mean(read_record("test_default"), "plain, α 0.6", "mixture/binding", "phrases")}
+    alpha = str(BY_MODEL["embedded"]["alpha"])
+    wanted |= {mean(read_record("test_default"), f"plain, α {alpha}", "mixture/binding", "phrases"), alpha}
     prose = "\n".join(line for line in re.sub(r"```.*?```", "", PAGE, flags=re.S).splitlines() if line[:1] != "|")
     found = set(re.findall(r"\d+\.\d+", prose))
     assert found - TYPED == wanted
