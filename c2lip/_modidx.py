@@ -1528,6 +1528,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
             'c2lip.training.step': { 'c2lip.training.step._choose_trained': ( '6_training/step.html#_choose_trained',
                                                                               'c2lip/training/step.py'),
                                      'c2lip.training.step._image_tower': ('6_training/step.html#_image_tower', 'c2lip/training/step.py'),
+                                     'c2lip.training.step._lr_multiples': ('6_training/step.html#_lr_multiples', 'c2lip/training/step.py'),
                                      'c2lip.training.step.autocast_of': ('6_training/step.html#autocast_of', 'c2lip/training/step.py'),
                                      'c2lip.training.step.choose_by_model': ( '6_training/step.html#choose_by_model',
                                                                               'c2lip/training/step.py'),

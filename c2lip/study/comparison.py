@@ -19,11 +19,11 @@ import pandas as pd
 import torch
 import yaml
 
-from ..core import UserError, did_you_mean
+from ..core import UserError
 from ..core.files import read_json, read_yaml, shipped, write_json
 from ..evaluation.records import read_record
 from ..evaluation.tables import model_label
-from ..methods import Step, build, method_names
+from ..methods import Step, build
 from .trials import PlannedTrial, TrialSetup, measure_model, measure_shares, start_trials, trial
 from ..towers import load
 from ..training.config import Config
@@ -213,11 +213,7 @@ def find_settings(
     settings: dict,  # of compare.ipynb
     run,  # the run folder
 ) -> pd.DataFrame:  # method, setting, value, a change for each part of the score, sum, chosen; may be empty
-    "Each method's own settings, and what was tried for them; `UserError` for an unknown method, or another model's"
-    known = method_names()
-    for name in methods:
-        if name not in known:
-            raise UserError(f"there is no method {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+    "Each method's own settings, and what was tried for them; `UserError` for another model's"
     embedded = settings["model"] == "base" and settings["data"] == "world"
     if own == "now":
         return _run_search(methods, settings, run)

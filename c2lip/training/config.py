@@ -44,6 +44,9 @@ class Config:
     batch_size: Annotated[int, Range(2), "images of a step over all processes"] = 64
     lr: Annotated[float, Range(0, 1, above=True, auto=True), "peak learning rate"] = AUTO
     scalar_lr: Annotated[float, Range(0, 1000), "learning rate of the logit scale and bias, a multiple of lr"] = 1.0
+    image_lr: Annotated[float, Range(0, 1000), "learning rate of the image tower, a multiple of lr"] = 1.0
+    text_lr: Annotated[float, Range(0, 1000), "learning rate of the text tower, a multiple of lr"] = 1.0
+    layer_decay: Annotated[float, Range(0, 1, above=True), "factor on the lr for each layer above a weight"] = 1.0
     weight_decay: Annotated[float, Range(0, 10), "of matrices; vectors and scalars have none"] = 0.1
     warmup: Annotated[int, Range(0, auto=True), "steps until the peak learning rate"] = AUTO
     clip_grad: Annotated[float, Range(0), "largest gradient norm, 0 for none"] = 0.0

@@ -45,14 +45,8 @@ def launcher_settings(notebook, given: dict | None = None) -> dict:  # its path,
     return known
 
 
-_EARLY = (
-    *files.RUN_FILES[:4],
-    "skipped.jsonl",
-    "given.json",
-    "ranks.json",
-    "lock",
-    "neighbours.npy",
-)  # before params.json
+_EARLY = (*files.RUN_FILES[:4], "skipped.jsonl", "given.json", "ranks.json", "lock", "neighbours.npy")
+"What a run may write before its params.json"
 
 
 def _foreign_file(folder, name):

@@ -10,6 +10,7 @@ __all__ = ['BY_MODEL', 'CHOSEN', 'WEIGHTS', 'kind_of_model', 'values_by_model', 
 # %% ../../nbs/6_training/03_step.ipynb #0b30130c
 import math
 import re
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -82,6 +83,7 @@ def choose_by_model(cfg: Config, towers: Towers, steps: int) -> Config:  # of th
 
 # %% ../../nbs/6_training/03_step.ipynb #faa4c73b
 _SCALARS = ("logit_scale", "logit_bias")
+_LAYER, _FIRST = re.compile(r"(?:blocks|layers?)[.](\d+)[.]"), re.compile("emb|conv1|_pre[.]|cls_token")
 
 
 def _choose_trained(model, text):
@@ -95,19 +97,33 @@ def _choose_trained(model, text):
     return trained
 
 
+def _lr_multiples(names, cfg):
+    "Name of a parameter → its learning rate over lr: its tower's, less for each layer above; the readout is above all"
+    layers = {name: int(found[1]) for name in names if (found := _LAYER.search(name))}
+    multiples: dict[str, float] = {}
+    for tower, lr in (("visual.", cfg.image_lr), ("", cfg.text_lr)):
+        own = [name for name in names if name.startswith(tower) and name not in multiples]
+        top = 1 + max((layers.get(name, -1) for name in own), default=-1)
+        at = {name: layers.get(name, -1 if _FIRST.search(name) else top) for name in own}
+        multiples |= {name: lr * cfg.layer_decay ** (top - at[name]) for name in own}
+    return multiples | dict.fromkeys(_SCALARS, cfg.scalar_lr)
+
+
 def parameter_groups(
     towers: Towers,
     method: Method,
     cfg: Config,  # of `choose_by_model`: lr is a number
 ) -> list[dict]:  # for a torch optimiser, each with its own "peak" learning rate
-    "Matrices with weight decay, vectors without, the logit scale and bias at their own rate; `UserError` if none match"
+    "Matrices with weight decay, vectors without, by tower, layer and scalar; `UserError` where none is trained"
     trained = _choose_trained(towers.model, cfg.trainable or method.trainable)
     heads, head_lr = list(method.objective.parameters()), method.head_lr or cfg.lr
     head_decay = cfg.weight_decay if method.head_decay is None else method.head_decay
-    groups = [
-        ([p for name, p in trained if p.ndim > 1], cfg.lr, cfg.weight_decay),
-        ([p for name, p in trained if p.ndim <= 1 and name not in _SCALARS], cfg.lr, 0.0),
-        ([p for name, p in trained if name in _SCALARS], cfg.lr * cfg.scalar_lr, 0.0),
+    multiples = _lr_multiples([name for name, _ in towers.model.named_parameters()], cfg)
+    alike: defaultdict[tuple, list] = defaultdict(list)
+    for name, p in trained:
+        alike[name in _SCALARS, p.ndim <= 1, -multiples[name]].append(p)  # the log shows the rate of the first group
+    groups = [(alike[kind], -cfg.lr * kind[2], 0.0 if kind[1] else cfg.weight_decay) for kind in sorted(alike)]
+    groups += [
         ([p for p in heads if p.ndim > 1], head_lr, head_decay),
         ([p for p in heads if p.ndim <= 1], head_lr, 0.0),
     ]
