@@ -27,7 +27,6 @@ from exercises import ROOT, read_room, room_file, rows, without_body
 from reference import reference_pages
 
 HERE = Path(__file__).resolve().parent
-CODE_HOST = "https://github.com/c2lip/c2lip"
 NBS = ROOT / "nbs"
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "CARDS.md")  # of the root, which are pages of the site
 LAUNCHERS = "train evaluate explore prepare ablation compare interpolate walkthrough study benchmark pretrain".split()
@@ -75,8 +74,8 @@ class Site:
                 return found.group(0)
             place = self.place_of(target)
             if place is None:
-                kind = "tree" if target.is_dir() else "blob"
-                return f"{label}({CODE_HOST}/{kind}/main/{target.relative_to(ROOT).as_posix()})"
+                words, path = label.strip("![]"), target.relative_to(ROOT).as_posix()  # a file of the clone, no page
+                return f"`{path}`" if words in path else f"{words} (`{path}`)"
             if place.endswith(".ipynb") or place.endswith(".md"):
                 self.links += 1
             else:
