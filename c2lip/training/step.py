@@ -83,7 +83,7 @@ def choose_by_model(cfg: Config, towers: Towers, steps: int) -> Config:  # of th
 
 # %% ../../nbs/6_training/03_step.ipynb #faa4c73b
 _SCALARS = ("logit_scale", "logit_bias")
-_LAYER, _FIRST = re.compile(r"(?:blocks|layers?)[.](\d+)[.]"), re.compile("emb|conv1|_pre[.]|cls_token")
+_LAYER, _FIRST = re.compile(r"(?:blocks|layers?)[.](\d+)[.]"), re.compile("^(?!.*pool).*(emb|conv1|_pre|cls_t)")
 
 
 def _choose_trained(model, text):
