@@ -104,6 +104,8 @@ def _lr_multiples(names, cfg):
     for tower, lr in (("visual.", cfg.image_lr), ("", cfg.text_lr)):
         own = [name for name in names if name.startswith(tower) and name not in multiples]
         top = 1 + max((layers.get(name, -1) for name in own), default=-1)
+        if cfg.layer_decay != 1 and own and not top:
+            raise UserError(f"layer_decay knows layers by names as blocks.0; {own[0]} and those beside it have none")
         at = {name: layers.get(name, -1 if _FIRST.search(name) else top) for name in own}
         multiples |= {name: lr * cfg.layer_decay ** (top - at[name]) for name in own}
     return multiples | dict.fromkeys(_SCALARS, cfg.scalar_lr)
