@@ -16,10 +16,8 @@ __version__ = "0.1.0"
 
 _all_ = ["C2LIPLoss", "PhraseCollate"]
 
-_ROOM = "c2lip.release.loop"
-
 
 def __getattr__(name):
     if name in ("C2LIPLoss", "PhraseCollate"):
-        return getattr(importlib.import_module(_ROOM), name)
+        return getattr(importlib.import_module("c2lip.release.loop"), name)
     raise AttributeError(f"module 'c2lip' has no attribute {name!r}")

@@ -22,19 +22,10 @@ import torch
 from matplotlib import rc_context
 from torch import Tensor
 
+from . import questions
 from .controls import MAP_CONTROLS, Selection, read_selection, selection_text, typed
 from .figures import ImageMaps, grid_note, map_columns, maps_figure, maps_html
 from .maps import MAP_KINDS, View, blocks_and_heads, embed_phrases, encode_view
-from c2lip.attention.questions import (
-    ask,
-    caption_phrases,
-    doubts,
-    exchange_colours,
-    open_exhibit,
-    score_phrase,
-    split_phrases,
-    true_mask,
-)
 from ..core import UserError
 from ..core.files import project_root, read_json, run_folder, write_json
 from ..evaluation.plots import Page
@@ -131,14 +122,14 @@ class _ShownMaps(ImageMaps):
 
 def _caption_scores(caption, view, embed):
     "v·t of a caption and, at the β of the mixture, v̂·c, the mean of its phrases"
-    phrases = caption_phrases(caption)
+    phrases = questions.caption_phrases(caption)
     attended = float(view.scores(embed(phrases), Readout().scale)[1].mean()) if phrases else math.nan
     return float(embed((caption,))[0] @ view.image), attended
 
 
 def _caption_table(caption, names, views, embeds):
     "Which sentence fits the image? A row for the caption, one for its swap; the better score is bold"
-    texts = list(filter(None, [caption.strip(), exchange_colours(caption.strip())]))
+    texts = list(filter(None, [caption.strip(), questions.exchange_colours(caption.strip())]))
     rows = [[x for pair in zip(views, embeds) for x in _caption_scores(text, *pair)] for text in texts]
     columns = [f"{escape(name)}, {score}" for name in names for score in ("v·t", "v̂·c")]
     table = pd.DataFrame(rows, [escape(text) for text in texts], columns)
@@ -151,12 +142,12 @@ def _caption_table(caption, names, views, embeds):
 def _show(chosen, cache):
     "Maps, scores and doubts of a selection; of models that cannot answer a `UserError`"
     exhibit, phrases, layer = chosen.image, chosen.phrase, chosen.layer * (chosen.kind != "head")
-    true = caption_phrases(chosen.caption)  # known to be true of the image: of a scene its things
+    true = questions.caption_phrases(chosen.caption)  # known to be true of the image: of a scene its things
     if exhibit.scene is not None:
-        true = [*map(name_thing, exhibit.scene.things), *caption_phrases(exhibit.caption)]
+        true = [*map(name_thing, exhibit.scene.things), *questions.caption_phrases(exhibit.caption)]
     views = [cache.view(name, exhibit, chosen.kind == "head", layer > 0) for name in chosen.model]
     embeds = [partial(cache.embed, name) for name in chosen.model]
-    scores = [{p: score_phrase(p, view, embed, true) for p in phrases} for view, embed in zip(views, embeds)]
+    scores = [{p: questions.score_phrase(p, view, embed, true) for p in phrases} for view, embed in zip(views, embeds)]
     columns, found = [], []
     if phrases:
         seen = [(view, embed(phrases)) for view, embed in zip(views, embeds)]
@@ -167,8 +158,8 @@ def _show(chosen, cache):
         column.lines = [lines + own[phrase].lines for lines, phrase in zip(column.lines, phrases)]
     for name, own in zip(chosen.model, scores):
         embedded = kind_of_model(cache.of(name)[0]) == "embedded"
-        found += doubts(_short_name(name), embedded, exhibit.scene is not None, own)
-    outlines = [true_mask(phrase, exhibit.scene) for phrase in phrases]
+        found += questions.doubts(_short_name(name), embedded, exhibit.scene is not None, own)
+    outlines = [questions.true_mask(phrase, exhibit.scene) for phrase in phrases]
     table = ""
     if chosen.caption.strip():
         with suppress(UserError):  # the model's context cuts the caption off
@@ -188,9 +179,9 @@ class Explorer:
     ):
         self.models, self.error = find_models(), ""
         self.cache = _ModelCache(self.models, device, keep)
-        exhibit = open_exhibit(1)
+        exhibit = questions.open_exhibit(1)
         names = self._menu_names(models)
-        self.selection = Selection(names, exhibit, exhibit.caption, caption_phrases(exhibit.caption)[:1])
+        self.selection = Selection(names, exhibit, exhibit.caption, questions.caption_phrases(exhibit.caption)[:1])
         self.shown: _ShownMaps = _show(self.selection, self.cache)
 
     def _menu_name(self, model):
@@ -222,17 +213,17 @@ class Explorer:
             changes = read_selection(str(changes.pop("state"))) | changes
         changes = typed(changes)
         if "image" in changes:
-            new["image"] = open_exhibit(changes.pop("image"), changes.pop("name", ""))
+            new["image"] = questions.open_exhibit(changes.pop("image"), changes.pop("name", ""))
             changes.setdefault("caption", new["image"].caption)
         if "caption" in changes:
             caption = new["caption"] = changes.pop("caption")
-            found = caption_phrases(caption)
+            found = questions.caption_phrases(caption)
             new["phrase"] = now.phrase if now.phrase and set(now.phrase) <= set(found) else found[:1]
         if "phrase" in changes:
-            new["phrase"] = split_phrases(changes.pop("phrase"))
+            new["phrase"] = questions.split_phrases(changes.pop("phrase"))
         if "question" in changes:
-            caption = caption_phrases(new.get("caption", now.caption))
-            new["phrase"] = ask(changes.pop("question"), new.get("phrase", now.phrase), caption)
+            caption = questions.caption_phrases(new.get("caption", now.caption))
+            new["phrase"] = questions.ask(changes.pop("question"), new.get("phrase", now.phrase), caption)
         if "model" in changes:
             new["model"] = self._menu_names(changes.pop("model"))
         return replace(now, **new, **{name: value for name, value in changes.items() if name in MAP_CONTROLS})

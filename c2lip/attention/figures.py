@@ -56,8 +56,7 @@ def _rounded_range(low, high):
     "The range from `low` to `high`, rounded outwards to two digits; never empty"
     step = 10.0 ** -_decimals(high - low)
     first = math.floor(low / step + 1e-6)
-    last = max(math.ceil(high / step - 1e-6), first + 1)
-    return first * step, last * step
+    return first * step, max(math.ceil(high / step - 1e-6), first + 1) * step
 
 
 def _number_text(x, digits=3, sign=True):

@@ -69,9 +69,8 @@ def head_attention(model, images: Tensor) -> Tensor:  # an open_clip model, (B,3
         return _latent_pool_attention(visual.trunk, images)
     if is_clip_tower(visual) and visual.pool_type == "tok":
         return _class_token_attention(visual, images)
-    raise UserError(
-        "the head's attention is known for SigLIP's attention pool and for CLIP's class token; choose another map"
-    )
+    known = "the head's attention is known for SigLIP's attention pool and for CLIP's class token"
+    raise UserError(f"{known}; choose another map")
 
 # %% ../../nbs/7_attention/01_maps.ipynb #cab5d398
 def blocks_and_heads(model) -> tuple[int, int]:  # `model`: an open_clip model

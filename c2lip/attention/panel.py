@@ -93,14 +93,12 @@ class Panel(widgets.VBox):
         "The widgets in reading order"
         before, after, third, fourth = self.menus
         model, image, caption, phrase = (self.controls[name] for name in ("model", "image", "caption", "phrase"))
+        download = [widgets.Label("download"), *self.files.values(), self.link, self.save]
         folds = {
             "more models": [_wrapped_row(third, fourth), _wrapped_row(model)],
             "images": [_wrapped_row(image, self.upload), _wrapped_row(caption)],
             "map": [_wrapped_row(*(self.controls[name] for name in MAP_CONTROLS))],
-            "take along": [
-                _wrapped_row(widgets.Label("download"), *self.files.values(), self.link, self.save),
-                _wrapped_row(self.state, self.address),
-            ],
+            "take along": [_wrapped_row(*download), _wrapped_row(self.state, self.address)],
         }
         self.folds = {name: widgets.VBox(own).add_class("c2lip-fold") for name, own in folds.items()}
         self.fold_buttons = {name: widgets.ToggleButton(description=f"{name} ▾") for name in folds}

@@ -84,9 +84,8 @@ def _move_links(text):
 
 def readme(root: Path) -> str:  # the project; what README.md must hold
     "README.md, made from nbs/index.ipynb: its Markdown, and the Markdown that its cells show"
-    cells = read_json(Path(root) / "nbs" / "index.ipynb")["cells"]
     blocks = ["<!-- made from nbs/index.ipynb by `make notebooks`; edit there -->"]
-    for cell in cells:
+    for cell in read_json(Path(root) / "nbs" / "index.ipynb")["cells"]:
         texts = [cell["source"]] if cell["cell_type"] == "markdown" else []
         texts += [output.get("data", {}).get("text/markdown", ()) for output in cell.get("outputs", ())]
         blocks += [_move_links("".join(text)).strip("\n") for text in texts if text]
