@@ -122,8 +122,7 @@ def all_of(*hits: Hits) -> Hits:
     "n items that ask several questions at once: right only if right in all"
     correct = torch.stack([h.correct for h in hits]).all(0)
     not_lost = torch.stack([h.correct | h.tie for h in hits]).all(0)
-    nan = torch.stack([h.nan for h in hits]).any(0)
-    return Hits(correct, not_lost & ~correct, nan, hits[0].cluster)
+    return Hits(correct, not_lost & ~correct, torch.stack([h.nan for h in hits]).any(0), hits[0].cluster)
 
 
 def macro(
@@ -165,10 +164,8 @@ def require_files(at: Path, *patterns):
     "Raise `NotDownloaded`, with where to get it, where a published suite's folder or every file is missing"
     source = suite_data("suites").get(at.name) or suite_data("suites")["mnist"]
     if not at.is_dir():
-        raise NotDownloaded(
-            f"{at.name} is not in {at.parent}: the folder {at} should hold {source['files']}; "
-            f"from {source['home']} ({source['licence']})"
-        )
+        wanted = f"the folder {at} should hold {source['files']}; from {source['home']} ({source['licence']})"
+        raise NotDownloaded(f"{at.name} is not in {at.parent}: {wanted}")
     if not any(next(at.glob(pattern), None) for pattern in patterns):
         wanted = " or ".join(patterns)
         raise NotDownloaded(f"{at} holds no {wanted}; expected are {source['files']}; from {source['home']}")
@@ -254,8 +251,7 @@ def _read_lines(path):
 
 def find_image(name: str, *folders) -> Path:  # where there is none, the first place, which `evaluate` then reports
     "Look for an image in folders, the most likely first, with the folders of its own name and without them"
-    names = dict.fromkeys((name, Path(name).name))
-    places = [Path(folder) / n for n in names for folder in folders]
+    places = [Path(folder) / n for n in dict.fromkeys((name, Path(name).name)) for folder in folders]
     return next((p for p in places if os.path.isfile(p)), places[0])  # Path.is_file raises for a name too long
 
 # %% ../../nbs/5_evaluation/06_base.ipynb #c7e1a9d3
@@ -281,8 +277,7 @@ def half_truths(
             raise entry.error(f"these are not the units of CS-CLIP ({type(e).__name__}: {e})") from None
         image = str(entry.value("image_path"))
         for short, long in pairs[:1] if image not in found else ():
-            data = dict(image=image, right=short.lower(), wrong=long.lower())
-            found[image] = Entry(data, entry.file, entry.number)
+            found[image] = Entry(dict(image=image, right=short.lower(), wrong=long.lower()), entry.file, entry.number)
     return list(found.values())
 
 

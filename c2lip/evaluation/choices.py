@@ -171,8 +171,7 @@ def word_orders(
     tags: list | None = None,  # what `tag_words` gives for the caption; None: it is tagged here
 ) -> tuple[str, dict[str, str]]:  # the caption as it is compared; kind of shuffle → another order of its words
     "ARO's four shuffles, the same in every run; a kind that finds no other order is left out"
-    clean = _PUNCTUATION.sub(" ", caption)  # the same length: places count in both
-    found = list(re.finditer(r"\S+", clean))[:30]
+    found = list(re.finditer(r"\S+", _PUNCTUATION.sub(" ", caption)))[:30]  # the same length: places count in both
     words = [match[0].lower() for match in found]
     tags = tag_words([caption])[0] if tags is None else tags
     kinds = [next((t.pos for t in tags if match.start() <= t.start < match.end()), "") for match in found]
@@ -321,8 +320,7 @@ def read_winoground(request: Request) -> Suite:
     base.require_files(at, *row["patterns"])
     files = next(found for pattern in row["patterns"] if (found := sorted(at.glob(pattern))))
     folders = _image_folders(request, row)
-    halves = [[x for file in files for x in _read_items(file, row | row[k], *folders)] for k in ("first", "second")]
-    first, second = halves
+    first, second = ([x for f in files for x in _read_items(f, row | row[k], *folders)] for k in ("first", "second"))
     kinds = {kind: [n for n, item in enumerate(first) if item.group == kind] for kind in {i.group: 0 for i in first}}
     without_flaws = set(map(str, suite_data("winoground_without_flaws")))
     plain = [n for n, item in enumerate(first) if item.key in without_flaws]

@@ -86,8 +86,7 @@ def read_own_classes(request: Request) -> Suite:
     def measure(scorer):
         return [(task, _zeroshot_task(data, items, scorer)) for task, (data, items) in tasks.items()]
 
-    images = images_of({f"{request.name} {task}": data.items for task, (data, _) in tasks.items()})
-    return Suite(images, texts, measure)
+    return Suite(images_of({f"{request.name} {task}": data.items for task, (data, _) in tasks.items()}), texts, measure)
 
 # %% ../../nbs/5_evaluation/09_classes.ipynb #42019475
 @cache
@@ -154,10 +153,8 @@ def _read_class_folders(at, splits):
     folders = sorted(p for p in root.iterdir() if p.is_dir() and p.name not in ("train", "val", "test"))
     names, items = _folder_names(at, folders), []
     if len(folders) < 2 or len(names) != len(folders):
-        raise UserError(
-            f"{root} should hold a folder for each of at least two classes: it holds {len(folders)}, "
-            f"for {len(names)} names. Pickles, as in CIFAR's own files, are never opened"
-        )
+        found = f"{len(folders)}, for {len(names)} names. Pickles, as in CIFAR's own files, are never opened"
+        raise UserError(f"{root} should hold a folder for each of at least two classes: it holds {found}")
     for label, folder in enumerate(folders):
         files = [file for file in sorted(folder.rglob("*")) if file.suffix[1:].lower() in IMAGES]
         if not files:

@@ -80,15 +80,10 @@ class EmbedOptions:
 # %% ../../nbs/5_evaluation/05_embeddings.ipynb #95ece29e
 def _fingerprint(towers, part, precision="float32"):
     "Digest of all that an embedding depends on except its input: weights of one tower, config, precision, code"
-    about = [
-        part,
-        type(towers.model).__qualname__,
-        towers.config,
-        towers.preprocess_cfg if part == "image" else None,
-        precision,
-        next(towers.model.parameters()).device.type,
-        *(library.__version__ for library in (torch, open_clip, timm, PIL)),
-    ]
+    kind, device = type(towers.model).__qualname__, next(towers.model.parameters()).device.type
+    preprocess = towers.preprocess_cfg if part == "image" else None
+    versions = [library.__version__ for library in (torch, open_clip, timm, PIL)]
+    about = [part, kind, towers.config, preprocess, precision, device, *versions]
     found = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
     for module in (encoding, towers_module, images_module):
         found.update(Path(inspect.getfile(module)).read_bytes())

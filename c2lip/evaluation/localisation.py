@@ -28,8 +28,7 @@ def auroc(
 ) -> float:  # 0…1
     "Chance that a pixel inside lies in a higher patch than one outside, ties ½"
     # scikit-learn's roc_auc_score gives the same to 1e-15 in float64 but takes 3 ms a map, fifty times as long.
-    higher = (values[:, None] > values).to(inside.dtype)
-    pairs = higher + 0.5 * (values[:, None] == values).to(inside.dtype)
+    pairs = (values[:, None] > values).to(inside.dtype) + 0.5 * (values[:, None] == values).to(inside.dtype)
     return float(inside @ pairs @ outside / (inside.sum() * outside.sum()))
 
 
@@ -116,11 +115,7 @@ def read_localisation(request: Request) -> Suite:
     return Suite({}, [probe.phrase for probe in probes], measure, any_score=False)
 
 # %% ../../nbs/5_evaluation/11_localisation.ipynb #4fcfda89
-def telling_scene(
-    before: Towers,
-    after: Towers,
-    scenes: list,  # `Scene`s of validation, to choose from
-) -> tuple:  # the scene, its phrases
+def telling_scene(before: Towers, after: Towers, scenes: list) -> tuple:  # `Scene`s of validation → one, its phrases
     "The scene in which most phrases are found by the second model alone, their difference being highest there too"
     probes = scene_probes(scenes)
     first, rows = (localisation(towers, probes) for towers in (before, after))

@@ -143,7 +143,6 @@ def probe_maps(
     "The similarity map of every probe, each image encoded once; `UserError` where there is no probe, or a bad image"
     if not probes:
         raise UserError("there are no probes to measure")
-    device = next(towers.model.parameters()).device
     phrases = [probe.phrase for probe in probes]
     concepts = text(phrases) if text else embed_texts(towers, phrases, progress=False)
     groups = [[*own] for _, own in groupby(probes, _image_key)]
@@ -152,7 +151,7 @@ def probe_maps(
     for start in range(0, len(groups), batch_size):
         chunk = groups[start : start + batch_size]
         opened = [_open(own[0].image) for own in chunk]
-        images = torch.stack([towers.preprocess(image) for image in opened]).to(device)
+        images = torch.stack([towers.preprocess(image) for image in opened]).to(next(towers.model.parameters()).device)
         with evaluating(towers.model):
             _, tokens = encode_images(towers.model, images, tokens=True)
         assert tokens is not None  # they were asked for
@@ -180,12 +179,9 @@ def _image_probes(path, annotations, masks, names, group):
         if not annotation.get("phrase"):
             together.setdefault(annotation["category_id"], []).append(masks[key])
     probes = [Probe(path, names[category], np.any(parts, 0), {}, group) for category, parts in together.items()]
-    for key, annotation in annotations.items():
-        if not annotation.get("phrase"):
-            continue
-        alike = [
-            k for k, other in annotations.items() if k != key and other["category_id"] == annotation["category_id"]
-        ]
+    for key, annotation in ((k, a) for k, a in annotations.items() if a.get("phrase")):
+        category = annotation["category_id"]
+        alike = [k for k, other in annotations.items() if k != key and other["category_id"] == category]
         rivals = annotation.get("rivals", {"noun": alike})
         shared = {name: np.any([masks[k] for k in keys], 0) for name, keys in rivals.items() if keys}
         probes.append(Probe(path, annotation["phrase"], masks[key], shared, group))

@@ -39,11 +39,10 @@ def published(*tables: str) -> pd.DataFrame:  # a frame of results; a model's se
 @cache
 def layouts() -> dict[str, list[tuple[str, str, tuple]]]:  # name of a table → its columns: group, label, (suite, name)
     "The papers' tables, each as the order of its columns"
-    tables = read_layouts()["layouts"]
-    return {
-        table: [(g, label, tuple(key)) for g in groups for label, key in groups[g].items()]
-        for table, groups in tables.items()
-    }
+    found = {}
+    for table, groups in read_layouts()["layouts"].items():
+        found[table] = [(group, label, tuple(key)) for group in groups for label, key in groups[group].items()]
+    return found
 
 
 def brief(frame: pd.DataFrame) -> pd.DataFrame:
@@ -107,7 +106,6 @@ def layout_table(
             theirs[label] = [Cell(f"{known[key]:.1f}" if key in known else "–") for key in keys]
     rows, cells = [], []
     for group, found in (("Ours", ours), ("Published", theirs)):
-        columns = [mark_best(column) for column in zip(*found.values())]
         rows += [(group, model) for model in found]
-        cells += [list(row) for row in zip(*columns)]
+        cells += [list(row) for row in zip(*map(mark_best, zip(*found.values())))]
     return Table(rows, [(group, label) for group, label, _ in layouts()[layout]], cells, layout)

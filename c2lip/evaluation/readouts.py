@@ -61,9 +61,8 @@ class Reading:
         _, first = embed_tokens(towers, list(images)[:1], progress=False)
         size = 4 * first.numel() * len(images)
         if size > _MEMORY:
-            raise UserError(
-                f"the visual tokens of {len(images):,} images take {size / 1e9:.0f} GB; ask for fewer suites"
-            )
+            held = f"the visual tokens of {len(images):,} images take {size / 1e9:.0f} GB"
+            raise UserError(f"{held}; ask for fewer suites")
         self.row = {name: i for i, name in enumerate(images)}
         self.vectors, self.tokens = embed_tokens(towers, list(images), images, **how)  # (N,D), (N,M,D)
         self.towers, self.how = towers, {"cache": cache, **how}
@@ -114,11 +113,7 @@ class Reading:
             x = self._cosines(*image.unique_consecutive(return_counts=True), phrase, readout)
         return torch.zeros(len(n)).index_add(0, torch.arange(len(n)).repeat_interleave(n), x[back]) / n
 
-    def score(
-        self,
-        scorer: Scorer,  # of v·t
-        readout: Readout | list,  # or its fields in order
-    ) -> Scorer:
+    def score(self, scorer: Scorer, readout: Readout | list) -> Scorer:  # of v·t; or its fields in order
         "The scorer of a readout; raise `UserError` for one that there is not"
         try:
             mixture, scale, of = Readout(*readout)  # type: ignore[arg-type]

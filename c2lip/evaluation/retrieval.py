@@ -25,8 +25,7 @@ def _rerank(scores, again, first=100):
     query = torch.arange(len(scores)).repeat_interleave(best.shape[1])
     new = again(query, best.flatten()).view(best.shape).double().clamp(-1e6, 1e6)  # below it there is room
     floor = new.nan_to_num(1e6).amin(1, keepdim=True) - 1
-    below = floor - (scores.amax(1, keepdim=True) - scores)
-    return below.scatter(1, best, new)
+    return (floor - (scores.amax(1, keepdim=True) - scores)).scatter(1, best, new)
 
 
 def search_hits(
@@ -47,9 +46,8 @@ def search_hits(
             scores = _rerank(scores, lambda q, c, i=i: again(q + i, c))
         parts.append(recall_hits(scores, right, ks))
         most_right = max(most_right, int(right.sum(1).max()))
-    fewest_wrong = len(gallery) - most_right
     joined = {k: Hits(*map(torch.cat, zip(*(part[k][:3] for part in parts)))) for k in ks}
-    return {k: hits if k <= fewest_wrong else None for k, hits in joined.items()}
+    return {k: hits if k <= len(gallery) - most_right else None for k, hits in joined.items()}
 
 
 def retrieval_task(
@@ -59,8 +57,7 @@ def retrieval_task(
 ) -> Iterator[Row]:
     "Image to text (i2t) and text to image (t2i) over a whole file; None where fewer than K candidates are wrong"
     images, texts = [item.image for item in items], [caption for item in items for caption in item.right]
-    owner = torch.tensor([n for n, item in enumerate(items) for _ in item.right])
-    right = owner == torch.arange(len(items))[:, None]
+    right = torch.tensor([n for n, item in enumerate(items) for _ in item.right]) == torch.arange(len(items))[:, None]
 
     def pairs(image, text):
         return scorer.pairs([images[n] for n in image.tolist()], [texts[n] for n in text.tolist()])
@@ -132,9 +129,7 @@ def _retrieval_suite(name, items, long=False):
     "Image to text, text to image, and the mean of the two at 5; of long captions by the sentence, then whole"
     parts = {"": items}
     if long:
-        cut = [
-            i._replace(right=tuple(sentence for text in i.right for sentence in split_sentences(text))) for i in items
-        ]
+        cut = [item._replace(right=tuple(s for t in item.right for s in split_sentences(t))) for item in items]
         parts = {"": cut, "full ": items}
 
     def measure(scorer):
@@ -150,8 +145,7 @@ def _retrieval_suite(name, items, long=False):
 def read_retrieval_set(request: Request) -> Suite:
     "A published retrieval set in whichever layout is there"
     at, name, layouts = request.at, request.name, suite_data("caption_layouts")
-    patterns = [pattern for layout in layouts.values() for pattern in layout["files"]]
-    base.require_files(at, "test/*.tar", *patterns)
+    base.require_files(at, "test/*.tar", *(pattern for layout in layouts.values() for pattern in layout["files"]))
     if next(at.glob("test/*.tar"), None):
         return _retrieval_suite(name, _read_shards(at))
     found = {layout: [f for p in keys["files"] for f in sorted(at.glob(p))] for layout, keys in layouts.items()}

@@ -31,7 +31,7 @@ from . import world_benchmark, world_scenes
 from .base import NotDownloaded, NotHere, Request, Scorer, Suite, suite_data
 from .choices import read_choices, read_winoground
 from .classes import read_class_set, read_own_classes, read_probe
-from .embeddings import ImageRef, embed_images, embed_texts
+from .embeddings import embed_images, embed_texts
 from .localisation import read_localisation
 from .readouts import Reading, Readout, own_readout
 from .retrieval import read_own_retrieval, read_retrieval_set
@@ -100,9 +100,7 @@ def embed_suites(
     **how,  # fields of `EmbedOptions`; embeddings are kept in the usual folder unless cache says otherwise
 ) -> Scorer:
     "Embed every image and every text once; raise `UserError` with the first image that is missing"
-    images: dict[ImageRef, str] = {}
-    for suite in suites.values():
-        images = suite.images | images
+    images = {image: user for suite in reversed(suites.values()) for image, user in suite.images.items()}
     texts = list(dict.fromkeys(text for suite in suites.values() for text in suite.texts))
     how = {"cache": "auto"} | how
     v = embed_images(towers, list(images), images, known, **how) if images else None
@@ -127,9 +125,7 @@ def tabulate(measured: Iterable) -> pd.DataFrame:  # columns suite, name, value 
 
 def _reading(towers, suites, readouts, how):
     "What phrases read from the images of every suite that takes a readout; None where there is nothing to read"
-    images: dict[ImageRef, str] = {}
-    for suite in suites.values():
-        images = suite.images | images
+    images = {image: user for suite in reversed(suites.values()) for image, user in suite.images.items()}
     if not images or not readouts:
         return None
     try:
@@ -139,13 +135,6 @@ def _reading(towers, suites, readouts, how):
         return None
     reading.read([text for suite in suites.values() for text in suite.texts])
     return reading
-
-
-def _measure_readouts(suites, scorer, reading, readouts):
-    "The rows of every suite that takes a readout, by each of them, as NAME/SUITE"
-    for prefix, readout in readouts.items():
-        for suite, row, hits in measure(suites, reading.score(scorer, readout)):
-            yield f"{prefix}/{suite}", row, hits
 
 
 def evaluate(
@@ -165,8 +154,9 @@ def evaluate(
     reading = _reading(towers, read, readouts, how)
     scorer = embed_suites(towers, found, reading and dict(zip(reading.row, reading.vectors)), **how)
     measured = list(measure(found, scorer))
-    if reading:
-        measured += _measure_readouts(read, scorer, reading, readouts)
+    for prefix, readout in readouts.items() if reading else ():
+        rows = measure(read, reading.score(scorer, readout))
+        measured += [(f"{prefix}/{suite}", name, own) for suite, name, own in rows]
     if hits is not None:
         hits.update({(suite, name): h for suite, name, h in measured})
     return tabulate(measured)

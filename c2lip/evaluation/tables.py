@@ -153,8 +153,7 @@ def _as_markdown(table):
 
 def _html_cell(cell):
     style = "font-size:75%;opacity:.7;font-weight:400"
-    small = f'<div style="{style}">{html.escape(cell.small)}</div>' if cell.small else ""
-    return html.escape(cell.value) + small
+    return html.escape(cell.value) + (f'<div style="{style}">{html.escape(cell.small)}</div>' if cell.small else "")
 
 
 def _latex_cell(cell):
@@ -227,14 +226,6 @@ def write_forms(table: Table, folder, name: str):
         (Path(folder) / f"{name}.{ending}").write_text(render(table, form) + "\n", encoding="utf8")
 
 # %% ../../nbs/5_evaluation/14_tables.ipynb #0c1f2a11
-def _look_of_change(change, half):
-    "CSS of a change in points: its colour is full at 15 points; none where the interval holds 0, or is not known"
-    if not abs(change) > half or round(change, 1) == 0:  # nothing is above NaN
-        return ""
-    colour = "46,139,87" if change > 0 else "142,68,173"  # the green and violet of the paper's maps
-    return f"background-color: rgba({colour},{0.08 + 0.5 * min(1, abs(change) / 15):.2f})"
-
-
 def mark_best(cells: Iterable[Cell]) -> list[Cell]:
     "Of cells that are compared the largest as printed is the best, unless all are printed alike"
     cells = list(cells)
@@ -257,12 +248,16 @@ def _counts(own, keys, models):
 
 def _cell(summary, key, text):
     "The cell of a model in a row, as `text` writes its summary; a dash where nothing was measured"
-    known = key in summary.index and not math.isnan(summary["mean"][key])
-    return text(summary.loc[key]) if known else Cell("–")
+    return text(summary.loc[key]) if key in summary.index and not math.isnan(summary["mean"][key]) else Cell("–")
 
 
 def _change_cell(row):
-    return Cell(change_text(row["mean"], row.half), css=_look_of_change(row["mean"], row.half))
+    "A change in points: its colour is full at 15 points; none where the interval holds 0, or is not known"
+    change, css = row["mean"], ""
+    if abs(change) > row.half and round(change, 1) != 0:  # nothing is above NaN
+        colour = "46,139,87" if change > 0 else "142,68,173"  # the green and violet of the paper's maps
+        css = f"background-color: rgba({colour},{0.08 + 0.5 * min(1, abs(change) / 15):.2f})"
+    return Cell(change_text(change, row.half), css=css)
 
 
 def frame_table(
@@ -306,8 +301,6 @@ def score_table(frame: pd.DataFrame, caption: str = "") -> Table:
     for model in dict.fromkeys(frame.model):
         for prefix, score in (("", "v·t"), ("mixture/", "mixture")):
             own = frame[(frame.model == model) & frame.suite.str.startswith(prefix)]
-            own = pick_rows(
-                own.assign(suite=own.suite.str.removeprefix(prefix), model=f"{model_label(model)}, {score}"), keys
-            )
-            parts.append(own[FRAME])
+            own = own.assign(suite=own.suite.str.removeprefix(prefix), model=f"{model_label(model)}, {score}")
+            parts.append(pick_rows(own, keys)[FRAME])
     return frame_table(pd.concat(parts, ignore_index=True), caption)
