@@ -81,10 +81,8 @@ WORD = re.compile(r"[^\W\d_]+")
 
 def is_english(text: str) -> bool:  # a caption → False as well where there is no letter
     "Whether letters and function words are those of English; a cheap test, no language model"
-    if not text.isascii():
-        letters = sum(map(str.isalpha, text))
-        if sum(c.isalpha() for c in text if c.isascii()) < 0.8 * letters:
-            return False
+    if not text.isascii() and sum(c.isalpha() for c in text if c.isascii()) < 0.8 * sum(map(str.isalpha, text)):
+        return False
     words = WORD.findall(text.lower())
     foreign = sum(w in _LISTS["foreign"] for w in words)
     return bool(words) and (foreign == 0 or foreign <= sum(w in _LISTS["english"] for w in words))
@@ -111,10 +109,9 @@ def _load(source):
         if Path(source).is_dir():
             raise UserError(f"{source} is no whole pipeline of spaCy: {one_line(e, 200)}") from None
         known = source if source in PIPELINES else "en_core_web_sm"
-        raise UserError(
-            f"there is no spaCy pipeline {source!r}{did_you_mean(source, PIPELINES)}; expected a folder of spaCy,"
-            f" or an installed pipeline: python -m spacy download {known}"
-        ) from None
+        wanted = f"a folder of spaCy, or an installed pipeline: python -m spacy download {known}"
+        near = did_you_mean(source, PIPELINES)
+        raise UserError(f"there is no spaCy pipeline {source!r}{near}; expected {wanted}") from None
     except Exception as e:  # spaCy names what its config.cfg asks for and is not installed
         own = f"{source}/config.cfg asks for code of its own, which is not run, or is damaged"
         raise UserError(f"{own}: {one_line(e, 200)}") from None

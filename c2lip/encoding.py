@@ -79,10 +79,8 @@ def encode_images(
     elif hasattr(visual, "pooled_and_tokens"):
         pooled, parts = visual.pooled_and_tokens(images)
     else:
-        raise UserError(
-            "visual tokens are known for SigLIP's attention pool and for CLIP's vision transformer; "
-            "set lambda_xac to 0 for this model"
-        )
+        known = "SigLIP's attention pool and for CLIP's vision transformer"
+        raise UserError(f"visual tokens are known for {known}; set lambda_xac to 0 for this model")
     if unit:
         pooled, parts = F.normalize(pooled, dim=-1), F.normalize(parts, dim=-1)
     return pooled, parts
@@ -107,18 +105,14 @@ def text_ends(model: Any, ids: Tensor) -> Tensor | None:  # (T,L) → (T,) token
     _, pool, eos = tower
     if pool == "argmax":
         return ids.argmax(-1) + 1
-    if pool == "eos":
-        return (ids == eos).int().argmax(-1) + 1
-    return None
+    return (ids == eos).int().argmax(-1) + 1 if pool == "eos" else None
 
 
 def _project(text, x):
     "The text tower's projection to the joint space, in each of the forms that open_clip has"
     if text.text_projection is None:
         return x
-    if isinstance(text.text_projection, nn.Linear):
-        return text.text_projection(x)
-    return x @ text.text_projection
+    return text.text_projection(x) if isinstance(text.text_projection, nn.Linear) else x @ text.text_projection
 
 
 def _pooled_and_words(model, ids, tokens):

@@ -36,8 +36,7 @@ def _simple_offsets(tokenizer, cleaned: str) -> list[tuple[int, int]]:
     offsets = []
     for match in tokenizer.pat.finditer(cleaned):
         word, start = match.group(), match.start()
-        raw = word.encode("utf8")
-        pieces = tokenizer.bpe("".join(tokenizer.byte_encoder[b] for b in raw)).split(" ")
+        pieces = tokenizer.bpe("".join(tokenizer.byte_encoder[b] for b in word.encode("utf8"))).split(" ")
         if len(pieces) == 1:
             offsets.append((start, match.end()))
             continue
@@ -61,9 +60,7 @@ def _cleaned(tokenizer, captions):
 
 def _without_space(text, a, b):
     "The characters of a token without the space before them, which SentencePiece and byte-level tokens include"
-    while a < b and text[a].isspace():
-        a += 1
-    return a, b
+    return b - len(text[a:b].lstrip()), b
 
 
 def _token_rows(tokenizer, cleaned):
@@ -74,10 +71,8 @@ def _token_rows(tokenizer, cleaned):
             raise UserError("a tokenizer that leaves out tokens at random (reduction_mask) has no fixed positions")
         rows = [[(0, 0), *_simple_offsets(tokenizer, text)[: context - 2]] for text in cleaned]  # begin and end token
     elif not getattr(inner, "is_fast", False):
-        raise UserError(
-            "token positions need open_clip's SimpleTokenizer or a HFTokenizer with a fast tokenizer, "
-            f"not {type(inner or tokenizer).__name__}"
-        )
+        known = "open_clip's SimpleTokenizer or a HFTokenizer with a fast tokenizer"
+        raise UserError(f"token positions need {known}, not {type(inner or tokenizer).__name__}")
     elif getattr(tokenizer, "tokenizer_mode", "") == "clips":
         # begin token, at most context − 3 tokens, end token, padding, class token
         offsets = inner(cleaned, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
@@ -85,9 +80,8 @@ def _token_rows(tokenizer, cleaned):
     else:
         options = dict(max_length=context, padding="max_length", truncation=True)
         rows = inner(cleaned, **options, return_offsets_mapping=True).offset_mapping
-    return [
-        [(i, *_without_space(text, a, b)) for i, (a, b) in enumerate(row) if b > a] for text, row in zip(cleaned, rows)
-    ]
+    texts = zip(cleaned, rows)
+    return [[(i, *_without_space(text, a, b)) for i, (a, b) in enumerate(row) if b > a] for text, row in texts]
 
 
 def _row_spans(caption, cleaned, row, phrases):

@@ -159,8 +159,7 @@ def _repair(spans, tree):
                     continue
                 span = first + 1, end, head
             if _is_one_compound(repaired[-1], span, tree):
-                first, _, _ = repaired.pop()
-                span = (first, span[1], span[2])
+                span = (repaired.pop()[0], *span[1:])
         repaired.append(span)
     return repaired
 

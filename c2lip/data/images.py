@@ -226,10 +226,9 @@ def in_workers(
     context: str | None = None,  # how processes start: "fork", "spawn"; None: as usual on this system
 ) -> Iterator:  # the results, in the order of the jobs
     "Call a function for each job; raises what the function raises, `UserError` where a process was killed"
-    how: dict = dict(generator=torch.Generator(), multiprocessing_context=context if workers else None)
-    results = DataLoader(
-        Outcomes(function), sampler=jobs, batch_size=None, num_workers=workers, collate_fn=_as_it_is, **how
-    )
+    how: dict = dict(sampler=jobs, batch_size=None, collate_fn=_as_it_is, generator=torch.Generator())
+    how |= dict(num_workers=workers, multiprocessing_context=context if workers else None)
+    results = DataLoader(Outcomes(function), **how)
     try:
         for result in results:
             if isinstance(result, UserError):

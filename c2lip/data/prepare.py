@@ -234,16 +234,13 @@ def prepare(
 
         total, skipped, matched, example = _total(folder, parts)
         unmatched = total.pop("unmatched", 0)
-        manifest: dict = dict(
-            total, skipped=dict(skipped + Counter(left_out)), parts=parts, made_by=made_by, rules=chosen
-        )
+        skipped_all = dict(skipped + Counter(left_out))
+        manifest: dict = dict(total, skipped=skipped_all, parts=parts, made_by=made_by, rules=chosen)
         if sentences:
             manifest["sentences"] = True
         if joined and not matched:
-            raise UserError(
-                f"no image has a row in {captions}, matched by {joined['match']}: the first image is {example!r}; "
-                "does the table belong to these shards?"
-            )
+            looked = f"no image has a row in {captions}, matched by {joined['match']}: the first image is {example!r}"
+            raise UserError(f"{looked}; does the table belong to these shards?")
         if captions and joined:
             rows, skipped_rows = joined["rows"], joined["skipped"]
             of_rows = dict(rows=rows, rows_without_image=rows - matched, skipped_rows=skipped_rows)

@@ -28,9 +28,7 @@ from .tables import CAPTION_NAMES, RECORD_SCHEMA, TABLES, arrow_tables, columns,
 MAX_SHARDS = 10**6  # braces can name more shards than there is memory
 
 
-def shard_urls(
-    source,  # path, address, with braces {000..011} or wildcards; or a list of such
-) -> list[str]:  # paths and addresses, in order
+def shard_urls(source) -> list[str]:  # path, address, with braces {000..011} or wildcards; or a list of such → in order
     "The shards that `source` names; raise `UserError` for an address that is not allowed"
     found = []
     for text in [source] if isinstance(source, (str, Path)) else source:
@@ -175,10 +173,9 @@ def index_captions(
     match = "url" if {str(name).lower() for name in first[1]} & set(URL_NAMES) else "key"
     (place,) = columns(first[1], URL_NAMES if match == "url" else KEY_NAMES, match, table)
     names = columns(first[1], CAPTION_NAMES, "caption", table, caption_column)
-    captions = _captions(itertools.chain([first], rows), skips, place, names)
     count, made_of = 0, [str(table), *version_of(str(table)), caption_column]
     with pyarrow.ipc.new_file(str(path), JOIN_SCHEMA) as file:
-        for part in arrow_tables(captions, JOIN_SCHEMA):
+        for part in arrow_tables(_captions(itertools.chain([first], rows), skips, place, names), JOIN_SCHEMA):
             file.write_table(part)
             count += len(part)
     skips.check(table)
@@ -293,8 +290,6 @@ def check_shards(urls: list[str], skips: Skips):
     "Raise `UserError` if too many shards are lost, since the number of their samples is unknown"
     lost = [(where, detail) for where, (cause, detail) in skips.rows.items() if cause in LOST]
     if len(lost) > skips.limit * len(urls):
-        where, detail = lost[0]
-        raise UserError(
-            f"{len(lost)} of {len(urls)} shards are missing or damaged: {skips}; at most {100 * skips.limit:.3g}% of "
-            f"them may be (max_skipped). {where}: {detail}"
-        )
+        allowed = f"at most {100 * skips.limit:.3g}% of them may be (max_skipped)"
+        first = ": ".join(lost[0])
+        raise UserError(f"{len(lost)} of {len(urls)} shards are missing or damaged: {skips}; {allowed}. {first}")
