@@ -81,9 +81,8 @@ def caption_view(towers: Towers) -> Callable:  # (samples, step) → Batch
     "Images and captions, no phrases"
 
     def view(samples, step):
-        return Batch(
-            {"image": stack_images(samples)}, {"caption": Texts(towers.token_ids([s.caption for s in samples]))}
-        )
+        captions = Texts(towers.token_ids([s.caption for s in samples]))
+        return Batch({"image": stack_images(samples)}, {"caption": captions})
 
     return view
 

@@ -47,8 +47,7 @@ def _half_of(sample, mean, std):
     "A sample as half of a joined image: its whole image where it has that, else its crop; mean and std (3,1,1)"
     if sample.whole is None:
         return _squeeze_crop(sample.image, _is_wide(sample))
-    pixels = torch.from_numpy(sample.whole).permute(2, 0, 1).to(sample.image.dtype) / 255
-    return (pixels - mean) / std
+    return (torch.from_numpy(sample.whole).permute(2, 0, 1).to(sample.image.dtype) / 255 - mean) / std
 
 # %% ../../nbs/3_relatives/02_clic.ipynb #bf13bea6
 def _partners(samples, chance):
@@ -70,8 +69,7 @@ def _statements(sample):
 
 def _join_sentences(sentences):
     "Sentences as one caption, each with a full stop"
-    trimmed = [s.rstrip() for s in sentences]
-    return " ".join(s if s.endswith((".", "!", "?")) else s + "." for s in trimmed)
+    return " ".join(s if s.endswith((".", "!", "?")) else s + "." for s in map(str.rstrip, sentences))
 
 
 def _two_more(statements, chance):
@@ -122,8 +120,7 @@ def _clic_view(towers, plain_every=2, right=4, wrong=True):
     plain = caption_view(towers)
 
     def view(samples, step):
-        is_plain = plain_every and step % plain_every == 0
-        if is_plain or len(samples) < 2:
+        if plain_every and step % plain_every == 0 or len(samples) < 2:
             return plain([replace(s, caption=_statements(s)[0]) for s in samples], step)
         return _joined_batch(towers, samples, step_generator(step, samples), right, wrong)
 

@@ -215,9 +215,8 @@ def replaced_view(
         pool = [unit for found in units for unit in found]
         made = [negative_of(s, own, pool, chance) for s, own in zip(samples, units)]
         if negative_images and any(negative is not None and negative.image is None for negative in made):
-            print_once(
-                "some negatives have no image and are captions alone; `negatives_file` names captions and images"
-            )
+            alone = "some negatives have no image and are captions alone"
+            print_once(f"{alone}; `negatives_file` names captions and images")
         for name, has_image in (("negative", True), ("alone", False)):
             rows = [(i, n) for i, n in enumerate(made) if n is not None and (n.image is not None) == has_image]
             texts, owner, weight = [n.caption for _, n in rows], [i for i, _ in rows], [n.score for _, n in rows]
@@ -232,8 +231,7 @@ def replaced_view(
 # %% ../../nbs/3_relatives/03_concrete_jungle.ipynb #aa619665
 def _add_margin(logits, negative, margin):
     "Logits (R,C) with each row's margin (R,) added at its hard negative's column (R,), −1 for none: Cement's Z"
-    has = negative >= 0
-    added = torch.where(has, margin, 0.0).to(logits.dtype)
+    added = torch.where(negative >= 0, margin, 0.0).to(logits.dtype)
     return logits.scatter_add(1, negative.clamp(min=0)[:, None], added[:, None])
 
 # %% ../../nbs/3_relatives/03_concrete_jungle.ipynb #627704c9
@@ -289,10 +287,8 @@ def concrete_jungle(
     margins = partial(_cement_margin, kind=margin, size=margin_size)
 
     def losses(f, batch, terms):
-        negatives = batch.texts["negative"], batch.texts["alone"]
-        return {"cement": _cement_loss(f, *negatives, batch.rows, margins)}
+        return {"cement": _cement_loss(f, batch.texts["negative"], batch.texts["alone"], batch.rows, margins)}
 
     columns = ("image", "caption", "negative", "negative_image", "alone")
-    objective = Objective(losses, {"cement": 1.0}, columns=columns)
     view = replaced_view(towers, regime, ratings, negative_images, negatives_file)
-    return Method(view, objective, trainable=ALL_BUT_BIAS)
+    return Method(view, Objective(losses, {"cement": 1.0}, columns=columns), trainable=ALL_BUT_BIAS)

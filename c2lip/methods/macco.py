@@ -152,14 +152,12 @@ class _Macco(Objective):
         model = towers.model
         text, convolution = getattr(model, "text", model), _patch_convolution(model)
         if not hasattr(text, "token_embedding"):
-            raise UserError(
-                f"{towers.name} has a text tower whose token embedding is hidden; method macco needs open_clip's own"
-            )
+            hidden = f"{towers.name} has a text tower whose token embedding is hidden"
+            raise UserError(f"{hidden}; method macco needs open_clip's own")
         self.grid, self.sigmoid = _patch_grid(towers), has_bias(towers) and not softmax
         vocabulary, width = text.token_embedding.weight.shape
         with torch.no_grad():
-            empty = towers.tokenizer([""]).to(text.token_embedding.weight.device)
-            D = encode_texts(model, empty)[0].shape[1]
+            D = encode_texts(model, towers.tokenizer([""]).to(text.token_embedding.weight.device))[0].shape[1]
         self.image_mask = nn.Parameter(0.02 * torch.randn(convolution.out_channels))
         self.text_mask = nn.Parameter(0.02 * torch.randn(width))
         self.word_blocks, self.patch_blocks = (nn.ModuleList(_CrossBlock(D) for _ in range(n)) for n in (2, 3))
@@ -243,10 +241,7 @@ def macco(
 ) -> Method:
     "MACCO: masked concepts in text and image, restored across; towers keep their form"
     weights = {"mca": lambda_mca, "mir": lambda_mir, "mlm": lambda_mlm, "mim": lambda_mim}
-    return Method(
-        macco_view(towers, _patch_grid(towers), boxes, rectangles),
-        _Macco(towers, weights, softmax),
-        trainable=".*" if has_bias(towers) and not softmax else ALL_BUT_BIAS,
-        head_lr=predictor_lr,
-        head_decay=predictor_decay,
-    )
+    trainable = ".*" if has_bias(towers) and not softmax else ALL_BUT_BIAS
+    view = macco_view(towers, _patch_grid(towers), boxes, rectangles)
+    heads: dict = dict(head_lr=predictor_lr, head_decay=predictor_decay)
+    return Method(view, _Macco(towers, weights, softmax), trainable, **heads)

@@ -95,10 +95,8 @@ def _last_map(towers):
     names = [name for name, _ in towers.model.named_parameters()]
     found = [name for name in names if re.fullmatch(r"(text\.)?text_projection(\.weight|\.bias)?", name)]
     if not found:
-        raise UserError(
-            f"the text tower of {towers.name} does not end in a linear map, which is all that labclip trains; "
-            "use method negclip"
-        )
+        why = f"the text tower of {towers.name} does not end in a linear map, which is all that labclip trains"
+        raise UserError(f"{why}; use method negclip")
     return found
 
 
@@ -128,10 +126,9 @@ def _tripletclip_view(towers, ratings="", negatives_file=""):
 
     def with_images(samples, step):
         if not negatives_file and all(world_scene(s.key) is None for s in samples):
-            raise UserError(
-                "tripletclip needs an image for each negative caption, and only the embedded world can draw them: give "
-                "negatives_file (key → captions and images), or use method negclip, which needs none"
-            )
+            why = "tripletclip needs an image for each negative caption, and only the embedded world can draw them"
+            way = "give negatives_file (key → captions and images), or use method negclip, which needs none"
+            raise UserError(f"{why}: {way}")
         return view(samples, step)
 
     return with_images
