@@ -80,13 +80,9 @@ def _front_matter(record, family):
     base_model, method = None, (record.get("settings") or {}).get("method")
     with suppress(UserError):  # the first weights came from a folder
         base_model = resolve((record.get("made_from") or {}).get("name", "")).weights or None
-    return ModelCardData(
-        library_name="open_clip",
-        pipeline_tag="zero-shot-image-classification",
-        license="unknown",
-        base_model=base_model,
-        tags=list(dict.fromkeys([family, *filter(None, [method]), "vision-language"])),
-    ).to_yaml()
+    fixed = dict(library_name="open_clip", pipeline_tag="zero-shot-image-classification", license="unknown")
+    tags = list(dict.fromkeys([family, *filter(None, [method]), "vision-language"]))
+    return ModelCardData(**fixed, base_model=base_model, tags=tags).to_yaml()
 
 
 def _with_transformers(kind):
@@ -100,9 +96,8 @@ def _write_card(folder):
     "Write README.md of a release folder from its record and configuration; its text"
     record, config = read_json(folder / "record.json"), read_json(folder / "open_clip_config.json")
     sigmoid = config["model_cfg"].get("init_logit_bias") is not None
-    values = {"resize_mode": "shortest", "interpolation": "bicubic"} | config["preprocess_cfg"]
     text = Template(shipped("card.md").read_text(encoding="utf8")).substitute(
-        values,
+        {"resize_mode": "shortest", "interpolation": "bicubic"} | config["preprocess_cfg"],
         front=_front_matter(record, "siglip" if sigmoid else "clip"),
         title=folder.name if folder.name != "model" else folder.absolute().parent.name,
         millions=f"{record.get('parameters', 0) / 1e6:,.2f}",

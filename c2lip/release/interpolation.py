@@ -58,9 +58,8 @@ def interpolate(
         raise UserError(f"alpha is from 0 (before) to 1 (after), not {alpha}")
     if why := _difference(before, after):
         raise UserError(f"{before.name} and {after.name} cannot be averaged: {why}")
-    weights = average_weights(before.model.state_dict(), after.model.state_dict(), alpha)
     model = deepcopy(before.model)
-    model.load_state_dict(weights)
+    model.load_state_dict(average_weights(before.model.state_dict(), after.model.state_dict(), alpha))
     return Towers(model, before.tokenizer, deepcopy(before.config), dict(before.preprocess_cfg), "new")
 
 # %% ../../nbs/8_release/03_interpolation.ipynb #5263f5f7
@@ -99,8 +98,7 @@ def choose_alpha(
         raise UserError("no sugarcrepe, sugarcrepe_pp or own_captions was measured: no composition to choose by")
     guarded = [skill for skill in _SKILLS[1:] if swept[skill].notna().all()]
     before = swept[swept.alpha == 0].iloc[0]
-    keeps = (swept[guarded] >= before[guarded] - margin - 1e-9).all(axis=1)
-    allowed = (swept.alpha == 0) | keeps
+    allowed = (swept.alpha == 0) | (swept[guarded] >= before[guarded] - margin - 1e-9).all(axis=1)
     best = swept[allowed].sort_values(["composition", "alpha"], ascending=[False, True]).iloc[0]
     names = " and ".join(skill.replace("_", "-") for skill in guarded) or "any other skill (none was measured)"
     rule = f"the best composition of all α that lose at most {margin:g} points of {names}; of equals the smallest α"

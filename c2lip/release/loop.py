@@ -210,10 +210,8 @@ def _samples(images, captions, phrases):
     for caption in captions:
         if not isinstance(caption, str):
             raise _no_text(caption)
-    return [
-        Sample(str(i), image, caption, [_placed_phrase(caption, phrase) for phrase in of_caption])
-        for i, (image, caption, of_caption) in enumerate(zip(images, captions, phrases))
-    ]
+    placed = [[_placed_phrase(caption, phrase) for phrase in of] for caption, of in zip(captions, phrases)]
+    return [Sample(str(i), *parts) for i, parts in enumerate(zip(images, captions, placed))]
 
 
 class C2LIPLoss(Step):

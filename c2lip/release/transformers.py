@@ -91,11 +91,9 @@ def _export_image_processor(preprocess_cfg):
     mode = preprocess_cfg.get("resize_mode") or "shortest"
     if not isinstance(side, int) or mode not in ("squash", "shortest"):
         raise UserError(f"the preprocessing (size {side}, resize {mode}) cannot be expressed in transformers")
-    shared: dict[str, Any] = {
-        "image_mean": list(preprocess_cfg["mean"]),
-        "image_std": list(preprocess_cfg["std"]),
-        "resample": {"bilinear": 2, "bicubic": 3}.get(preprocess_cfg.get("interpolation", ""), 3),  # PIL's numbers
-    }
+    resample = {"bilinear": 2, "bicubic": 3}.get(preprocess_cfg.get("interpolation", ""), 3)  # PIL's numbers
+    mean, std = list(preprocess_cfg["mean"]), list(preprocess_cfg["std"])
+    shared: dict[str, Any] = {"image_mean": mean, "image_std": std, "resample": resample}
     square = {"height": side, "width": side}
     if mode == "squash":
         return SiglipImageProcessor(size=square, **shared)
@@ -155,10 +153,8 @@ def small_siglip() -> Towers:
     text |= {"norm_kwargs": {"eps": 1e-6}, "act_kwargs": {"approximate": "tanh"}}
     name = "c2lip_vit_w64_l2_h2_m256_p16_i96_gelu"
     register_vit(name)
-    parts = {
-        "text_cfg": BASE_CONFIG["text_cfg"] | text,
-        "vision_cfg": BASE_CONFIG["vision_cfg"] | {"timm_model_name": name},
-    }
+    vision = BASE_CONFIG["vision_cfg"] | {"timm_model_name": name}
+    parts = {"text_cfg": BASE_CONFIG["text_cfg"] | text, "vision_cfg": vision}
     with seeded(0):
         towers = new_towers(base_folder(), BASE_CONFIG | parts)
         for parameter in towers.model.parameters():

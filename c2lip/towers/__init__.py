@@ -158,13 +158,9 @@ def _load_named(name):
     trained = spec.tag != "random"
     tokenizer = _named_tokenizer(spec) if trained else None  # before the weights, which take longer
     with _from_hub("the weights", f"{spec.model}:{spec.tag}", spec.weights):
-        model = open_clip.create_model(
-            spec.model,
-            pretrained=spec.tag if trained else None,
-            force_preprocess_cfg=spec.preprocess,
-            force_quick_gelu=spec.config.get("quick_gelu", False),
-            weights_only=True,
-        )
+        how: dict = {"pretrained": spec.tag if trained else None, "force_preprocess_cfg": spec.preprocess}
+        quick_gelu = spec.config.get("quick_gelu", False)
+        model = open_clip.create_model(spec.model, force_quick_gelu=quick_gelu, weights_only=True, **how)
         if not trained:
             source = f"local-dir:{base_folder()}" if spec.tokenizer else spec.model
             tokenizer = open_clip.get_tokenizer(source, context_length=model.context_length)

@@ -68,6 +68,7 @@ def c2lip_vit_large(pretrained: bool = False, **options):
 
 # %% ../../nbs/1_method/09_model_folders.ipynb #2a4373d5
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+_CONVERT = "load it with open_clip and save it with safetensors.torch.save_file"
 _CONFIG = "open_clip_config.json"
 _WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "model.safetensors")
 "The weights that open_clip reads from a folder, the first one found"
@@ -81,10 +82,8 @@ def _weights_file(folder):
     if names:
         return found[names[0]]
     if found:
-        raise UserError(
-            f"{folder} holds its weights as a pickle ({min(found)}), which is never opened; where you trust it, load it"
-            " with open_clip and save it with safetensors.torch.save_file as open_clip_model.safetensors"
-        )
+        held = f"{folder} holds its weights as a pickle ({min(found)}), which is never opened"
+        raise UserError(f"{held}; where you trust it, {_CONVERT} as open_clip_model.safetensors")
     raise UserError(f"{folder} holds no weights: open_clip_model.safetensors is missing")
 
 
@@ -113,9 +112,8 @@ def _check_value(file, key, rule, value):
         wanted = f"three numbers {rule}"
         good = len(parts) == 3 and all(type(x) in (int, float) and rule.holds(x) for x in parts)
     else:
-        wanted = (
-            " or ".join(map(str, rule)) if isinstance(rule, tuple) else f"whole numbers from {rule[0]} to {rule[-1]}"
-        )
+        words = " or ".join(map(str, rule)) if isinstance(rule, tuple) else ""
+        wanted = words or f"whole numbers from {rule[0]} to {rule[-1]}"
         good = all(type(x) is type(rule[0]) and x in rule for x in parts) and (parts[1:] == [] or rule == _SIDE)
     if not good or rule == _SIDE and len(parts) > 2:
         raise UserError(f"{file}: {key} must be {wanted}, not {short(value)}")
@@ -153,10 +151,9 @@ def _read_config(folder):
             raise UserError(f"{file} lacks {part}")
         for name in ("mean", "std") if part == "preprocess_cfg" else ():
             if name not in held:
-                raise UserError(
-                    f"{file} does not say the {name} of the images (preprocess_cfg), and open_clip would take OpenAI's;"
-                    " add it, or write the file with towers.describe"
-                )
+                lacks = f"{file} does not say the {name} of the images (preprocess_cfg)"
+                way = "and open_clip would take OpenAI's; add it, or write the file with towers.describe"
+                raise UserError(f"{lacks}, {way}")
         for key in held:
             if key in rules:
                 _check_value(file, key, rules[key], held[key])
@@ -196,15 +193,12 @@ def release_folder(path: Path) -> Path:  # a release folder or a run; anything e
     if not path.exists():
         raise UserError(f"there is no file {path}")
     if path.suffix in PICKLES:
-        raise UserError(
-            f"{path.name} is a pickle, which can run code as it is opened, so it is not opened; where you trust it,"
-            " convert it once: load it with open_clip and save it with safetensors.torch.save_file"
-        )
-    raise UserError(
-        f"{path} is a bare weights file; give its folder, which must hold open_clip_config.json with the mean, crop,"
-        f" activation and tokenizer; towers.describe('ViT-B-16-SigLIP:webli', '{path.parent}') writes it for weights of"
-        " a known model (put that model's name), which are then named open_clip_model.safetensors"
-    )
+        why = f"{path.name} is a pickle, which can run code as it is opened, so it is not opened"
+        raise UserError(f"{why}; where you trust it, convert it once: {_CONVERT}")
+    holds = "open_clip_config.json with the mean, crop, activation and tokenizer"
+    writes = f"towers.describe('ViT-B-16-SigLIP:webli', '{path.parent}') writes it for weights of a known model"
+    named = "(put that model's name), which are then named open_clip_model.safetensors"
+    raise UserError(f"{path} is a bare weights file; give its folder, which must hold {holds}; {writes} {named}")
 
 # %% ../../nbs/1_method/09_model_folders.ipynb #59744352
 def _count_layers(cfg):

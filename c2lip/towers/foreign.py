@@ -86,12 +86,9 @@ def _encoder_config(blocks, tower):
 
 def _text_config(text, norms):
     "The part of the text tower's configuration that SigLIP and CLIP have"
-    return {
-        **_encoder_config(text.transformer.resblocks, norms),
-        "vocab_size": text.token_embedding.num_embeddings,
-        "max_position_embeddings": text.positional_embedding.shape[0],
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
-    }
+    length, marks = len(text.positional_embedding), dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    sizes = {"vocab_size": text.token_embedding.num_embeddings, "max_position_embeddings": length}
+    return _encoder_config(text.transformer.resblocks, norms) | sizes | marks
 
 
 def _text_weights(text):
@@ -128,11 +125,8 @@ def _siglip(model):
         "its text projection has no bias": not isinstance(getattr(text, "text_projection", None), nn.Linear),
     }
     _refuse_if("SiglipModel", obstacles)
-    vision_config = {
-        **_encoder_config(trunk.blocks, trunk),
-        "image_size": _side(trunk.patch_embed.img_size),
-        "patch_size": _side(trunk.patch_embed.patch_size),
-    }
+    sides = {"image_size": _side(trunk.patch_embed.img_size), "patch_size": _side(trunk.patch_embed.patch_size)}
+    vision_config = _encoder_config(trunk.blocks, trunk) | sides
     text_config = _text_config(text, text) | {"projection_size": text.text_projection.out_features}
     head = "vision_model.head"
     weights = {
@@ -170,11 +164,8 @@ def _clip(model):
     _refuse_if("CLIPModel", obstacles)
     end = getattr(text, "eos_id", None) or getattr(text, "text_eos_id", None)
     projection = text.text_projection.weight if isinstance(text.text_projection, nn.Linear) else text.text_projection.T
-    vision_config = {
-        **_encoder_config(visual.transformer.resblocks, visual),
-        "image_size": _side(visual.image_size),
-        "patch_size": _side(visual.patch_size),
-    }
+    sides = {"image_size": _side(visual.image_size), "patch_size": _side(visual.patch_size)}
+    vision_config = _encoder_config(visual.transformer.resblocks, visual) | sides
     text_config = _text_config(text, nn.ModuleList([text.transformer, text.ln_final]))
     text_config["eos_token_id"] = text_config["vocab_size"] - 1 if pool_type == "argmax" else end
     weights = {

@@ -87,9 +87,8 @@ class Config:
 
 
 MAY_CHANGE = frozenset(
-    "check_release precision accumulate recompute workers threads device gpus log_every save_every "
-    "keep_checkpoint evaluate_every validation alarm max_skipped items bench_images resume benchmark split "
-    "run_dir".split()
+    """check_release precision accumulate recompute workers threads device gpus log_every save_every keep_checkpoint
+    evaluate_every validation alarm max_skipped items bench_images resume benchmark split run_dir""".split()
 )
 "What a resumed run may change: it changes no number of the training, or only its rounding"
 
@@ -98,15 +97,8 @@ SHARED = tuple(f.name for f in fields(Config) if f.name not in _OF_A_TRIAL)
 "What all trials of a study have alike, unless it is what they vary"
 
 # %% ../../nbs/6_training/01_config.ipynb #2d975f8d
-KINDS = {
-    "bool": "True or False",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "Regex": "a regular expression",
-    "list": "a list",
-    "dict": "a mapping of the form {name: value, …}",
-}
+KINDS = dict(bool="True or False", int="a whole number", float="a number", str="a text", Regex="a regular expression")
+KINDS |= dict(list="a list", dict="a mapping of the form {name: value, …}")
 
 
 class Setting(NamedTuple):

@@ -230,12 +230,11 @@ def _cause_of(lines):
 def launch_ranks(module: str, words: list, ranks: int):  # such as c2lip.training.run, its command line, how many
     "Run `python -m module words…` under torchrun and stream what it prints; raise `UserError` where a rank fails"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*torchrun, "-m", module, *map(str, words)]
     path = os.pathsep.join([str(project_root()), os.environ.get("PYTHONPATH", "")])
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "C2LIP_WATCHED": "1"}
     last: deque[str] = deque(maxlen=500)
     pipes: dict = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    with subprocess.Popen(command, text=True, env=environment, **pipes) as job:
+    with subprocess.Popen([*torchrun, "-m", module, *map(str, words)], text=True, env=environment, **pipes) as job:
         assert job.stdout is not None  # it is a pipe
         try:
             for line in job.stdout:
