@@ -175,11 +175,7 @@ def plan_study(
     return {name: _plan_block(variants, seeds, shared, steps) for name, variants in _read_blocks(names).items()}
 
 
-def run_study(
-    plans: dict[str, list[PlannedTrial]],  # of `plan_study`
-    setup: TrialSetup,
-    run,  # the run folder
-):
+def run_study(plans: dict[str, list[PlannedTrial]], setup: TrialSetup, run):  # of `plan_study`; the run folder
     "Run the trials of all blocks, each once, those with the same images one after the other"
     groups: dict[tuple, dict[str, PlannedTrial]] = {}
     for planned in itertools.chain.from_iterable(plans.values()):
@@ -191,8 +187,7 @@ def run_study(
             return setup.samples
         if not setup.drawn:
             raise UserError("the blocks on data draw images of the embedded world; leave out data, or such a block")
-        records = _drawn_records(images, **dict(drawn))
-        return Samples(records, setup.base.preprocess, setup.base.tokenizer, cache=True)
+        return Samples(_drawn_records(images, **dict(drawn)), setup.base.preprocess, setup.base.tokenizer, cache=True)
 
     ordered = [planned for group in groups.values() for planned in group.values()]
     run_trials(ordered, setup, run, lambda planned: samples_of(planned.settings["images"], planned.drawn))

@@ -93,10 +93,8 @@ def stored_costs(
     if not file.exists():
         write_json(file, _step_costs(methods, setup, chosen))
     costs = read_json(file)
-    if missing := [name for name in methods if name not in costs]:
-        raise UserError(
-            f"{file} has no cost of {', '.join(missing)}: it was measured for other methods; give another run_dir"
-        )
+    if missing := ", ".join(name for name in methods if name not in costs):
+        raise UserError(f"{file} has no cost of {missing}: it was measured for other methods; give another run_dir")
     return costs
 
 # %% ../../nbs/9_study/07_comparison.ipynb #feedc469
@@ -194,10 +192,9 @@ def _run_search(methods, settings, run, search=None):
     folder.mkdir(exist_ok=True)
     setup = start_trials({**settings, "split": "validation"}, folder)
     if not setup.drawn:
-        raise UserError(
-            "a search needs validation images beside those of the table, and a data set of your own has one part "
-            "that is held back; search by hand with train.ipynb on another split, or give own none"
-        )
+        needs = "a search needs validation images beside those of the table"
+        held = "a data set of your own has one part that is held back"
+        raise UserError(f"{needs}, and {held}; search by hand with train.ipynb on another split, or give own none")
     base = measure_model(setup.base, setup, folder / "base")
     parts = []
     for number, method in enumerate(methods, 1):
@@ -220,10 +217,8 @@ def find_settings(
     if own == "none" or own == "auto" and not embedded:
         return pd.DataFrame(columns=["method", "setting", "value", "sum", "chosen"])
     if not embedded:
-        raise UserError(
-            "own shipped: the settings that ship were found for the embedded base on the embedded world; "
-            "give own now, or none"
-        )
+        found = "the settings that ship were found for the embedded base on the embedded world"
+        raise UserError(f"own shipped: {found}; give own now, or none")
     searched = read_record("compare", "search")
     if without := [method for method in methods if method not in set(searched.method)]:
         print(f"nothing was searched for {', '.join(without)}, which take lr and epochs as they are given", flush=True)

@@ -69,10 +69,8 @@ def start_trials(
     sizes = {"split": settings["split"], "items": settings["items"], "images": settings["bench_images"]}
     benchmark = choose_benchmark("auto", settings["data"], held, run, **sizes)
     if benchmark is None:
-        raise UserError(
-            f"of {len(records)} images fewer than two were held back, so there is nothing to measure a model on; "
-            "give more images"
-        )
+        few = f"of {len(records)} images fewer than two were held back, so there is nothing to measure a model on"
+        raise UserError(f"{few}; give more images")
     print(f"{len(samples)} images, {samples.records.phrase_count} phrases, benchmark {benchmark}")
     benchmarks = [benchmark]
     if drawn:
@@ -102,10 +100,8 @@ def _check_same_settings(settings, folder):
     before, now = (asdict(Config.of(own)) for own in (read_json(folder / "params.json"), settings))
     before, now = ({**own.pop("options"), **own} for own in (before, now))
     if before != now:
-        changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-        raise UserError(
-            f"{folder} holds a trial with other settings ({', '.join(changed)}); give another run_dir or delete it"
-        )
+        changed = ", ".join(sorted(name for name in {*before, *now} if before.get(name) != now.get(name)))
+        raise UserError(f"{folder} holds a trial with other settings ({changed}); give another run_dir or delete it")
 
 
 def trial(
@@ -128,8 +124,7 @@ def trial(
         model = load(str(trained), setup.device)
     else:
         model = load(cfg.model, setup.device, setup.launcher.get("check_release", True))
-        method = build(cfg.method, model, cfg.options)
-        fit(model, method, setup.samples, cfg, folder, setup.device)
+        fit(model, build(cfg.method, model, cfg.options), setup.samples, cfg, folder, setup.device)
         save(model, trained, {"settings": settings})
     table = measure_model(model, setup, folder)
     for checkpoint in folder.glob("checkpoint*.pt"):
