@@ -28,7 +28,9 @@ from .tables import CAPTION_NAMES, RECORD_SCHEMA, TABLES, arrow_tables, columns,
 MAX_SHARDS = 10**6  # braces can name more shards than there is memory
 
 
-def shard_urls(source) -> list[str]:  # path, address, with braces {000..011} or wildcards; or a list of such → in order
+def shard_urls(
+    source,  # path, address, with braces {000..011} or wildcards; or a list of such
+) -> list[str]:  # paths and addresses, in order
     "The shards that `source` names; raise `UserError` for an address that is not allowed"
     found = []
     for text in [source] if isinstance(source, (str, Path)) else source:

@@ -115,7 +115,11 @@ def read_localisation(request: Request) -> Suite:
     return Suite({}, [probe.phrase for probe in probes], measure, any_score=False)
 
 # %% ../../nbs/5_evaluation/11_localisation.ipynb #4fcfda89
-def telling_scene(before: Towers, after: Towers, scenes: list) -> tuple:  # `Scene`s of validation → one, its phrases
+def telling_scene(
+    before: Towers,
+    after: Towers,
+    scenes: list,  # `Scene`s of validation, to choose from
+) -> tuple:  # the scene, its phrases
     "The scene in which most phrases are found by the second model alone, their difference being highest there too"
     probes = scene_probes(scenes)
     first, rows = (localisation(towers, probes) for towers in (before, after))

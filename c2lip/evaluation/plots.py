@@ -52,7 +52,10 @@ class Page(Figure):
             self.savefig(f, format="png", dpi=self.shown_dpi)
             return f.getvalue()
 
-    def keep(self, file) -> Image:  # a PNG file, 150 dots an inch → IPython's, as wide in a notebook as the page itself
+    def keep(
+        self,
+        file,  # a PNG file, as large as 150 dots an inch make it
+    ) -> Image:  # of IPython, as wide in a notebook as the page itself
         "Write the page into a file and show that: drawing takes most of the time, and is done once"
         self.savefig(file, format="png", dpi=150)
         return Image(Path(file).read_bytes(), format="png", width=round(self.get_figwidth() * self.shown_dpi))
@@ -63,7 +66,11 @@ def _model_colours(models):
     return dict(zip(models, itertools.cycle(MODEL_COLOURS)))
 
 
-def percent_axis(ax, across: bool = False, up: bool = False):  # matplotlib axes, drawn already; is x in percent, is y
+def percent_axis(
+    ax,  # matplotlib axes that are drawn already
+    across: bool = False,  # the horizontal axis is in percent
+    up: bool = False,  # the vertical axis is
+):
     "End an axis of percents at 0 and at 100"
     for wanted, limits, set_limits in ((across, ax.get_xlim, ax.set_xlim), (up, ax.get_ylim, ax.set_ylim)):
         if wanted:
@@ -71,7 +78,10 @@ def percent_axis(ax, across: bool = False, up: bool = False):  # matplotlib axes
             set_limits(max(low, 0), min(high, 100))
 
 
-def plain_axes(ax, lines: str = "both"):  # matplotlib axes; which of them have grid lines: x, y or both
+def plain_axes(
+    ax,  # matplotlib axes
+    lines: str = "both",  # the axes that have grid lines: x, y or both
+):
     "No frame but the two axes, and a light grid behind the data"
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis=lines, color="0.93")

@@ -113,7 +113,11 @@ class Reading:
             x = self._cosines(*image.unique_consecutive(return_counts=True), phrase, readout)
         return torch.zeros(len(n)).index_add(0, torch.arange(len(n)).repeat_interleave(n), x[back]) / n
 
-    def score(self, scorer: Scorer, readout: Readout | list) -> Scorer:  # of v·t; or its fields in order
+    def score(
+        self,
+        scorer: Scorer,  # of v·t
+        readout: Readout | list,  # or its fields in order
+    ) -> Scorer:
         "The scorer of a readout; raise `UserError` for one that there is not"
         try:
             mixture, scale, of = Readout(*readout)  # type: ignore[arg-type]

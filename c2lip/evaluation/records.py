@@ -62,7 +62,9 @@ def split_changes(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:  # 
     return frame[against == ""], frame[against != ""]
 
 
-def name_models(models: list[str]) -> dict[str, str]:  # `towers.load`'s, or name=model → short name → model, in order
+def name_models(
+    models: list[str],  # what `towers.load` takes, each optionally as "name=model"
+) -> dict[str, str]:  # short name → model, in the same order
     "Short names for the columns of a table; raise `UserError` where two models have the same"
     found: dict[str, str] = {}
     for model in models:

@@ -101,19 +101,28 @@ def score(
     return Score(name, *((value, math.sqrt(variance)) if items else (math.nan, math.nan)), n, ties, nan)
 
 
-def beats(right: Tensor, *wrong: Tensor) -> Hits:  # (n,) scores of the right answers; (n,) each, of the wrong ones
+def beats(
+    right: Tensor,  # (n,) score of the right answer
+    *wrong: Tensor,  # (n,) each, scores of the wrong answers
+) -> Hits:
     "Is the right score strictly greater than every wrong one? NaN compares false, so it is wrong"
     others = torch.stack(wrong)
     correct = (right > others).all(0)
     return Hits(correct, (right >= others).all(0) & ~correct, right.isnan() | others.isnan().any(0))
 
 # %% ../../nbs/5_evaluation/01_scores.ipynb #60ed34fa
-def similarity(a: Tensor, b: Tensor) -> Tensor:  # (n,D) and (n,D), unit → (n,) cosines, float32
+def similarity(
+    a: Tensor,  # (n,D) unit
+    b: Tensor,  # (n,D) unit
+) -> Tensor:  # (n,) cosines, float32
     "Row by row cosine, summed in float64 and rounded once, so that equal vectors score equally"
     return (a.double() * b.double()).sum(-1).float()
 
 
-def similarities(a: Tensor, b: Tensor) -> Tensor:  # (n,D) and (m,D), unit → (n,m) cosines, float32
+def similarities(
+    a: Tensor,  # (n,D) unit
+    b: Tensor,  # (m,D) unit
+) -> Tensor:  # (n,m) cosines, float32
     "Every cosine between rows of `a` and rows of `b`, summed in float64 and rounded once"
     return (a.double() @ b.double().T).float()
 
@@ -158,7 +167,9 @@ def change_of_items(
     return change.value, change.se, change.n
 
 
-def over_seeds(items: Sequence[Hits | Values | Mean]) -> Mean:  # of one row, of each seed, in the same order
+def over_seeds(
+    items: Sequence[Hits | Values | Mean],  # of one row, of each seed, in the same order
+) -> Mean:
     "What every item gave on the average of the seeds, so that its chance is counted once"
     found = []
     for same in zip(*map(weighted, items), strict=True):

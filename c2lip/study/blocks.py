@@ -175,7 +175,11 @@ def plan_study(
     return {name: _plan_block(variants, seeds, shared, steps) for name, variants in _read_blocks(names).items()}
 
 
-def run_study(plans: dict[str, list[PlannedTrial]], setup: TrialSetup, run):  # of `plan_study`; the run folder
+def run_study(
+    plans: dict[str, list[PlannedTrial]],  # of `plan_study`
+    setup: TrialSetup,
+    run,  # the run folder
+):
     "Run the trials of all blocks, each once, those with the same images one after the other"
     groups: dict[tuple, dict[str, PlannedTrial]] = {}
     for planned in itertools.chain.from_iterable(plans.values()):
