@@ -1,5 +1,6 @@
 """All tests run offline, on one thread each, spread over the cores by pytest-xdist."""
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -33,9 +34,10 @@ os.environ |= {
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # What is forked from this process's server (test_notebooks, on_ranks) has this imported
 multiprocessing.set_forkserver_preload(["preloaded"])
-import sitecustomize  # noqa: E402  (this process too)
-
-assert Path(sitecustomize.__file__).parent == OFFLINE or not hasattr(sitecustomize, "_guard")
+if not hasattr(sys.modules.get("sitecustomize"), "_guard"):  # this process has none, or Debian's own
+    sys.modules.pop("sitecustomize", None)
+    import sitecustomize  # noqa: F401
+gc.set_threshold(100_000, 20, 20)  # of a worker, which lives long
 
 # Modules whose tests share nothing that is costly to make: their tests go to whichever worker is free.
 # The tests of any other module run one after the other on one worker.

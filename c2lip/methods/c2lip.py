@@ -6,17 +6,16 @@
 __all__ = ['c2lip']
 
 # %% ../../nbs/1_method/13_c2lip.ipynb #29e1b927
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
 
 from ..concepts import phrase_number
-from ..core import Range, Sample, Texts, check_choice
+from ..core import Range, Sample, Texts, check_choice, full_precision
 from ..encoding import gather_rows, rank_and_world_size, shared_place
 from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, scaled_cosines, softmax_loss
 from . import Method, Objective, caption_view, plain
-from ..pooling import concept_similarity
+from ..pooling import concept_similarity, patches_in_effect
 from ..spans import token_spans
 from ..towers import Towers, has_bias
 
@@ -109,6 +108,16 @@ def _sigmoid_losses(f, batch, terms, duplicates, xac_scale):
     return c2lip_losses(f["image"], f["caption"], phrase, tokens, signs, f["scale"], f["bias"], xac_scale, terms)
 
 
+def _patches(f, batch, xac_scale):
+    "Patches in effect, the mean over the first phrase of each image of all ranks, 0 without a phrase; a rank's share"
+    phrase, tokens = batch.texts["phrase"], f["image_tokens"].detach()
+    first = phrase.owner.diff(prepend=phrase.owner.new_tensor([-1])) != 0
+    own = first & (phrase.owner < batch.rows)
+    read = f["phrase"].detach().to(tokens.dtype)[phrase.column[own], None]
+    cosine = full_precision(torch.linalg.vecdot(tokens[phrase.owner[own]], read))
+    return patches_in_effect((xac_scale * cosine).softmax(-1)).sum() / first.sum().clamp(min=1)
+
+
 def c2lip(
     towers: Towers,
     lambda_npc: Annotated[float, Range(0, 1000, auto=True)] = 1.0,  # weight of the noun-phrase concept loss
@@ -124,7 +133,12 @@ def c2lip(
     if lambda_npc == lambda_xac == 0:
         return plain(towers)
     weights, needs = {"contrastive": 1.0, "npc": lambda_npc, "xac": lambda_xac}, {"xac": {"image_tokens"}}
+    weights["patches"] = 0.0  # shown, not trained
     losses, columns = (_sigmoid_losses, ()) if has_bias(towers) else (_softmax_losses, ("image",))
-    chosen = partial(losses, duplicates=duplicates, xac_scale=xac_scale)
-    objective = Objective(chosen, weights, needs, columns=(*columns, "caption", "phrase"))
+
+    def measured(f, batch, terms):
+        found = losses(f, batch, terms, duplicates, xac_scale)
+        return found | {"patches": _patches(f, batch, xac_scale)} if "xac" in terms else found
+
+    objective = Objective(measured, weights, needs, columns=(*columns, "caption", "phrase"))
     return Method(_concept_view(towers, concepts), objective)

@@ -244,7 +244,7 @@ class C2LIPLoss(Step):
         images: Tensor,  # (B,3,H,W) preprocessed
         captions: list[str],  # B
         phrases: Sequence[Sequence] | None = None,  # B lists of texts or (text, start, end); None: found here
-    ) -> dict[str, Tensor]:  # contrastive, npc, xac, total: () each; a term with weight 0 is not computed nor named
+    ) -> dict[str, Tensor]:  # contrastive, npc, xac, patches (shown with xac), total: () each; none whose weight is 0
         "The losses, of which total is to be minimised; all ranks must call it together. `UserError` for a wrong batch"
         if phrases is None:
             captions = [_clean(caption) for caption in captions]

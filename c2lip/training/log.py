@@ -146,7 +146,7 @@ class Log:
                 self.board.close()
 
 # %% ../../nbs/6_training/04_log.ipynb #b2ee7eb8
-_TITLES = {"scale": "logit scale τ", "bias": "logit bias b"}
+_TITLES = {"patches": "patches in effect", "scale": "logit scale τ", "bias": "logit bias b"}
 _NO_LOSS = {"step", "total", "grad_norm", "lr", "skipped", *_TITLES, *_SPEED}  # names of a record that are no term
 _VALIDATION = {  # the curves drawn, and what they are called
     "validation/zero-shot": "zero-shot",
