@@ -5,8 +5,7 @@ STAMP  := $(VENV)/.installed
 OUTSIDE := $(VENV)/outside/.installed
 SITE   := $(VENV)/site/.installed
 FOLDER ?= exercises
-# Debian's own 3.11 first: one that pyenv built, without optimisation, is half as fast
-FINDPY := for p in $(or $(PYTHON),/usr/bin/python3.11 python3.11 python3.12 python3.13 python3 python); do \
+FINDPY := for p in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python); do \
           $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done
 
 .DEFAULT_GOAL := help
