@@ -1338,6 +1338,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                     'c2lip.study.trials.measure_shares': ('9_study/trials.html#measure_shares', 'c2lip/study/trials.py'),
                                     'c2lip.study.trials.read_trials': ('9_study/trials.html#read_trials', 'c2lip/study/trials.py'),
                                     'c2lip.study.trials.run_trials': ('9_study/trials.html#run_trials', 'c2lip/study/trials.py'),
+                                    'c2lip.study.trials.start_page': ('9_study/trials.html#start_page', 'c2lip/study/trials.py'),
                                     'c2lip.study.trials.start_trials': ('9_study/trials.html#start_trials', 'c2lip/study/trials.py'),
                                     'c2lip.study.trials.trained_model': ('9_study/trials.html#trained_model', 'c2lip/study/trials.py'),
                                     'c2lip.study.trials.trial': ('9_study/trials.html#trial', 'c2lip/study/trials.py')},

@@ -33,7 +33,7 @@ class Objective(nn.Module):
     def __init__(
         self,
         losses: Callable[[Features, Batch, list], dict],  # (features, batch, wanted names) → {name: loss}
-        weights: dict[str, float],  # name → weight; 0 means not computed
+        weights: dict[str, float],  # name → weight; one of 0 is no term
         needs: dict[str, set[str]] | None = None,  # name → features that this loss reads beyond the embeddings
         columns: tuple = ("caption", "phrase"),  # features gathered from all ranks
     ):
