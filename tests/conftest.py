@@ -1,7 +1,6 @@
 """All tests run offline, on one thread each, spread over the cores by pytest-xdist."""
 
 import gc
-import multiprocessing
 import os
 import shutil
 import signal
@@ -9,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -32,8 +32,6 @@ os.environ |= {
 }
 # A shell ignores Ctrl-C for what it starts by "&", and so would every process of the tests
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# What is forked from this process's server (test_notebooks, on_ranks) has this imported
-multiprocessing.set_forkserver_preload(["preloaded"])
 if not hasattr(sys.modules.get("sitecustomize"), "_guard"):  # this process has none, or Debian's own
     sys.modules.pop("sitecustomize", None)
     import sitecustomize  # noqa: F401
@@ -96,11 +94,24 @@ def free_port():
         return s.getsockname()[1]
 
 
-def on_ranks(work, folder, ranks, *more):
-    "Run `work(rank, folder, *more)` in so many processes, forked from one that has imported the library"
-    import torch.multiprocessing as mp
+def on_ranks(work, folder, ranks):
+    "Run `work(rank, folder)` of a test's module in so many processes; where one fails, all end. Exit codes, or None"
+    words = [sys.executable, "-m", "rank", work.__module__, work.__name__]
+    jobs = [subprocess.Popen([*words, str(i), str(folder)], cwd=ROOT / "tests") for i in range(ranks)]
+    while None in (codes := [job.poll() for job in jobs]) and not any(codes):
+        time.sleep(0.02)
+    for job in jobs:
+        job.kill()
+        job.wait()
+    return codes
 
-    mp.start_processes(work, (str(folder), *more), nprocs=ranks, start_method="forkserver")
+
+def pytest_configure(config):
+    "In a run of many processes, those that import the library go on in a fork of one that has imported it"
+    if not hasattr(config, "workerinput") and config.getoption("numprocesses", None) and not config.option.markexpr:
+        os.environ["C2LIP_FORKS"] = os.path.join(tempfile.mkdtemp(prefix="c2lip-"), "forks")
+        server = [sys.executable, OFFLINE / "forks.py", os.environ["C2LIP_FORKS"]]
+        subprocess.Popen(server, cwd=ROOT, start_new_session=True)
 
 
 def _place(item):

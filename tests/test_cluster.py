@@ -1,7 +1,6 @@
 """Several processes or machines train what one does; the end of one is the end of all, with its reason."""
 
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -88,12 +87,16 @@ def test_a_killed_rank_ends_the_run_and_is_named(own, tmp_path, capfd):
     assert listed in (1, 2) and read_log(tmp_path)[-1]["skipped"] == listed, "by the rank that met it, or by both"
 
 
+def kernel(_, folders):
+    own, folder = folders.split("|")
+    train({**LONG, "data": own, "gpus": 2}, folder)
+
+
 def test_a_killed_kernel_takes_its_ranks_along(own, tmp_path):
-    forked = multiprocessing.get_context("forkserver")  # it has imported the library (conftest)
-    kernel = forked.Process(target=train, args=({**LONG, "data": str(own), "gpus": 2}, tmp_path))
-    kernel.start()
+    words = [sys.executable, "-m", "rank", "test_cluster", "kernel", "0", f"{own}|{tmp_path}"]
+    job = subprocess.Popen(words, cwd=ROOT / "tests")
     wait_for(lambda: steps(tmp_path))
-    kernel.kill()
+    job.kill()
     wait_for(lambda: not ranks(tmp_path), 20)
 
 
@@ -139,7 +142,7 @@ def test_two_machines_train_what_one_process_does(own, tmp_path):
     meet = f"--master-addr 127.0.0.1 --master-port {free_port()}"
     torchrun = f"-m torch.distributed.run --nnodes 2 --nproc-per-node 1 {meet}"
     words = "-m", "c2lip.training.run", str(tmp_path / "r.yaml"), str(tmp_path / "two"), f"data={own}"
-    env = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
     how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env, start_new_session=True)
     starts = [[sys.executable, *torchrun.split(), "--node-rank", str(i), *words] for i in range(2)]
     jobs = [subprocess.Popen(start, **how) for start in starts]

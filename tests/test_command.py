@@ -14,8 +14,6 @@ from c2lip.core.files import project_root
 from c2lip.data.sources import open_data
 from c2lip.dev.command import main
 
-C2LIP = [sys.executable, "-c", "import sys; from c2lip.dev.command import main; sys.exit(main())"]
-
 
 @pytest.fixture
 def table(tmp_path):
@@ -30,7 +28,7 @@ def test_prepare(table, run, monkeypatch, capsys):
     "Relative paths start in the current folder, wherever the project lies"
     monkeypatch.chdir(table)
     words = ["prepare", "captions.csv", "out", "--rule", "strip_determiners=true"]
-    done = run(*C2LIP, *words, "--workers", "2", cwd=table)
+    done = run("c2lip", *words, "--workers", "2", cwd=table)
     assert done.returncode == 0 and "3 captions, 3 phrases (1.0 a caption) in out\n" in done.out, done.out
     assert "\n1 without a phrase\n1 not English\npipeline " in done.out and "digest" in done.out
     records = open_data(table / "out", index_folder=table / "index")
@@ -103,7 +101,7 @@ def test_ctrl_c(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     rows = [dict(key=str(i), image="a.png", caption=f"A dog and {i} cats") for i in range(60_000)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words = [*C2LIP, "prepare", "t.jsonl", "out", "--workers", "2"]
+    words = ["c2lip", "prepare", "t.jsonl", "out", "--workers", "2"]
     with subprocess.Popen(words, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
         until = time.time() + 120
         while not list(tmp_path.glob("out/part-*.json")) and time.time() < until:

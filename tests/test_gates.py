@@ -69,15 +69,6 @@ def test_types_are_right(run):
     assert done.returncode == 0, done.out[-6000:]
 
 
-def test_kernel():
-    for path in NBS:
-        notebook = read(path)
-        form = notebook["metadata"], notebook["nbformat"], notebook["nbformat_minor"]
-        assert form == (upkeep.KERNEL, 4, 5), name(path)
-        ids = [c["id"] for c in notebook["cells"]]
-        assert len(ids) == len(set(ids)), f"two cells of {name(path)} share an id"
-
-
 def exports(path):
     "The module a notebook exports, or None; methods.__init__ is methods"
     found = re.findall(r"^#\|\s*default_exp\s+(\S+)", "\n".join(sources(path)), re.M)
@@ -308,17 +299,6 @@ def files():
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout")
     return [ROOT / f for f in out if f and (ROOT / f).is_file()]
-
-
-def test_the_workflow_calls_the_same_command():
-    "The code host runs .ci/run, from the oldest Python that settings.ini allows"
-    import yaml
-
-    job = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]["test"]
-    assert job["strategy"]["matrix"]["python"][0] == settings()["min_python"]
-    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
-    assert os.access(ROOT / ".ci/run", os.X_OK)
-    assert job["steps"][-1]["env"]["PYTHON"] and "$(PYTHON)" in (ROOT / "Makefile").read_text()
 
 
 def test_no_large_file():

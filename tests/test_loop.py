@@ -53,7 +53,7 @@ def run_rank(rank, folder):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("loop")
-    on_ranks(run_rank, folder, 2)
+    assert on_ranks(run_rank, folder, 2) == [0, 0]
     return folder
 
 

@@ -88,7 +88,7 @@ def test_the_library_works_anywhere(distributions, tmp_path, run):
     here = tmp_path / "here"
     here.mkdir()
     paths = os.pathsep.join([str(distributions[1]), os.environ["PYTHONPATH"].split(os.pathsep)[0]])  # and the guard
-    env = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "caches"), "C2LIP_CACHE": ""}
+    env = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "caches"), "C2LIP_CACHE": "", "C2LIP_FORKS": ""}
     done = run(sys.executable, "-c", USE, cwd=here, env=env)
     assert done.returncode == 0, done.out
     assert "['A red mug', 'the wooden table']" in done.out

@@ -24,6 +24,7 @@ from open_clip.model import convert_to_custom_text_state_dict
 from open_clip.tokenizer import HFTokenizer, get_clean_fn
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
+from torch.overrides import TorchFunctionMode
 
 from ..core import Range, UserError, one_line, short
 from ..core.files import read_json, regular, shipped
@@ -208,6 +209,14 @@ def _count_layers(cfg):
     return own + sum(_count_layers(part) for part in cfg.values() if isinstance(part, dict))
 
 
+class _Unfilled(TorchFunctionMode):
+    "What would fill a new model with numbers is passed over: on the meta device it has none"
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        fills = {"normal_", "uniform_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"}
+        return args[0] if args and getattr(func, "__name__", "") in fills else func(*args, **(kwargs or {}))
+
+
 def _check_weights(folder, cfg):
     "Raise an error where the weights of a release are not those of its configuration, before anything is built"
     file = _weights_file(folder)
@@ -223,7 +232,7 @@ def _check_weights(folder, cfg):
         raise UserError(f"{file}: {odd[0]} is of the type {kinds[odd[0]]}, and weights are floating point")
     if _count_layers(cfg["model_cfg"]) > len(shapes):
         raise UserError(f"{folder}: model_cfg has more layers than {file.name} has tensors ({len(shapes)})")
-    with quiet_loading(), torch.device("meta"):
+    with quiet_loading(), torch.device("meta"), _Unfilled():
         model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, device="meta")
         held = convert_state_dict(model, {name: torch.empty(shape) for name, shape in shapes.items()})
         if "positional_embedding" in held and not hasattr(model, "positional_embedding"):

@@ -7,6 +7,7 @@ the error and go on. Loopback and Unix sockets pass: kernels talk over them.
 import gc
 import os
 import socket
+import sys
 
 gc.set_threshold(2_000_000, 20, 20)  # collections take a tenth of what it costs to import the library, fifty times
 
@@ -39,3 +40,30 @@ def _lookup(host, *args, **kwargs):
 
 
 socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo = _guard(_connect), _guard(_connect_ex), _lookup
+
+
+def _hand_over(address, words):
+    "Go on in a fork of a process that has imported the library (forks.py), and end as it ends"
+    import json
+    import signal
+
+    there = socket.socket(socket.AF_UNIX)
+    there.connect(address)
+    socket.send_fds(there, [b"."], [0, 1, 2])
+    there.sendall(json.dumps([words, sys.path, dict(os.environ), os.getcwd()]).encode() + b"\n")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: there.send(bytes([number])))
+    code = os.waitstatus_to_exitcode(int.from_bytes(there.recv(4) or b"\1\0"))
+    if code < 0:
+        if code != -signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+_FORKED = {"ipykernel_launcher", "nbdev_test", "torch.distributed.run", "c2lip.training.run", "c2lip", "rank"}
+_words = [word for word in sys.orig_argv[1:] if word != "-u"]
+_main = _words[1] if _words[:1] == ["-m"] else os.path.basename("".join(_words[:1]))
+_worker = _words == ["-c", "import sys;exec(eval(sys.stdin.readline()))"]  # of pytest-xdist
+if os.environ.get("C2LIP_FORKS") and (_main in _FORKED or _worker):
+    _hand_over(os.environ["C2LIP_FORKS"], _words)

@@ -1,0 +1,83 @@
+"""`python forks.py ADDRESS`: fork a process for each one that sitecustomize hands over, with the library imported.
+
+The new process has the other's command line, environment, folder and standard files; signals and its end are passed on.
+"""
+
+import atexit
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+
+
+def watch(child, caller):
+    "Send the caller's signals to the child's group, and its end to the caller; the child ends with the caller"
+    os.setpgid(child, child)
+    ended = os.pidfd_open(child)
+    while ended not in select.select([ended, caller], [], [])[0]:
+        os.killpg(child, int.from_bytes(caller.recv(1)) or signal.SIGKILL)
+    with suppress(OSError):  # it was killed
+        caller.sendall(os.waitpid(child, 0)[1].to_bytes(4))
+    os._exit(0)
+
+
+def serve(address):
+    "Fork for every caller until the tests are over; return in the new process, with what it was told"
+    parent, server = os.getppid(), socket.socket(socket.AF_UNIX)
+    server.bind(address)
+    server.listen(64)
+    import preloaded  # noqa: F401 (callers wait)
+
+    server.settimeout(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while os.getppid() == parent:
+        try:
+            caller = server.accept()[0]
+        except TimeoutError:
+            continue
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            files, told = socket.recv_fds(caller, 1, 3)[1], json.loads(caller.makefile().readline())
+            if child := os.fork():
+                watch(child, caller)
+            for i, file in enumerate(files):
+                os.dup2(file, i)
+            os.closerange(3, max(*files, caller.fileno(), server.fileno()) + 1)
+            return told
+        caller.close()
+    os.remove(address)
+    os._exit(0)
+
+
+words, path, environment, folder = serve(sys.argv[1])
+os.environ.clear()
+os.environ.update(environment)
+os.chdir(folder)
+sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
+module, code = words[0] == "-m", 0
+sys.path[:] = [folder if module else os.path.dirname(words[0]), *path]
+sys.argv = words[module:]
+try:
+    if words[0] == "-c":
+        exec(words[1], {"__name__": "__main__"})
+    elif module:
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(words[0], run_name="__main__")
+except SystemExit as e:
+    code = e.code or 0
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+except BaseException:
+    traceback.print_exc()
+    code = 1
+atexit._run_exitfuncs()
+for stream in (sys.stdout, sys.stderr):
+    stream.flush()
+os._exit(code)
