@@ -57,7 +57,7 @@ def test_captions_are_true_and_negatives_false(task, held_out):
 def test_held_out_items_edit_held_out_pairs(tmp_path):
     write_benchmark(tmp_path, "validation", images=80, items=20, single=96)
     for half, held in ((tmp_path, False), (tmp_path / "heldout", True)):
-        for row in json.loads((half / "sugarcrepe" / "swap_att.json").read_text()).values():
+        for row in json.loads((half / "world_sugarcrepe" / "swap_att.json").read_text()).values():
             for text in (row["caption"], row["negative_caption"]):
                 words = text.lower().strip(".").split()
                 pairs = [(words[i + 1].strip(".,"), w) for i, w in enumerate(words) if w in COLOURS]

@@ -96,7 +96,7 @@ class Request:
     "What a reader should read"
 
     folder: Path  # the benchmark folder
-    name: str  # of the suite, which is also its place in the folder: "aro", "heldout/sugarcrepe"
+    name: str  # of the suite, which is also its place in the folder: "aro", "heldout/binding"
     images_folder: Path | None = None  # of suites in the workbook's own layout; None: `images` in the benchmark folder
     ks: tuple[int, ...] = (1, 5)  # the K of R@K, where a benchmark does not fix them
 
@@ -163,6 +163,8 @@ class NotDownloaded(NotHere):
 def require_files(at: Path, *patterns):
     "Raise `NotDownloaded`, with where to get it, where a published suite's folder or every file is missing"
     source = suite_data("suites").get(at.name) or suite_data("suites")["mnist"]
+    if "home" not in source and not at.is_dir():  # a drawn one
+        raise NotHere(f"there is no {at}")
     if not at.is_dir():
         wanted = f"the folder {at} should hold {source['files']}; from {source['home']} ({source['licence']})"
         raise NotDownloaded(f"{at.name} is not in {at.parent}: {wanted}")

@@ -48,7 +48,7 @@ def layouts() -> dict[str, list[tuple[str, str, tuple]]]:  # name of a table →
 def brief(frame: pd.DataFrame) -> pd.DataFrame:
     "The rows of a table for a first look: averages, and the whole of some suites"
     average = frame.name.str.startswith("average") | frame.name.isin(["AUROC", "pointing"])
-    whole = frame.suite.isin(["sugarcrepe", "binding", "retrieval", "zeroshot"])
+    whole = frame.suite.isin(["sugarcrepe", "world_sugarcrepe", "binding", "retrieval", "zeroshot"])
     heldout = frame.suite.str.endswith(("/retrieval", "/zeroshot", "/binding"))
     return frame[(average | whole | heldout) & frame.value.notna()].reset_index(drop=True)
 

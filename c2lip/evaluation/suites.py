@@ -173,7 +173,7 @@ def choose_readout(
     as far as they are there; of equals the first. A `UserError` where none is"""
     tried = {f"{share:g} {beta:g}": Readout(share, beta) for share in mixtures for beta in scales}
     found = pd.concat([evaluate(towers, folder, readouts=tried, **how) for folder in folders])
-    found[["readout", "suite"]] = found.suite.str.split("/", n=1, expand=True)
+    found[["readout", "suite"]] = found.suite.str.replace("/world_", "/").str.split("/", n=1, expand=True)
     kinds = {"sugarcrepe": "average", "sugarcrepe_pp": "average ITT", "winoground": "group", "retrieval": ".* R@1"}
     rows = [found[(found.suite == suite) & found.name.str.fullmatch(name)] for suite, name in kinds.items()]
     means = pd.DataFrame([part.groupby("readout").value.mean() for part in rows if len(part)])

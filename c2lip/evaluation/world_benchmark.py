@@ -190,12 +190,12 @@ def _write_sugarcrepe(folder, task, made, second=False):
 def _write_half(folder, scenes, items, split, held_out):
     "The questions of one half; returns the names of their images"
     used = set()
-    for kind, tasks, make in (("sugarcrepe", SUGARCREPE, make_item), ("binding", BINDING, _make_binding_item)):
+    for kind, tasks, make in (("world_sugarcrepe", SUGARCREPE, make_item), ("binding", BINDING, _make_binding_item)):
         for task in tasks:
             made = _make_items(make, task, scenes, items, split, held_out)
             _write_sugarcrepe(folder / kind, task, made)
-            if kind == "sugarcrepe" and task in SUGARCREPE_PP:
-                _write_sugarcrepe(folder / "sugarcrepe_pp", task, made, second=True)
+            if kind == "world_sugarcrepe" and task in SUGARCREPE_PP:
+                _write_sugarcrepe(folder / "world_sugarcrepe_pp", task, made, second=True)
             used.update(name for name, *_ in made)
     return used
 

@@ -59,12 +59,12 @@ def _make_group(split, number):
 
 
 def write_groups(
-    folder,  # becomes folder/winoground with examples.jsonl and images/, Winoground's own format
+    folder,  # becomes folder/world_winoground with examples.jsonl and images/, Winoground's own format
     n: int = 300,
     split: str = "test",  # validation for every choice made along the way
 ):
     "Groups of two images that differ in two exchanged colours, and their captions"
-    home = Path(folder) / "winoground"
+    home = Path(folder) / "world_winoground"
     lines: list[str] = []
     for number in itertools.count():
         if len(lines) == n:

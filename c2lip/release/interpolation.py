@@ -69,7 +69,7 @@ _SKILLS = ("composition", "zero_shot", "retrieval")
 def skills(table: pd.DataFrame) -> dict[str, float]:  # of `evaluate` → percent; NaN where nothing was measured
     "Three means of a table, by v·t"
     table = table[~table.suite.str.startswith("mixture/")]
-    kind = table.suite.str.split("/").str[-1]
+    kind = table.suite.str.split("/").str[-1].str.removeprefix("world_")
     composition = table[(kind == "sugarcrepe") & table.name.str.startswith("average")]
     for other in ("sugarcrepe_pp", "own_captions"):
         if not len(composition):

@@ -209,9 +209,8 @@ def _count_layers(cfg):
     return own + sum(_count_layers(part) for part in cfg.values() if isinstance(part, dict))
 
 
+# What would fill a new model with numbers is passed over: on the meta device it has none
 class _Unfilled(TorchFunctionMode):
-    "What would fill a new model with numbers is passed over: on the meta device it has none"
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         fills = {"normal_", "uniform_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"}
         return args[0] if args and getattr(func, "__name__", "") in fills else func(*args, **(kwargs or {}))

@@ -151,6 +151,7 @@ _NO_LOSS = {"step", "total", "grad_norm", "lr", "skipped", *_TITLES, *_SPEED}  #
 _VALIDATION = {  # the curves drawn, and what they are called
     "validation/zero-shot": "zero-shot",
     "validation/sugarcrepe average": "SugarCrepe, average",
+    "validation/world_sugarcrepe average": "World-SugarCrepe, average",
     "validation/retrieval i2t R@1": "image → text R@1",
     "validation/retrieval t2i R@1": "text → image R@1",
 }

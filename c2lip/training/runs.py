@@ -84,7 +84,7 @@ def _scores(folder):
     with suppress(OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
         table = pd.read_csv(regular(folder / "table.csv"))
         table = table[table["against"].isna()] if "against" in table else table
-        average = table[(table.suite == "sugarcrepe") & (table.name == "average")]
+        average = table[table.suite.isin(["sugarcrepe", "world_sugarcrepe"]) & (table.name == "average")]
         rows = average if len(average) else table[(table.suite == table.suite[0]) & (table.name == table.name[0])]
         values = pd.to_numeric(rows.value, errors="coerce").tolist()
         return (values[0] if len(values) > 1 else None), values[-1]

@@ -78,6 +78,5 @@ except BaseException:
     traceback.print_exc()
     code = 1
 atexit._run_exitfuncs()
-for stream in (sys.stdout, sys.stderr):
-    stream.flush()
+print(end="", flush=True)
 os._exit(code)

@@ -30,7 +30,7 @@ def lay_out(benchmark, home):
     for name in ("val2017", "val2014"):
         (home / name).symlink_to(benchmark / "images", target_is_directory=True)
     for task in TASKS:
-        (home / f"{task}.json").symlink_to(benchmark / "sugarcrepe" / f"{task}.json")
+        (home / f"{task}.json").symlink_to(benchmark / "world_sugarcrepe" / f"{task}.json")
     images = json.loads((benchmark / "retrieval.json").read_text())["images"]
     texts = [(i, s["raw"]) for i, image in enumerate(images) for s in image["sentences"]]
     captions = dict(images=[dict(id=i, file_name=image["filename"]) for i, image in enumerate(images)])
@@ -91,7 +91,7 @@ def sugarcrepe_rule(release, benchmark):
     tokenizer = open_clip.get_tokenizer(f"local-dir:{release}")
     seen, found = {}, {}
     for task in TASKS:
-        items, right = json.loads((benchmark / "sugarcrepe" / f"{task}.json").read_text()).values(), 0
+        items, right = json.loads((benchmark / "world_sugarcrepe" / f"{task}.json").read_text()).values(), 0
         for item in items:
             name = item["filename"]
             if name not in seen:
