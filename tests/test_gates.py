@@ -288,9 +288,6 @@ def test_missing_python_is_said_clearly(tmp_path, run):
     assert done.returncode != 0 and "no Python 3.11 or newer" in done.out and not (tmp_path / "venv").exists()
 
 
-# ---- the files
-
-
 def files():
     "What git would commit; every file where there is no git"
     command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]

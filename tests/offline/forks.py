@@ -54,29 +54,35 @@ def serve(address):
     os._exit(0)
 
 
-words, path, environment, folder = serve(sys.argv[1])
-os.environ.clear()
-os.environ.update(environment)
-os.chdir(folder)
-sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
-module, code = words[0] == "-m", 0
-sys.path[:] = [folder if module else os.path.dirname(words[0]), *path]
-sys.argv = words[module:]
-try:
-    if words[0] == "-c":
-        exec(words[1], {"__name__": "__main__"})
-    elif module:
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(words[0], run_name="__main__")
-except SystemExit as e:
-    code = e.code or 0
-    if not isinstance(code, int):
-        print(code, file=sys.stderr)
+def go_on(words, path, environment, folder):
+    "Be the interpreter that was handed over, to its end"
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
+    module, code = words[0] == "-m", 0
+    sys.path[:] = [folder if module else os.path.dirname(words[0]), *path]
+    sys.argv = words[module:]
+    try:
+        if words[0] == "-c":
+            exec(words[1], {"__name__": "__main__"})
+        elif module:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as e:
+        code = e.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
         code = 1
-except BaseException:
-    traceback.print_exc()
-    code = 1
-atexit._run_exitfuncs()
-print(end="", flush=True)
-os._exit(code)
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):  # a kernel has closed it
+        sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    go_on(*serve(sys.argv[1]))
