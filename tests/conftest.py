@@ -46,7 +46,6 @@ LONGEST = (
     "test_data test_own_images test_recipes test_launchers test_same_bytes_under_ray test_cluster "
     "test_prepare".split()
 )
-# Made of tests that take well under a second each.
 QUICK = {"test_gates", "test_losses", "test_methods", "test_settings", "test_tables", "test_world"}
 CLOUDS = {"169.254.169.254", "metadata.google.internal"}  # where Ray asks at its start whether it runs in one
 
@@ -100,6 +99,8 @@ def on_ranks(work, folder, ranks):
     jobs = [subprocess.Popen([*words, str(i), str(folder)], cwd=ROOT / "tests") for i in range(ranks)]
     while None in (codes := [job.poll() for job in jobs]) and not any(codes):
         time.sleep(0.02)
+    time.sleep(0.3 * any(codes))  # others may be ending too
+    codes = [job.poll() for job in jobs]
     for job in jobs:
         job.kill()
         job.wait()

@@ -88,8 +88,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(own, tmp_path, capfd):
 
 
 def kernel(_, folders):
-    own, folder = folders.split("|")
-    train({**LONG, "data": own, "gpus": 2}, folder)
+    train({**LONG, "data": folders.split("|")[0], "gpus": 2}, folders.split("|")[1])
 
 
 def test_a_killed_kernel_takes_its_ranks_along(own, tmp_path):
