@@ -18,6 +18,7 @@ from papermill.iorw import load_notebook_node
 from c2lip.dev import upkeep
 from c2lip.dev.command import main
 from c2lip.dev.launch import check_run
+from c2lip.methods import method_names
 from c2lip.training.config import KINDS, check, read_parameters
 from c2lip.training.launchers import launcher_settings
 
@@ -107,6 +108,14 @@ def test_a_public_name_stands_in_one_room():
                 homes.setdefault(getattr(target, "name", getattr(target, "id", "_")), set()).add(exports(path))
     twice = {n: sorted(where) for n, where in homes.items() if len(where) > 1 and not n.startswith("_")}
     assert not twice
+
+
+def test_the_trainer_names_no_method_and_no_entry():
+    words = set(method_names()) - {"c2lip", "clip", "plain"} | {"npc", "xac", "phrase_signs", "phrase", "caption"}
+    named = re.compile(rf"\b({'|'.join(words | {'negative', 'positive_1'})})\b")
+    trainer = [f for f in (ROOT / "c2lip" / "training").glob("*.py") if f.stem not in ("config", "run")]
+    found = {f.name: named.findall(re.sub(r"^# %%.*$", "", f.read_text(encoding="utf8"), flags=re.M)) for f in trainer}
+    assert len(found) > 4 and not any(found.values()), found
 
 
 def test_the_loss_stands_near_the_front():
@@ -296,14 +305,6 @@ def files():
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout")
     return [ROOT / f for f in out if f and (ROOT / f).is_file()]
-
-
-def test_no_large_file():
-    sizes = {f: f.stat().st_size for f in files()}
-    base = ROOT / "data" / "base"
-    large = {str(f.relative_to(ROOT)): n for f, n in sizes.items() if n > 4e6 and base not in f.parents}
-    assert not large, f"over 4 MB: {large}"
-    assert sum(n for f, n in sizes.items() if base in f.parents) <= 12.5e6, "data/base grows"
 
 
 FOREIGN = re.compile(r"(?<![\w.:/~-])/(?:home|root|Users|work|opt|mnt|data\d|scratch)/\w+|[.]pyenv/|[A-Z]:\\\\?Users")
