@@ -1,6 +1,5 @@
 """What the tests' processes are forked with (conftest), so that none of them has to import or to load it again."""
 
-import atexit
 import gc
 
 import matplotlib.pyplot  # noqa: F401
@@ -19,4 +18,3 @@ from c2lip.concepts import load_pipeline
 load_pipeline()
 # The collector would touch every object in every child, and so copy each page of what is shared
 gc.freeze()
-atexit.register(gc.unfreeze)  # or libraries complain of leaks as the server ends
