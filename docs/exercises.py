@@ -173,11 +173,12 @@ def check_room(room: str, exercises: list[dict], written: dict[str, str]):  # yi
     with place_of(room) as names:
         for cell in cells[: last + 1]:
             run_cell(cell["source"], names)
+            own_names = dict(names)
             for row in (row for row in exercises if row["check"] == cell["id"]):
                 own = with_answer(sources[row["cell"]], written.get(row["cell"], ""), row["function"])
                 wrong = own if own.startswith("!") else failure(own, names) or failure(cell["source"], names)
-                for source in (sources[row["cell"]], cell["source"]):  # the room's own body, which passes
-                    run_cell(source, names)
+                names.clear()
+                names.update(own_names)
                 yield row, wrong.lstrip("!")
 
 

@@ -58,28 +58,22 @@ import shutil
 import sys
 import c2lip
 from pathlib import Path
-from c2lip.training.runs import release_folders
 from c2lip.concepts import noun_phrases
 from c2lip.dev.command import main
 from c2lip.core.files import cache_folder, project_root, shipped
 from c2lip.evaluation.published import read_published
-from c2lip.evaluation.suites import benchmark_folder
-from c2lip.losses import c2lip_losses, owner_signs, pair_signs
-from c2lip.methods import method_names
-from c2lip.methods.concrete_jungle import read_concreteness
-from c2lip.towers import load
 
 assert "site-packages" in c2lip.__file__, c2lip.__file__
 assert project_root() == Path.cwd() and "site-packages" in str(shipped("recipes"))
 print([phrase.text for phrase in noun_phrases("A red mug stands on the wooden table.")])
-load("base"), benchmark_folder("world", "validation", items=2, images=20)
-assert len(read_published()) > 1000 and read_concreteness()
-assert cache_folder().is_dir() and "caches" in str(cache_folder())
+assert len(read_published()) > 1000
+assert "caches" in str(cache_folder())
 assert not list(Path.cwd().iterdir()), "nothing is written where the user stands"
-print(release_folders(), method_names())
 shutil.copy(shipped("base/record.json"), ".")  # any file: no image is opened here
 Path("captions.csv").write_text("image,caption\\nrecord.json,A red mug on a table.\\n")
-sys.exit(main(["prepare", "captions.csv", "out"]))
+assert main(["prepare", "captions.csv", "out"]) == 0
+assert {"captions.csv", "out", "record.json"} == {path.name for path in Path.cwd().iterdir()}
+sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -89,16 +83,12 @@ def test_the_library_works_anywhere(distributions, tmp_path, run):
     here.mkdir()
     paths = os.pathsep.join([str(distributions[1]), os.environ["PYTHONPATH"].split(os.pathsep)[0]])  # and the guard
     env = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "caches"), "C2LIP_CACHE": "", "C2LIP_FORKS": ""}
-    done = run(sys.executable, "-c", USE, cwd=here, env=env)
-    assert done.returncode == 0, done.out
-    assert "['A red mug', 'the wooden table']" in done.out
-    assert "1 captions, 2 phrases" in done.out, done.out
-    assert {"captions.csv", "out", "record.json"} == {path.name for path in here.iterdir()}
-    command = "import sys; from c2lip.dev.command import main; sys.exit(main())"
     words = "evaluate -p models base,again=base -p items 2 -p bench_images 20 -p split validation".split()
     words += ["-p", "suites", "world_sugarcrepe,zeroshot", "-p", "run_dir", "mine"]
-    done = run(sys.executable, "-c", command, *words, cwd=here, env=env, timeout=300)
-    assert done.returncode == 0 and "everything is in mine" in done.out and not (here / "data").exists(), done.out
+    done = run(sys.executable, "-c", USE, *words, cwd=here, env=env, timeout=300)
+    assert done.returncode == 0 and "everything is in mine" in done.out and (tmp_path / "caches").is_dir(), done.out
+    assert not (here / "data").exists()
+    assert "['A red mug', 'the wooden table']" in done.out and "1 captions, 2 phrases" in done.out, done.out
     assert all(text in done.out for text in ("SugarCrepe", "mixture", "c2lip list suites says where")), done.out
     assert not any(text in done.out for text in ("Published", "Unable to parse", "unknown parameter")), done.out
     check_evaluation(here / "mine")

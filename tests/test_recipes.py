@@ -277,13 +277,12 @@ def captions_to_draw(folder):
     return folder / "prepared"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("several", [False, True], ids=["damaged", "several captions"])
-def test_resume_is_bit_equal(damaged, tmp_path, monkeypatch, workers, several):
-    "Damaged shards; one of three captions drawn in each step: a stop within an epoch changes no bit"
+def test_resume_is_bit_equal(damaged, tmp_path, monkeypatch, several):
+    "Damaged shards; one of three captions drawn in each step: two workers and a stop within an epoch change no bit"
     source = captions_to_draw(tmp_path) if several else damaged
 
-    def weights(name, **settings):
+    def weights(name, workers=2, **settings):
         (tmp_path / name).mkdir(exist_ok=True)
         return train(source, tmp_path / name, workers=workers, save_every=3, **settings).model.state_dict()
 
@@ -295,13 +294,13 @@ def test_resume_is_bit_equal(damaged, tmp_path, monkeypatch, workers, several):
     def equal(a, b):
         return all(torch.equal(a[k], b[k]) for k in a)
 
-    want = weights("straight")
+    want = weights("straight", workers=0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("c2lip.training.fit.train_step", stopping)
         weights("stopped")
     assert equal(want, weights("stopped", resume=True))
     if several:
-        assert not equal(want, weights("first", draw_captions=False))
+        assert not equal(want, weights("first", workers=0, draw_captions=False))
     else:
         lists = [(tmp_path / name / "skipped.jsonl").read_text().splitlines() for name in ("straight", "stopped")]
         assert set(lists[0]) == set(lists[1])

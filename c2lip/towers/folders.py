@@ -210,7 +210,9 @@ def _count_layers(cfg):
 
 
 # What would fill a new model with numbers is passed over: on the meta device it has none
-class _Unfilled(TorchFunctionMode):
+class _Empty(TorchFunctionMode):
+    last: dict = {}  # the last configuration, as text, and its model: many are loaded in turn
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         fills = {"normal_", "uniform_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"}
         return args[0] if args and getattr(func, "__name__", "") in fills else func(*args, **(kwargs or {}))
@@ -221,19 +223,20 @@ def _check_weights(folder, cfg):
     file = _weights_file(folder)
     try:
         with safe_open(regular(file), framework="pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            shapes = {name: part.get_shape() for name, part in slices.items()}
-            kinds = {name: part.get_dtype() for name, part in slices.items()}
+            found = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            found = {name: (part.get_shape(), part.get_dtype()) for name, part in found.items()}
     except (OSError, SafetensorError) as e:
         raise UserError(f"{file} cannot be read: {e}") from None
     counts = ("position_ids", "num_batches_tracked")  # whole numbers
-    if odd := [name for name, kind in kinds.items() if kind[0] != "F" and kind != "BF16" and not name.endswith(counts)]:
-        raise UserError(f"{file}: {odd[0]} is of the type {kinds[odd[0]]}, and weights are floating point")
-    if _count_layers(cfg["model_cfg"]) > len(shapes):
-        raise UserError(f"{folder}: model_cfg has more layers than {file.name} has tensors ({len(shapes)})")
-    with quiet_loading(), torch.device("meta"), _Unfilled():
-        model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, device="meta")
-        held = convert_state_dict(model, {name: torch.empty(shape) for name, shape in shapes.items()})
+    if odd := [name for name, (_, kind) in found.items() if kind.lstrip("B")[0] != "F" and not name.endswith(counts)]:
+        raise UserError(f"{file}: {odd[0]} is of the type {found[odd[0]][1]}, and weights are floating point")
+    if _count_layers(cfg["model_cfg"]) > len(found):
+        raise UserError(f"{folder}: model_cfg has more layers than {file.name} has tensors ({len(found)})")
+    key = json.dumps(cfg["model_cfg"])
+    with quiet_loading(), torch.device("meta"), _Empty():
+        model = _Empty.last.get(key) or open_clip.create_model(f"local-dir:{folder}", load_weights=False, device="meta")
+        _Empty.last = {key: model}
+        held = convert_state_dict(model, {name: torch.empty(shape) for name, (shape, _) in found.items()})
         if "positional_embedding" in held and not hasattr(model, "positional_embedding"):
             held = convert_to_custom_text_state_dict(held)
         held.pop("text.transformer.embeddings.position_ids", None)  # transformers wrote it once, open_clip drops it
@@ -314,17 +317,15 @@ def load_folder(
         for file in folder.glob("*.json"):
             regular(file)
         register_vit(str(cfg["model_cfg"]["vision_cfg"].get("timm_model_name")))
-        foreign = _is_foreign(folder)
-        if not foreign:
-            _check_weights(folder, cfg)
         with quiet_loading():
             if text_cfg.get("hf_tokenizer_name"):
                 tokenizer = read_tokenizer(folder, text_cfg)
             else:
                 tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
-            if foreign:
+            if _is_foreign(folder):
                 model = load_foreign(folder, cfg)
             else:
+                _check_weights(folder, cfg)
                 model = open_clip.create_model(f"local-dir:{folder}", require_pretrained=True, weights_only=True)
             _check_tokenizer(tokenizer, model, text_cfg, folder)
         numbers = {**model.state_dict(), "exp(logit_scale)": model.logit_scale.exp()}
@@ -332,10 +333,9 @@ def load_folder(
             raise UserError(f"{folder}: the weights hold a number that is not finite, in {wrong}")
         if check:
             _check_digests(folder)
-    except UserError:
-        raise
     except BaseException as e:
-        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":  # tokenizers' of a regular expression
+        panic = type(e).__name__ == "PanicException"  # tokenizers' of a regular expression
+        if isinstance(e, UserError) or not isinstance(e, Exception) and not panic:
             raise
         raise UserError(f"the release folder {folder} cannot be loaded: {one_line(e, 300)}") from None
     return model, tokenizer, cfg["model_cfg"]

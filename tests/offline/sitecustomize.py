@@ -61,7 +61,7 @@ def _hand_over(address, words):
     os._exit(code)
 
 
-_FORKED = {"ipykernel_launcher", "nbdev_test", "torch.distributed.run", "c2lip.training.run", "c2lip", "rank"}
+_FORKED = "ipykernel_launcher nbdev_test torch.distributed.run c2lip.training.run c2lip rank broken_run".split()
 _words = [word for word in sys.orig_argv[1:] if word != "-u"]
 _main = _words[1] if _words[:1] == ["-m"] else os.path.basename("".join(_words[:1]))
 _worker = _words == ["-c", "import sys;exec(eval(sys.stdin.readline()))"]  # of pytest-xdist

@@ -66,7 +66,7 @@ def both(tmp_path_factory):
     from c2lip.towers import load
     from c2lip.towers.folders import base_folder
 
-    folder = benchmark_folder("world", "test", items=40, images=200)
+    folder = benchmark_folder("world", "test", items=10, images=60, single=204)
     ours = evaluate(load("base"), folder, ["world_sugarcrepe", "retrieval"], ks=(1, 5, 10), progress=False, cache=None)
     sets = tmp_path_factory.mktemp("classes") / "sets"
     zero_shot = our_zero_shot(load("base"), sets, write_class_sets(folder, sets))
