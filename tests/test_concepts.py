@@ -123,7 +123,7 @@ def hostile(n, rng):
 
 
 def test_hostile_captions():
-    found = list(hostile(3_000, random.Random(0)))
+    found = list(hostile(1_500, random.Random(0)))
     start = time.process_time()
     assert max(map(len, found)) >= 99_000
     captions = list(map(canonical_caption, found))
@@ -199,14 +199,14 @@ def check(tokenizer, captions, phrases):
 
 @pytest.mark.parametrize("name", ["simple", "short", "canonical", "bpe", "clips", "siglip", "lower", "base"])
 def test_spans_decode_to_their_phrases(name, tokenizers, own):
-    captions = own[:500] + [
+    captions = own[:250] + [
         "A skateboarder's red-and-blue T-shirt, by the café!",
         "İstanbul's 3D tower (old) & a 12.5 cm cup_holder",
         "A “quoted” dog… and the ΣΑΣ ship 🙂",
     ]
     whole, cut = check(tokenizers[name], captions, noun_phrases_many(captions))
-    assert whole > 400
-    assert cut > 50 if name == "short" else cut < whole / 2  # the embedded tokenizer has 512 pieces and 48 places
+    assert whole > 200
+    assert cut > 25 if name == "short" else cut < whole / 2  # the embedded tokenizer has 512 pieces and 48 places
 
 
 @pytest.mark.parametrize("name", ["simple", "bpe", "siglip", "clips"])

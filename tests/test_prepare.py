@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from c2lip.data.sources import PIECE, open_data
 
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch):
-    "tqdm's thread ends, so that workers are forked, which takes no time"
+    "tqdm's thread ends, and those that other tests left wait: so workers are forked, which takes no time"
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
     monkeypatch.setattr(tqdm, "monitor_interval", 0)
     if tqdm.monitor:
         tqdm.monitor.exit()
