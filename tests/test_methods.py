@@ -29,10 +29,12 @@ from c2lip.training.fit import fit
 from c2lip.training.step import halve_weights, parameter_groups, train_step
 from c2lip.world_captions import train_records
 
-METHODS = "plain c2lip clic negclip concrete_jungle macco labclip tripletclip beta_clip".split()
+METHODS = "plain c2lip clic negclip concrete_jungle macco labclip tripletclip beta_clip read_clip".split()
 EQUAL = [{"concepts": "pool", "duplicates": duplicates} for duplicates in ("separate", "mask", "merge")]
 CASES = [("siglip", name, 1, {}) for name in METHODS]
-CASES += [("clip", name, 1, {}) for name in ("plain", "clic", "negclip", "tripletclip", "macco", "beta_clip")]
+CASES += [
+    ("clip", name, 1, {}) for name in ("plain", "clic", "negclip", "tripletclip", "macco", "beta_clip", "read_clip")
+]
 CASES += [(kind, "c2lip", 1, options) for kind in ("siglip", "clip") for options in EQUAL]
 CASES += [("siglip", "clic", 2, {}), ("siglip", "clip", 1, {})]  # CLIC's second step is a plain one
 CASES += [("siglip", "c2lip", 1, {"trainable": r"text\..*"})]

@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..concepts import split_sentences
 from ..core import Batch, Features, Range, Texts, check_choice
-from ..encoding import encode_texts, gather
+from ..encoding import gather
 from ..losses import scaled_cosines
-from . import Method, Objective, caption_view, contrast, further_texts, step_generator
+from . import Method, Objective, caption_view, contrast, further_texts, joint_width, step_generator
 from ..towers import Towers, has_bias
 
 # %% ../../nbs/3_relatives/08_beta_clip.ipynb #31d42501
@@ -81,9 +81,7 @@ class _BetaClip(Objective):
         columns = ("caption",) if has_bias(towers) else ("image", "caption")
         super().__init__(self._losses, weights, {"cal": {"image_tokens"}}, columns)
         self.plain, self.overlap, self.form = contrast(towers), overlap, form
-        with torch.no_grad():
-            empty = towers.tokenizer([""]).to(towers.model.logit_scale.device)
-            self.conditioner = _Conditioner(encode_texts(towers.model, empty)[0].shape[1])
+        self.conditioner = _Conditioner(joint_width(towers))
 
     def _cal(self, f, batch):
         captions = torch.arange(batch.rows, device=f["caption"].device)

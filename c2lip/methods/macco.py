@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..core import Batch, Features, Range, UserError, full_precision
 from ..encoding import encode_images, encode_texts, entry_of, scale_and_bias, sum_over_ranks
 from ..losses import scaled_cosines, sigmoid_loss, softmax_loss
-from . import ALL_BUT_BIAS, Method, Objective
+from . import ALL_BUT_BIAS, Method, Objective, joint_width
 from .macco_masks import macco_view
 from ..towers import Towers, has_bias
 
@@ -156,8 +156,7 @@ class _Macco(Objective):
             raise UserError(f"{hidden}; method macco needs open_clip's own")
         self.grid, self.sigmoid = _patch_grid(towers), has_bias(towers) and not softmax
         vocabulary, width = text.token_embedding.weight.shape
-        with torch.no_grad():
-            D = encode_texts(model, towers.tokenizer([""]).to(text.token_embedding.weight.device))[0].shape[1]
+        D = joint_width(towers)
         self.image_mask = nn.Parameter(0.02 * torch.randn(convolution.out_channels))
         self.text_mask = nn.Parameter(0.02 * torch.randn(width))
         self.word_blocks, self.patch_blocks = (nn.ModuleList(_CrossBlock(D) for _ in range(n)) for n in (2, 3))

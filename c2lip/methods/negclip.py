@@ -8,11 +8,11 @@ __all__ = ['negclip', 'labclip', 'tripletclip']
 # %% ../../nbs/3_relatives/07_negclip.ipynb #b6f50692
 import re
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
-from ..core import UserError, check_choice
+from ..core import Range, UserError, check_choice
 from ..losses import choice_loss, pair_signs, scaled_cosines, sigmoid_loss
 from . import Method, Objective, caption_view, further_texts, step_generator
 from .concrete_jungle import replaced_view, world_scene
@@ -20,16 +20,17 @@ from .edits import ALL_KINDS, WAYS, edit_captions
 from ..towers import Towers, has_bias
 
 # %% ../../nbs/3_relatives/07_negclip.ipynb #a192482a
-def _negclip_view(towers, kinds=ALL_KINDS, way="swap"):
-    "Images, captions and hard captions"
+def _negclip_view(towers, kinds=ALL_KINDS, way="swap", hard=1):
+    "Images, captions and so many hard captions of each, where they can be made"
     check_choice("negatives", way, WAYS)
     plain = caption_view(towers)
 
     def view(samples, step):
         batch, chance = plain(samples, step), step_generator(step, samples)
-        hard = edit_captions(way, [s.caption for s in samples], [s.phrases for s in samples], chance, kinds)
-        owner = [i for i, found in enumerate(hard) if found]
-        batch.texts["hard"] = further_texts(towers, [hard[i][1] for i in owner], owner)
+        captions, phrases = [s.caption for s in samples], [s.phrases for s in samples]
+        drawn = [edit_captions(way, captions, phrases, chance, kinds) for _ in range(hard)]
+        found = [(i, edit[1]) for edits in drawn for i, edit in enumerate(edits) if edit]
+        batch.texts["hard"] = further_texts(towers, [text for _, text in found], [i for i, _ in found])
         return batch
 
     return view
@@ -78,9 +79,10 @@ def negclip(
     towers: Towers,
     kinds: list | str = "all",  # which kinds are exchanged: noun, adjective, verb, adverb, phrase; "all" of them
     negatives: Literal["swap", "replace", "add"] = "swap",  # how a hard caption is made
+    hard: Annotated[int, Range(1, 20)] = 1,  # hard captions of each caption
 ) -> Method:
     "NegCLIP: hard captions by exchanging words; softmax for CLIP towers, the sigmoid form for those with a bias"
-    view = _negclip_view(towers, _chosen_kinds(kinds), negatives)
+    view = _negclip_view(towers, _chosen_kinds(kinds), negatives, hard)
     loss = _hard_contrast(has_bias(towers))
 
     def losses(f, batch, terms):
