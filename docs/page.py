@@ -95,6 +95,10 @@ def data(before: str, after: str) -> dict:
         palettes[name] = cmap(np.arange(cmap.N), bytes=True)[:, :3].tolist()
     words = dict(colours=[*COLOURS], nouns=[*NOUNS], others=[*PATTERNS, *filter(None, SIZES)])
     words |= dict(more_colours=_PHOTO_COLOURS, more_nouns=_PHOTO_NOUNS)
+    controls = {name: vars(control) for name, control in MAP_CONTROLS.items()}
+    # no gradient × input: the page has no backward pass
+    kinds = [choice for choice in controls["kind"]["choices"] if choice[1] != "gradient"]
+    controls["kind"] = controls["kind"] | dict(choices=kinds)
     opening = Selection(kind="softmax", smooth=True, same_scale=True)  # as explore.ipynb opens
     return dict(
         names=[Path(name).name for name in (before, after)],
@@ -104,7 +108,7 @@ def data(before: str, after: str) -> dict:
         palettes=palettes,
         scenes=[_scene(exhibit) for exhibit in scenes()],
         words=words,
-        controls={name: vars(control) for name, control in MAP_CONTROLS.items()},
+        controls=controls,
         selection={name: getattr(opening, name) for name in MAP_CONTROLS},
         labels=MAP_KINDS,
         questions=[*QUESTIONS],

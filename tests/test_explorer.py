@@ -40,7 +40,7 @@ def test_a_slider_runs_no_tower(state, monkeypatch):
 
     monkeypatch.setattr("c2lip.attention.maps.encode_images", never)
     monkeypatch.setattr("c2lip.attention.maps.embed_texts", never)
-    for wish in ("kind=softmax", "kind=softmax&scale=30", "opacity=0.2&smooth=1", "kind=head", "kind=similarity"):
+    for wish in ("kind=softmax", "kind=softmax&scale=30", "opacity=0.2&smooth=1", "kind=head", "kind=gradient"):
         assert state.update(state=wish), state.error
     assert not state.update(phrase="a new phrase") and "a tower ran" in state.error
 
@@ -63,6 +63,10 @@ def test_models_of_other_grids(state, clip_folder):
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 200, 3), np.uint8))
     for kind in MAP_KINDS:
         assert state.update(image=wide, kind=kind, phrase="a mug"), state.error
+    assert state.update(image=1, kind="gradient", layer=1), state.error  # a kind without layers
+    first, last, change = (column.maps.sum() for column in state.shown.columns)
+    assert torch.isclose(change, last - first, atol=1e-5)  # a patch of half the area has half of what was added
+    assert state.update(layer=0), state.error
     for number in (2, 3):
         state.models[f"copy {number}"] = state.models["base"]._replace(name=f"copy {number}")
     assert state.update(model=list(state.models)[-4:]), state.error

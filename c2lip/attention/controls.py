@@ -34,8 +34,8 @@ def _row(default, *about):
     return field(default=default, metadata=dict(control=Control(*about)))
 
 
-_KINDS = ("centred", "centred"), ("similarity", "similarity"), ("softmax", "softmax"), ("pooling head", "head")
-_TOKENS = "centred", "similarity", "softmax"  # kinds that are made from tokens
+_TOKENS = "centred", "similarity", "softmax"  # kinds that are made from tokens of any layer
+_KINDS = *((kind, kind) for kind in _TOKENS), ("gradient × input", "gradient"), ("pooling head", "head")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Selection:
     image: Any = _row(None, "path of an image of your own, or a number of the gallery", "text")
     caption: str = _row("", "what the image shows; its noun phrases become buttons", "text")
     phrase: tuple = _row((), "phrases to look for, such as: a red mug | a blue mug", "text")
-    kind: str = _row("centred", "what a map shows: centred, similarity, softmax or head", "buttons", _KINDS)
+    kind: str = _row("centred", "what a map shows: centred, similarity, softmax, gradient or head", "buttons", _KINDS)
     smooth: bool = _row(False, "smooth maps; else patches", "check")
     same_scale: bool = _row(False, "one scale for all models; else one for each", "check")
     scale: float = _row(10.0, "β of the softmax, 1 to 100", "log", (1.0, 100.0), "β", ("softmax",))

@@ -94,12 +94,12 @@ class _ModelCache:
         self.kept.move_to_end(name)
         return self.kept[name]
 
-    def view(self, name: str, exhibit, head: bool = False, layers: bool = False) -> View:
+    def view(self, name: str, exhibit, **wanted: bool) -> View:  # what `encode_view` may be asked for
         "An image as a model sees it"
         towers, views, _ = self.of(name)
-        key = exhibit, head, layers
+        key = exhibit, *wanted.items()
         if key not in views:
-            views[key] = encode_view(towers, exhibit.image, head, layers)
+            views[key] = encode_view(towers, exhibit.image, **wanted)
         return views[key]
 
     def embed(self, name: str, phrases: Sequence[str]) -> Tensor:  # P phrases → (P,D) unit
@@ -141,11 +141,13 @@ def _caption_table(caption, names, views, embeds):
 
 def _show(chosen, cache):
     "Maps, scores and doubts of a selection; of models that cannot answer a `UserError`"
-    exhibit, phrases, layer = chosen.image, chosen.phrase, chosen.layer * (chosen.kind != "head")
+    exhibit, phrases = chosen.image, chosen.phrase
+    layer = chosen.layer * (chosen.kind in MAP_CONTROLS["layer"].kinds)
+    wanted = dict(head=chosen.kind == "head", layers=layer > 0, gradient=chosen.kind == "gradient")
     true = questions.caption_phrases(chosen.caption)  # known to be true of the image: of a scene its things
     if exhibit.scene is not None:
         true = [*map(name_thing, exhibit.scene.things), *questions.caption_phrases(exhibit.caption)]
-    views = [cache.view(name, exhibit, chosen.kind == "head", layer > 0) for name in chosen.model]
+    views = [cache.view(name, exhibit, **wanted) for name in chosen.model]
     embeds = [partial(cache.embed, name) for name in chosen.model]
     scores = [{p: questions.score_phrase(p, view, embed, true) for p in phrases} for view, embed in zip(views, embeds)]
     columns, found = [], []
@@ -254,7 +256,7 @@ class Explorer:
     def note(self) -> str:
         "What a reader of the figure must know: how grids were matched, what layer is read, every doubt, a line each"
         chosen, notes = self.selection, [grid_note(self.shown.columns)]
-        if chosen.layer and chosen.kind != "head" and chosen.phrase:
+        if chosen.layer and chosen.phrase and chosen.kind in MAP_CONTROLS["layer"].kinds:
             blocks = "1 block" if chosen.layer == 1 else f"{chosen.layer} blocks"
             notes.append(f"tokens {blocks} before the last, read as if they were the last: a probe")
         return "\n".join(dict.fromkeys(filter(None, notes + self.shown.doubts)))

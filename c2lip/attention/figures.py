@@ -109,12 +109,12 @@ def map_columns(
     for name, own, area in zip(names, maps, fields):
         ranged = maps if same_scale else [own]
         lowest = 0.0  # of shares an even one, so that a model without a preference has no colour
-        if kind != "centred":
+        if kind not in ("centred", "gradient"):
             lowest = float(min(m.mean() if share else m.min() for m in ranged))
         low, high = _rounded_range(lowest, float(max(m.max() for m in ranged)))
         columns.append(MapColumn(name, own, area, low, high, MAP_KINDS[kind]))
     if len(maps) == 2:
-        (before, after), area = on_finest_grid(maps, fields, share)
+        (before, after), area = on_finest_grid(maps, fields, share or kind == "gradient")  # both add up over patches
         high = _rounded_range(0.0, float((after - before).abs().max()))[1]
         label = f"less  ·  {'% points' if share else 'cosine'}  ·  more"
         columns.append(MapColumn("difference", after - before, area, -high, high, label, signed=True))
