@@ -121,11 +121,6 @@ def scene_probes(scenes: list[Scene]) -> list[Probe]:
     return probes
 
 # %% ../../nbs/5_evaluation/10_probes.ipynb #fe0224bc
-def _image_key(probe):
-    "The same path or the same object is one image"
-    return probe.image if isinstance(probe.image, str | bytes) else id(probe.image)
-
-
 def _open(image):
     "An image; one that cannot be opened is a `UserError`"
     try:
@@ -145,7 +140,7 @@ def probe_maps(
         raise UserError("there are no probes to measure")
     phrases = [probe.phrase for probe in probes]
     concepts = text(phrases) if text else embed_texts(towers, phrases, progress=False)
-    groups = [[*own] for _, own in groupby(probes, _image_key)]
+    groups = [[*own] for _, own in groupby(probes, lambda p: p.image if type(p.image) in (str, bytes) else id(p.image))]
     fields: list[tuple] = []
     maps: list[Tensor] = []  # (M,) of each probe
     for start in range(0, len(groups), batch_size):
