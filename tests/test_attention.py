@@ -12,8 +12,8 @@ from PIL import Image
 
 from c2lip.attention.maps import encode_view, head_attention
 from c2lip.core import UserError
-from c2lip.evaluation.localisation import localisation, localisation_rows, measure_map
-from c2lip.evaluation.probes import Probe, coco_probes, coverage, probe_maps, scene_probes
+from c2lip.evaluation.localisation import localisation_rows, measure_map
+from c2lip.evaluation.probes import coco_probes, coverage, scene_probes
 from c2lip.evaluation.scores import score
 from c2lip.evaluation.world_scenes import binding_scenes
 from c2lip.towers import load
@@ -76,15 +76,6 @@ def test_coverage_keeps_area(size, grid):
     assert abs(float(half.mean()) - mask[:, : size // 2].mean()) < 0.01
 
 
-def test_images_in_several_batches(base):
-    probes = binding_probes()[:12]
-    whole, numbers, _ = probe_maps(base, probes)
-    assert numbers == [0] * 4 + [1] * 4 + [2] * 4
-    parts, *_ = probe_maps(base, probes, batch_size=2)
-    assert torch.allclose(whole, parts, atol=1e-5)
-    assert localisation(base, probes, batch_size=1).auroc.notna().all()
-
-
 def oracle_rows(aim):
     "Localisation of maps that are exactly the coverage of what `aim(probe)` returns"
 
@@ -130,13 +121,6 @@ def test_what_was_not_measured_is_counted():
     rows.loc[:3, "auroc colour"] = math.nan
     found = values_of(rows)
     assert [(found[name].n, found[name].nan) for name in ("AUROC", "AUROC over same colour")] == [(48, 0), (44, 4)]
-
-
-def test_bad_probes(base):
-    with pytest.raises(UserError, match="no probes"):
-        localisation(base, [])
-    with pytest.raises(UserError, match="empty"):
-        localisation(base, [Probe(Image.new("RGB", (96, 96)), "a mug", np.zeros((4, 4), bool))])
 
 
 # --- masks in COCO's format
