@@ -157,13 +157,13 @@ def probe_maps(
     return torch.stack(maps).unflatten(-1, grid_of(towers.model, images, len(maps[0]))), numbers, fields
 
 # %% ../../nbs/5_evaluation/10_probes.ipynb #7ec08009
-def _annotation_mask(index, annotation, points):
-    "(h,w) bool of a COCO annotation, its longer side thinned out to at most `points`"
+def _annotation_mask(index, annotation):
+    "(h,w) bool of a COCO annotation, its longer side thinned out to at most 160 points: a patch needs no finer one"
     if not annotation.get("segmentation"):
         x, y, w, h = annotation["bbox"]
         annotation = annotation | {"segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]]}
     mask = index.annToMask(annotation).astype(bool)
-    step = -(-max(mask.shape) // points)
+    step = -(-max(mask.shape) // 160)
     return mask[step // 2 :: step, step // 2 :: step]
 
 
@@ -187,7 +187,6 @@ def coco_probes(
     file,  # a JSON file in COCO's format
     images,  # folder of its images
     group: str = "",  # of the probes
-    points: int = 160,  # the masks' longer side at most; a patch needs no finer one
 ) -> list[Probe]:  # those of one image side by side
     "The probes of a file of annotations; one that cannot be read is a `UserError` that names the file"
     index = COCO()
@@ -199,7 +198,7 @@ def coco_probes(
         probes = []
         for image in index.dataset["images"]:
             own = {annotation["id"]: annotation for annotation in index.imgToAnns[image["id"]]}
-            masks = {k: _annotation_mask(index, annotation, points) for k, annotation in own.items()}
+            masks = {k: _annotation_mask(index, annotation) for k, annotation in own.items()}
             probes += _image_probes(str(Path(images) / image["file_name"]), own, masks, names, group)
     except (LookupError, TypeError, ValueError) as e:
         raise UserError(f"{file} is not in COCO's format: {type(e).__name__} {e}") from None

@@ -191,13 +191,10 @@ def run_study(
     run_trials(ordered, setup, run, lambda planned: samples_of(planned.settings["images"], planned.drawn))
 
 # %% ../../nbs/9_study/03_blocks.ipynb #56b57822
-_RUN_SETTINGS = {f.name for f in fields(Config)} - {"method", "options"}
-"Settings of a run whatever its method"
-
-
 def _shared_settings(planned):
     "What a trial has in common with the plain one that it is measured against"
-    run = {name: value for name, value in planned.settings.items() if name in _RUN_SETTINGS}
+    of_any_method = {f.name for f in fields(Config)} - {"method", "options"}
+    run = {name: value for name, value in planned.settings.items() if name in of_any_method}
     return run | {name: value for name, value in planned.drawn if name not in _CONCEPT_SETTINGS}
 
 
