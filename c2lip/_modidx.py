@@ -822,8 +822,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                'c2lip/evaluation/scores.py')},
             'c2lip.evaluation.suites': { 'c2lip.evaluation.suites._drawn_folder': ( '5_evaluation/suites.html#_drawn_folder',
                                                                                     'c2lip/evaluation/suites.py'),
-                                         'c2lip.evaluation.suites._drawn_record': ( '5_evaluation/suites.html#_drawn_record',
-                                                                                    'c2lip/evaluation/suites.py'),
                                          'c2lip.evaluation.suites._reading': ( '5_evaluation/suites.html#_reading',
                                                                                'c2lip/evaluation/suites.py'),
                                          'c2lip.evaluation.suites._rows_by_name': ( '5_evaluation/suites.html#_rows_by_name',

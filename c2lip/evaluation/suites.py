@@ -9,7 +9,6 @@ __all__ = ['FORMS', 'READERS', 'read_folder', 'embed_suites', 'measure', 'tabula
 # %% ../../nbs/5_evaluation/13_suites.ipynb #4b1afe72
 import hashlib
 import inspect
-import json
 import os
 import random
 import shutil
@@ -23,7 +22,7 @@ import torch
 
 from .. import world as world_module
 from .. import world_captions
-from ..core import UserError, did_you_mean
+from ..core import UserError, did_you_mean, files
 from ..core.files import cache_folder, cache_instead, folder_digest, project_root, shipped, user_path, write_json
 from ..data.images import BadImage, open_image
 from ..data.sources import find_source, open_data
@@ -165,19 +164,14 @@ def evaluate(
 def _world_version():
     "Digest of the code that draws the embedded benchmark: the last part of its folder's name"
     modules = (world_module, world_captions, world_scenes, world_benchmark)
-    files = [shipped("world.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
-
-
-def _drawn_record(folder):
-    return json.dumps({"sha256": folder_digest(folder)}).encode()
+    sources = [shipped("world.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:8]
 
 
 def _drawn_folder(home, split, sizes):
     "The embedded benchmark in a folder of the cache, drawn beside its place and moved there whole"
     folder = home / "-".join(["world", split, *(f"{k}{v}" for k, v in sorted(sizes.items())), _world_version()])
-    about = folder / "record.json"
-    if folder.is_dir() and not (about.is_file() and about.read_bytes() == _drawn_record(folder)):
+    if folder.is_dir() and files.json_object(folder / "record.json").get("sha256") != folder_digest(folder):
         print(f"{folder} is not as it was drawn; it is drawn anew", flush=True)
         shutil.rmtree(folder)
     if not folder.is_dir():
@@ -185,7 +179,7 @@ def _drawn_folder(home, split, sizes):
         with tempfile.TemporaryDirectory(dir=home) as half:
             drawn = Path(half) / "whole"
             world_benchmark.write_benchmark(drawn, split, **sizes)
-            (drawn / "record.json").write_bytes(_drawn_record(drawn))
+            write_json(drawn / "record.json", {"sha256": folder_digest(drawn)})
             try:
                 drawn.rename(folder)
             except OSError:
