@@ -19,8 +19,8 @@ import ftfy
 from tqdm.auto import tqdm
 
 from .core import Phrase, UserError, check_choice, did_you_mean, one_line
-from .core.files import read_yaml, regular, shipped
-from .trees import base_phrases
+from .core.files import regular, shipped
+from .trees import WORD_LISTS, base_phrases
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -75,7 +75,6 @@ def split_sentences(text: str) -> list[str]:  # a caption of one or more sentenc
     return [s for s in [*sentences, text[start:].strip()] if s]
 
 # %% ../nbs/1_method/06_concepts.ipynb #e4175a73
-_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shipped("words.yaml")).items()}
 WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -84,8 +83,8 @@ def is_english(text: str) -> bool:  # a caption → False as well where there is
     if not text.isascii() and sum(c.isalpha() for c in text if c.isascii()) < 0.8 * sum(map(str.isalpha, text)):
         return False
     words = WORD.findall(text.lower())
-    foreign = sum(w in _LISTS["foreign"] for w in words)
-    return bool(words) and (foreign == 0 or foreign <= sum(w in _LISTS["english"] for w in words))
+    foreign = sum(w in WORD_LISTS["foreign"] for w in words)
+    return bool(words) and (foreign == 0 or foreign <= sum(w in WORD_LISTS["english"] for w in words))
 
 # %% ../nbs/1_method/06_concepts.ipynb #51c5ace8
 PIPELINES = tuple(f"en_core_web_{size}" for size in ("sm", "md", "lg", "trf"))
@@ -122,7 +121,7 @@ def _load(source):
 
 # %% ../nbs/1_method/06_concepts.ipynb #8a71f3f8
 def _with_plurals(kind):
-    words = _LISTS[kind]
+    words = WORD_LISTS[kind]
     forms = words | {word + ("es" if word.endswith(("s", "x", "ch", "sh")) else "s") for word in words}
     return forms | {word[:-1] + "ies" for word in forms if word.endswith("y")}
 
@@ -194,13 +193,13 @@ def _is_generic(span, words, rules):
     first, _, head = span
     if head < 0:
         return False
-    noun, before = words[head], [w for w in words[first:head] if w not in _LISTS["determiners"]]
-    if noun in _LISTS["pronouns"]:
+    noun, before = words[head], [w for w in words[first:head] if w not in WORD_LISTS["determiners"]]
+    if noun in WORD_LISTS["pronouns"]:
         return rules.drop_pronouns and (not before or noun not in ("one", "ones"))
-    place = noun in _PLACES and all(w in _LISTS["relative"] or w.isdigit() for w in before)
+    place = noun in _PLACES and all(w in WORD_LISTS["relative"] or w.isdigit() for w in before)
     if rules.drop_generic and (noun in _FRAMES or place):
         return True
-    return rules.drop_places and not before and noun in _LISTS["generic_places"]
+    return rules.drop_places and not before and noun in WORD_LISTS["generic_places"]
 
 
 def _characters(doc, text, first, end):
@@ -227,7 +226,7 @@ def _candidates(doc, words, rules):
         if _is_long(words[first:end], rules) or _is_generic(span, words, rules):
             continue
         if rules.strip_determiners:
-            while first < end - 1 and words[first] in _LISTS["determiners"]:
+            while first < end - 1 and words[first] in WORD_LISTS["determiners"]:
                 first += 1
         yield first, end
 

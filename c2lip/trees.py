@@ -9,11 +9,13 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from .core.files import read_yaml, shipped
+
 if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'LEADING', 'BRACKETS', 'PARTICIPLE', 'PLURAL',
+__all__ = ['UNIFIED', 'WORD_LISTS', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'BRACKETS', 'PARTICIPLE',
            'NO_COMPOUND', 'base_phrases']
 
 # %% ../nbs/1_method/05_trees.ipynb #f441c623
@@ -21,21 +23,12 @@ UNIFIED = {"nmod:poss": "poss", "compound:prt": "prt", "npadvmod": "obl", "prede
 UNIFIED |= {"nn": "compound", "num": "nummod", "dobj": "obj", "nsubjpass": "nsubj"}
 "Arc names that mean the same; ClearNLP's or a subtype on the left, ours on the right"
 
-MODIFIES = set("det amod nummod compound poss nmod quantmod advmod obl cc conj punct case goeswith flat prt".split())
-"Arcs by which a word to the left belongs to a noun"
+WORD_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shipped("words.yaml")).items()}
+"Words, and names of arcs, by what they do to a phrase"
 
-NAMES_ON = {"flat", "goeswith", "nummod"}
-"Arcs by which a word to the right belongs to a name"
-
-NOMINAL = set("nsubj obj iobj obl nmod conj root appos attr pobj dative oprd".split())
-"Arcs of a word that is used as a noun, whatever its tag"
-
+MODIFIES, NAMES_ON, NOMINAL = WORD_LISTS["modifies"], WORD_LISTS["names_on"], WORD_LISTS["nominal"]
 NOUN_TAGS = ("NOUN", "PROPN")
 POSSESSIVE = {"'s", "'", "’s", "’", "s"}
-LEADING = set("just only also even not then now still maybe perhaps there here".split())
-LEADING |= set("underneath amidst amid atop alongside among amongst".split())
-"Words that are trimmed from the left end of a phrase"
-
 BRACKETS = set("()[]{}<>|;:!?…")
 
 
@@ -106,7 +99,7 @@ class _Tree:
             if self.pos[i - 1] == "NUM" and self.pos[i - 2] in NOUN_TAGS and i > 1 and self.head[i - 1] == noun:
                 return i - 1  # "1 batter 1 catcher": a number after a noun counts another thing
             i -= 1
-        trimmed = LEADING | POSSESSIVE
+        trimmed = WORD_LISTS["leading"] | POSSESSIVE
         while i < noun and (self.arc[i] in ("cc", "punct", "case") or self.words[i] in trimmed):
             i += 1
         return i
@@ -130,9 +123,7 @@ class _Tree:
 
 # %% ../nbs/1_method/05_trees.ipynb #1db50d38
 PARTICIPLE = re.compile("((?<!e)ed|eaten|drawn|lit|made|worn|grown)$")
-PLURAL = set("people men women children".split())
-NO_COMPOUND = set("today tomorrow yesterday tonight adjacent outside inside outdoors indoors".split())
-"Words tagged as nouns that never end a compound"
+NO_COMPOUND = WORD_LISTS["no_compound"]
 
 
 def base_phrases(
@@ -201,7 +192,7 @@ def _is_one_compound(before, span, tree):
             return False
     elif before[1] != first:
         return False
-    if tree.pos[noun] != "NOUN" or tree.words[noun].endswith("s") or tree.words[noun] in PLURAL:
+    if tree.pos[noun] != "NOUN" or tree.words[noun].endswith("s") or tree.words[noun] in WORD_LISTS["plural"]:
         return False
     if tree.pos[head] not in NOUN_TAGS or tree.words[head] in NO_COMPOUND:
         return False

@@ -19,14 +19,11 @@ from .core.files import read_yaml, shipped
 from .world import COLOURS, HELD_OUT, NOUNS, PATTERNS, Dice, Scene, Thing, draw_scene, make_scene, places
 
 # %% ../nbs/2_world/02_world_captions.ipynb #d64390bb
-OPPOSITE = {
-    **{"left": "right", "right": "left", "above": "below", "below": "above"},
-    **{"on": "carrying", "carrying": "on", "in": "holding", "holding": "in"},
-    **{"behind": "hiding", "hiding": "behind", "hanging": "lifting", "lifting": "hanging"},
-}
+_WORDING = read_yaml(shipped("world.yaml"))
+OPPOSITE: dict[str, str] = _WORDING["opposite"]
 "Every relation, and the same fact seen from the other object"
 
-_SENTENCES = read_yaml(shipped("world.yaml"))["sentences"]
+_SENTENCES = _WORDING["sentences"]
 
 
 def relation(scene: Scene, a: Thing, b: Thing) -> str | None:  # one of `OPPOSITE`; None where it is not clear
@@ -96,11 +93,7 @@ def caption_scene(scene: Scene, *seed) -> str:  # the wording's seed
     return _sentences(scene, things, [name_thing(thing, pattern=True) for thing in things], dice, 0.85)
 
 
-_ALT_TEXT = {"thing": 0.955, "colour": 0.9, "pattern": 0.75, "size": 0.1, "relation": 0.95, "truth": 0.97}
-"How often an alt text names what is there, and how often it is right about a colour"
-
-_DETAILED = {"thing": 1.0, "colour": 1.0, "pattern": 1.0, "size": 0.0, "relation": 0.85, "truth": 1.0}
-"The same of a detailed caption: a study lowers one of them"
+_ALT_TEXT, _DETAILED = _WORDING["alt_text"], _WORDING["detailed"]
 
 
 def _things_named(scene, dice, shares):

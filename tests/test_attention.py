@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from c2lip.attention.maps import encode_view, head_attention
-from c2lip.core import UserError
-from c2lip.evaluation.localisation import localisation, localisation_rows, measure_map
-from c2lip.evaluation.probes import Probe, coco_probes, coverage, probe_maps, scene_probes
+from c2lip.evaluation.localisation import localisation_rows, measure_map
+from c2lip.evaluation.probes import coco_probes, coverage, scene_probes
 from c2lip.evaluation.scores import score
 from c2lip.evaluation.world_scenes import binding_scenes
 from c2lip.towers import load
@@ -76,15 +75,6 @@ def test_coverage_keeps_area(size, grid):
     assert abs(float(half.mean()) - mask[:, : size // 2].mean()) < 0.01
 
 
-def test_images_in_several_batches(base):
-    probes = binding_probes()[:12]
-    whole, numbers, _ = probe_maps(base, probes)
-    assert numbers == [0] * 4 + [1] * 4 + [2] * 4
-    parts, *_ = probe_maps(base, probes, batch_size=2)
-    assert torch.allclose(whole, parts, atol=1e-5)
-    assert localisation(base, probes, batch_size=1).auroc.notna().all()
-
-
 def oracle_rows(aim):
     "Localisation of maps that are exactly the coverage of what `aim(probe)` returns"
 
@@ -132,13 +122,6 @@ def test_what_was_not_measured_is_counted():
     assert [(found[name].n, found[name].nan) for name in ("AUROC", "AUROC over same colour")] == [(48, 0), (44, 4)]
 
 
-def test_bad_probes(base):
-    with pytest.raises(UserError, match="no probes"):
-        localisation(base, [])
-    with pytest.raises(UserError, match="empty"):
-        localisation(base, [Probe(Image.new("RGB", (96, 96)), "a mug", np.zeros((4, 4), bool))])
-
-
 # --- masks in COCO's format
 
 
@@ -166,7 +149,7 @@ def test_one_mask_in_every_notation(tmp_path):
         assert probe.phrase == "dog" and np.array_equal(probe.mask, BOX), segmentation
 
 
-def test_rivals_are_the_others_of_a_category_and_a_wrong_file_is_named(tmp_path):
+def test_rivals_are_the_others_of_a_category(tmp_path):
     file = coco_file(tmp_path, dict(bbox=[1, 2, 3, 4], phrase="the left dog"))
     data = json.loads(file.read_text())
     data["annotations"].append(dict(id=2, image_id=1, category_id=2, bbox=[5, 2, 2, 2]))
@@ -174,7 +157,3 @@ def test_rivals_are_the_others_of_a_category_and_a_wrong_file_is_named(tmp_path)
     dog, left = coco_probes(file, tmp_path, "mine")
     assert (dog.phrase, left.phrase, left.group) == ("dog", "the left dog", "mine")
     assert left.rivals["noun"].sum() == dog.mask.sum() == 4
-    for damage in ("categories", "images"):
-        file.write_text(json.dumps({key: value for key, value in data.items() if key != damage}))
-        with pytest.raises(UserError, match=f"instances.json is not in COCO's format: KeyError '{damage}'"):
-            coco_probes(file, tmp_path)

@@ -60,16 +60,14 @@ def winoground_hits(first: list[Item], second: list[Item], scorer: Scorer) -> di
     return {"text": by_text, "image": by_image, "group": all_of(by_text, by_image)}
 
 # %% ../../nbs/5_evaluation/08_choices.ipynb #a1c60a99
-_OPPOSITE = (("left", "right"), ("on", "under"), ("in-front", "behind"))
-
-
 def position_hits(items: list[Item], hits: Hits) -> dict[str, Hits | None]:  # None where no scene has them all
     "What'sUp: pairs and sets, two opposite and all four positions of the things in images called thing_position_thing"
     scenes: defaultdict[tuple, dict[str, int]] = defaultdict(dict)
     for n, item in enumerate(items):
         words = Path(str(item.image)).stem.split("_")
         scenes[words[0], words[-1]][words[min(1, len(words) - 1)]] = n
-    pairs = [[s[a], s[b]] for s in scenes.values() for a, b in _OPPOSITE if a in s and b in s]
+    opposite = ("left", "right"), ("on", "under"), ("in-front", "behind")
+    pairs = [[s[a], s[b]] for s in scenes.values() for a, b in opposite if a in s and b in s]
     sets = [list(s.values()) for s in scenes.values() if len(s) == 4]
 
     def together(rows):
@@ -152,9 +150,6 @@ def _as_list(value):
     return value if isinstance(value, list) else [value]
 
 # %% ../../nbs/5_evaluation/08_choices.ipynb #cee58c09
-_PUNCTUATION = re.compile(r'[.!"()*#:;~]')
-
-
 def _shuffled(words, sets, chance, whole):
     "Words trade places with others of their set; or whole sets do"
     if whole:
@@ -171,7 +166,9 @@ def word_orders(
     tags: list | None = None,  # what `tag_words` gives for the caption; None: it is tagged here
 ) -> tuple[str, dict[str, str]]:  # the caption as it is compared; kind of shuffle → another order of its words
     "ARO's four shuffles, the same in every run; a kind that finds no other order is left out"
-    found = list(re.finditer(r"\S+", _PUNCTUATION.sub(" ", caption)))[:30]  # the same length: places count in both
+    found = list(re.finditer(r"\S+", re.sub(r'[.!"()*#:;~]', " ", caption)))[
+        :30
+    ]  # the same length: places count in both
     words = [match[0].lower() for match in found]
     tags = tag_words([caption])[0] if tags is None else tags
     kinds = [next((t.pos for t in tags if match.start() <= t.start < match.end()), "") for match in found]

@@ -65,39 +65,34 @@ def measure_map(
 def localisation(
     towers: Towers,
     probes: list[Probe],  # those of one image side by side
-    scale: float = 10.0,  # β of the mass
-    batch_size: int = 64,  # images at a time
     text: Callable | None = None,  # phrases → (P,D) unit; None: they are embedded here
 ) -> pd.DataFrame:  # a row per probe: image (its number), phrase, group, and the columns of `measure_map`, 0…1
     "How well the similarity map of each phrase finds its object; an empty mask is a `UserError`"
-    maps, numbers, fields = probe_maps(towers, probes, batch_size, text)
+    maps, numbers, fields = probe_maps(towers, probes, text=text)
     rows = []
     for values, number, field, probe in zip(maps, numbers, fields, probes):
         if not np.any(probe.mask):
             raise UserError(f"the mask of {probe.phrase!r} is empty")
         inside = coverage(probe.mask, values.shape, field).flatten()
         rivals = {name: coverage(mask, values.shape, field).flatten() for name, mask in probe.rivals.items()}
-        measures = measure_map(values.flatten(), inside, rivals, scale)
+        measures = measure_map(values.flatten(), inside, rivals)
         rows.append(dict(image=number, phrase=probe.phrase, group=probe.group) | measures)
     return pd.DataFrame(rows)
 
 
-_LABELS = {"auroc": "AUROC", "mass": "mass", "pointing": "pointing"}
-
-
 def _label(column):
     "What a row of the table is called: auroc colour → AUROC over same colour"
-    measure, _, rival = column.partition(" ")
+    measure, _, rival = column.replace("auroc", "AUROC").partition(" ")
     if not rival:
-        return "mass inside" if measure == "mass" else _LABELS[measure]
+        return "mass inside" if measure == "mass" else measure
     same = "same " if rival in ("colour", "noun") else ""
-    return f"{_LABELS[measure]} over {same}{rival}"
+    return f"{measure} over {same}{rival}"
 
 
 def localisation_rows(measured: pd.DataFrame) -> list[Row]:
     "The measures of `localisation` as rows of a table, one each; phrases of one image are a cluster"
     image = torch.from_numpy(measured.image.to_numpy().copy())
-    columns = [column for column in measured if column.split()[0] in _LABELS]
+    columns = [column for column in measured if column.split()[0] in ("auroc", "mass", "pointing")]
     values = {column: torch.from_numpy(measured[column].to_numpy(float).copy()) for column in columns}
     return [(_label(column), Values(x, image)) for column, x in values.items() if not x.isnan().all()]
 

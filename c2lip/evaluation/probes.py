@@ -121,11 +121,6 @@ def scene_probes(scenes: list[Scene]) -> list[Probe]:
     return probes
 
 # %% ../../nbs/5_evaluation/10_probes.ipynb #fe0224bc
-def _image_key(probe):
-    "The same path or the same object is one image"
-    return probe.image if isinstance(probe.image, str | bytes) else id(probe.image)
-
-
 def _open(image):
     "An image; one that cannot be opened is a `UserError`"
     try:
@@ -145,7 +140,7 @@ def probe_maps(
         raise UserError("there are no probes to measure")
     phrases = [probe.phrase for probe in probes]
     concepts = text(phrases) if text else embed_texts(towers, phrases, progress=False)
-    groups = [[*own] for _, own in groupby(probes, _image_key)]
+    groups = [[*own] for _, own in groupby(probes, lambda p: p.image if type(p.image) in (str, bytes) else id(p.image))]
     fields: list[tuple] = []
     maps: list[Tensor] = []  # (M,) of each probe
     for start in range(0, len(groups), batch_size):
@@ -162,13 +157,13 @@ def probe_maps(
     return torch.stack(maps).unflatten(-1, grid_of(towers.model, images, len(maps[0]))), numbers, fields
 
 # %% ../../nbs/5_evaluation/10_probes.ipynb #7ec08009
-def _annotation_mask(index, annotation, points):
-    "(h,w) bool of a COCO annotation, its longer side thinned out to at most `points`"
+def _annotation_mask(index, annotation):
+    "(h,w) bool of a COCO annotation, its longer side thinned out to at most 160 points: a patch needs no finer one"
     if not annotation.get("segmentation"):
         x, y, w, h = annotation["bbox"]
         annotation = annotation | {"segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]]}
     mask = index.annToMask(annotation).astype(bool)
-    step = -(-max(mask.shape) // points)
+    step = -(-max(mask.shape) // 160)
     return mask[step // 2 :: step, step // 2 :: step]
 
 
@@ -192,7 +187,6 @@ def coco_probes(
     file,  # a JSON file in COCO's format
     images,  # folder of its images
     group: str = "",  # of the probes
-    points: int = 160,  # the masks' longer side at most; a patch needs no finer one
 ) -> list[Probe]:  # those of one image side by side
     "The probes of a file of annotations; one that cannot be read is a `UserError` that names the file"
     index = COCO()
@@ -204,7 +198,7 @@ def coco_probes(
         probes = []
         for image in index.dataset["images"]:
             own = {annotation["id"]: annotation for annotation in index.imgToAnns[image["id"]]}
-            masks = {k: _annotation_mask(index, annotation, points) for k, annotation in own.items()}
+            masks = {k: _annotation_mask(index, annotation) for k, annotation in own.items()}
             probes += _image_probes(str(Path(images) / image["file_name"]), own, masks, names, group)
     except (LookupError, TypeError, ValueError) as e:
         raise UserError(f"{file} is not in COCO's format: {type(e).__name__} {e}") from None

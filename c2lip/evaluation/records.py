@@ -46,14 +46,13 @@ def item_changes(
 def results_frame(
     tables: dict[str, pd.DataFrame],  # name of a model → its table from `evaluate`
     items: dict[str, dict],  # name of a model → what `evaluate(hits=…)` filled
-    seed: int = 0,
-) -> pd.DataFrame:  # the columns of `FRAME`, and ties and nan
+) -> pd.DataFrame:  # the columns of `FRAME`, and ties and nan; the seed is 0
     "Every row of every model, then each model's paired changes from the first"
     first, *others = tables
     parts = [table.assign(model=model, against="") for model, table in tables.items()]
     for model in others:
-        parts.append(item_changes({seed: items[first]}, {seed: items[model]}).assign(model=model, against=first))
-    return pd.concat(parts, ignore_index=True).assign(seed=seed)[[*FRAME, "ties", "nan"]]
+        parts.append(item_changes({0: items[first]}, {0: items[model]}).assign(model=model, against=first))
+    return pd.concat(parts, ignore_index=True).assign(seed=0)[[*FRAME, "ties", "nan"]]
 
 
 def split_changes(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:  # values, changes

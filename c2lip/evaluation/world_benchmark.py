@@ -200,12 +200,6 @@ def _write_half(folder, scenes, items, split, held_out):
     return used
 
 
-def _write_retrieval(folder, scenes, split):
-    captions = [caption_scene(scene, split, "retrieval", i) for i, (_, scene) in enumerate(scenes)]
-    rows = [dict(filename=name, sentences=[dict(raw=caption)]) for (name, _), caption in zip(scenes, captions)]
-    write_json(folder / "retrieval.json", {"images": rows})
-
-
 def _write_zero_shot(folder, split, single, size):
     """Images of one plain object, every (noun, colour) in turn, and two tasks on them: name the noun, name both.
 
@@ -242,7 +236,9 @@ def write_benchmark(
     folder = Path(folder)
     seen = benchmark_scenes(images, split)
     _write_half(folder, seen, items, split, held_out=False)
-    _write_retrieval(folder, seen, split)
+    captions = [caption_scene(scene, split, "retrieval", i) for i, (_, scene) in enumerate(seen)]
+    rows = [dict(filename=name, sentences=[dict(raw=caption)]) for (name, _), caption in zip(seen, captions)]
+    write_json(folder / "retrieval.json", {"images": rows})
     held_out = benchmark_scenes(max(items, 20), split, held_out=True)  # fewer do not allow every kind of item
     used = _write_half(folder / "heldout", held_out, items, split, held_out=True)
     for name, scene in [*seen, *(row for row in held_out if row[0] in used)]:

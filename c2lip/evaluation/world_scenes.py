@@ -65,18 +65,14 @@ def write_groups(
 ):
     "Groups of two images that differ in two exchanged colours, and their captions"
     home = Path(folder) / "world_winoground"
-    lines: list[str] = []
-    for number in itertools.count():
-        if len(lines) == n:
-            break
-        if group := _make_group(split, number):
-            k = len(lines)
-            example: dict[str, int | str] = {"id": k}
-            for i, scene in enumerate(group[0]):
-                example[f"image_{i}"] = f"{k}_{i}"
-                save_scene(scene, home / "images" / f"{k}_{i}.png")
-            example |= {f"caption_{i}": caption for i, caption in enumerate(group[1])}
-            lines.append(json.dumps(example | {"tag": "swap_att", "num_main_preds": 1}))
+    groups, lines = filter(None, (_make_group(split, number) for number in itertools.count())), []
+    for k, (scenes, captions) in enumerate(itertools.islice(groups, n)):
+        example: dict[str, int | str] = {"id": k}
+        for i, scene in enumerate(scenes):
+            example[f"image_{i}"] = f"{k}_{i}"
+            save_scene(scene, home / "images" / f"{k}_{i}.png")
+        example |= {f"caption_{i}": caption for i, caption in enumerate(captions)}
+        lines.append(json.dumps(example | {"tag": "swap_att", "num_main_preds": 1}))
     (home / "examples.jsonl").write_text("\n".join(lines) + "\n", encoding="utf8")
 
 # %% ../../nbs/5_evaluation/02_world_scenes.ipynb #0e230005

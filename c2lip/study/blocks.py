@@ -35,18 +35,13 @@ class _Variant(NamedTuple):
     drawn: tuple  # (name, value) of what differs in its images and captions
 
 
-_DRAWN = dict(thing=1.0, colour=1.0, salient=0, length="", single=0.35, placed=0.75, objects=0)
+_DRAWN = dict(thing=1.0, colour=1.0, salient=0, length="", single=0.35, objects=0)
 _DRAWN |= dict(phrases=0, heads=0, relations=0)
 "What a block may vary of images and captions (`_drawn_records`), and what it is unless varied"
 
 _READING = ("xac_scale", "concepts", "duplicates")
 _CONCEPT_SETTINGS = ("lambda_npc", "lambda_xac", *_READING, "concept_loss", "phrases", "heads", "relations")
 "Settings that plain fine-tuning does not have"
-
-
-def _block_file():
-    "data/blocks.yaml: losses, short, blocks"
-    return read_yaml(shipped("blocks.yaml"))
 
 
 def _taken(loss, values):
@@ -76,7 +71,7 @@ def _make_variants(entry, losses, short):
 
 def _read_blocks(names):
     "Block → its variants; all blocks where no names are given, `UserError` for a name that the file does not have"
-    file = _block_file()
+    file = read_yaml(shipped("blocks.yaml"))
     known = file["blocks"]
     for name in names:
         if name not in known:
@@ -92,12 +87,12 @@ def _ladder(launcher):
     if lists["lambda_xac"]:
         losses["+ npc + xac"] = first
     vary = {name: values for name, values in lists.items() if len(values) > 1}
-    return _make_variants(dict(losses=losses, vary=vary), losses, _block_file()["short"])
+    return _make_variants(dict(losses=losses, vary=vary), losses, read_yaml(shipped("blocks.yaml"))["short"])
 
 
 def block_questions() -> dict[str, str]:  # name of a block, or ladder → its question
     "What each block is for"
-    questions = {name: entry["question"] for name, entry in _block_file()["blocks"].items()}
+    questions = {name: entry["question"] for name, entry in read_yaml(shipped("blocks.yaml"))["blocks"].items()}
     return {"ladder": "What does each loss add (Table 5)?", **questions}
 
 # %% ../../nbs/9_study/03_blocks.ipynb #b10c0008
@@ -108,12 +103,11 @@ def _drawn_records(
     relations: int = 0,  # 1: a relation with its second thing is a phrase too, as "left of a blue boat"
     length: str = "",  # of the captions: one of `LENGTHS`; empty for detailed ones
     single: float = 0.35,  # share of images with one object
-    placed: float = 0.75,  # share of the other images whose objects come from one place
     objects: int = 0,  # how many the other images hold, up to 4; 0 draws them
     **shares: float,  # thing, colour: how often a caption names it; salient: 1 names the largest things
 ) -> Records:
     "Training images of the embedded world with what a block varies"
-    scenes: dict[str, Any] = {"single": single, "placed": placed, "objects": objects}
+    scenes: dict[str, Any] = {"single": single, "objects": objects}
     named = shares if any(share < 1 for share in shares.values()) else None
     rows = train_records(images, shares=named, **scenes)
     if length:
@@ -197,13 +191,10 @@ def run_study(
     run_trials(ordered, setup, run, lambda planned: samples_of(planned.settings["images"], planned.drawn))
 
 # %% ../../nbs/9_study/03_blocks.ipynb #56b57822
-_RUN_SETTINGS = {f.name for f in fields(Config)} - {"method", "options"}
-"Settings of a run whatever its method"
-
-
 def _shared_settings(planned):
     "What a trial has in common with the plain one that it is measured against"
-    run = {name: value for name, value in planned.settings.items() if name in _RUN_SETTINGS}
+    of_any_method = {f.name for f in fields(Config)} - {"method", "options"}
+    run = {name: value for name, value in planned.settings.items() if name in of_any_method}
     return run | {name: value for name, value in planned.drawn if name not in _CONCEPT_SETTINGS}
 
 

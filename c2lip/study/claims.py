@@ -43,22 +43,17 @@ def stored_changes(
     return _summarise_changes(read_record(record, "changes"), against, read_answers(record))
 
 
-def _stored_change(record, variant, against, row):
-    "The change in a row, suite/name; `UserError` where it was not measured"
-    found = stored_changes(record, against).get((variant, *row.rsplit("/", 1)))
-    if not found:
-        raise UserError(f"no change of {row} between {variant} and {against} was measured")
-    return found
-
-
 def change_between(
     record: str,  # name of a record with changes
     variant: str,
     against: str,  # base, plain, or another variant
     row: str,  # suite and name, with a slash between: sugarcrepe/average
-) -> str:  # such as +1.4 ± 0.8
-    "A change as prose quotes it"
-    return change_text(*_stored_change(record, variant, against, row))
+) -> tuple[float, float]:  # mean in points, half of its 95 % interval, for `change_text`
+    "The change in a row; `UserError` where it was not measured"
+    found = stored_changes(record, against).get((variant, *row.rsplit("/", 1)))
+    if not found:
+        raise UserError(f"no change of {row} between {variant} and {against} was measured")
+    return found
 
 
 def verdict(
@@ -86,7 +81,7 @@ def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, finds
     for claim in read_yaml(shipped("claims.yaml")):
         row, against, above = "/".join(claim["row"]), claim["against"], claim.get("above", 0)
         for variant in claim["variant"] if isinstance(claim["variant"], list) else [claim["variant"]]:
-            mean, half = _stored_change(claim["record"], variant, against, row)
+            mean, half = change_between(claim["record"], variant, against, row)
             measured = f"{row_label(row)}: {variant} against {against}, {change_text(mean, half)}"
             sure = verdict(mean, half, above), f"± {1.43 * half:.1f}"
             rows.append((claim["claim"], claim["source"], measured, *sure, claim["record"]))

@@ -92,8 +92,7 @@ MAY_CHANGE = frozenset(
 )
 "What a resumed run may change: it changes no number of the training, or only its rounding"
 
-_OF_A_TRIAL = MAY_CHANGE | {"method", "options", "seed"}
-SHARED = tuple(f.name for f in fields(Config) if f.name not in _OF_A_TRIAL)
+SHARED = tuple(f.name for f in fields(Config) if f.name not in MAY_CHANGE | {"method", "options", "seed"})
 "What all trials of a study have alike, unless it is what they vary"
 
 # %% ../../nbs/6_training/01_config.ipynb #2d975f8d
