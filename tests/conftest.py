@@ -43,8 +43,9 @@ SPREAD = {f"test_{name}" for name in "cluster fuzz gates launch notebooks own_im
 # The longest go first, tests or whole modules, so that no worker is left alone with one of them at the end.
 LONGEST = (
     "walkthrough test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits "
-    "test_package test_own_images test_recipes test_launchers test_same_bytes_under_ray test_cluster "
-    "test_prepare test_methods test_release test_concepts test_resume test_launch test_command".split()
+    "test_package test_own_images test_recipes test_launchers test_same_bytes_under_ray test_cluster test_site "
+    "test_prepare test_methods test_release test_concepts test_resume test_launch test_command nbs/compare "
+    "nbs/tour nbs/ablation nbs/explore nbs/study".split()
 )
 QUICK = {"test_gates", "test_losses", "test_methods", "test_settings", "test_tables", "test_world"}
 CLOUDS = {"169.254.169.254", "metadata.google.internal"}  # where Ray asks at its start whether it runs in one
@@ -113,11 +114,15 @@ def pytest_configure(config):
         os.environ["C2LIP_FORKS"] = os.path.join(tempfile.mkdtemp(prefix="c2lip-"), "forks")
         server = [sys.executable, OFFLINE / "forks.py", os.environ["C2LIP_FORKS"]]
         subprocess.Popen(server, cwd=ROOT, start_new_session=True)
+        if not config.option.keyword and config.args == config.getini("testpaths"):  # one core is idle until then
+            os.environ["C2LIP_BUILT"] = tempfile.mkdtemp(prefix="c2lip-")
+            subprocess.Popen([sys.executable, OFFLINE / "distributions.py", os.environ["C2LIP_BUILT"]])
 
 
 def _place(item):
-    "Where a test stands in LONGEST, by its own name or its module's"
-    return next((place for place, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))
+    "Where a test stands in LONGEST, by its own name or its module's; after those modules come first, single tests last"
+    found = (place for place, name in enumerate(LONGEST) if name in item.nodeid)
+    return next(found, len(LONGEST) + (item.path.stem in SPREAD))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -135,6 +140,7 @@ def pytest_sessionfinish(session):
     "At the very end, where all workers are through: nothing may have asked for another machine"
     if hasattr(session.config, "workerinput"):
         return
+    shutil.rmtree(os.environ.get("C2LIP_BUILT", ""), ignore_errors=True)
     log = Path(os.environ["C2LIP_REFUSED"])
     asked = set(log.read_text().split()) - CLOUDS - {"example.org"}  # example.org: the test that the guard works
     log.unlink()

@@ -65,10 +65,7 @@ def test_a_refused_call_leaves_a_finished_run_as_it_was(trained, run):
 
     before = state()
     given = [*TINY, "-p", "lambda_xac", "0.01", "-p", "run_dir", trained[0]]
-    for words, message in (
-        (["-p", "resume", "True", "-p", "epochs", 9], "train on from its end"),
-        ([], "holds a run"),
-    ):
+    for words, message in ((["-p", "resume", "True", "-p", "epochs", 9], "train on from its end"), ([], "holds a run")):
         done = run("papermill", "nbs/train.ipynb", *given, *words)
         assert done.returncode == 2 and message in done.out and state() == before, done.out[-3000:]
     (trained[0] / "checkpoint.pt").write_bytes(b"damaged")

@@ -119,11 +119,7 @@ def test_tokens_that_nearly_cancel_stay_finite(gap):
 def test_a_weight_of_zero_computes_nothing(monkeypatch):
     samples = Samples(train_records(4), (towers := load()).preprocess)
     rows, seen = [samples[i] for i in range(4)], []
-
-    def no_tokens(*_):
-        raise AssertionError("visual tokens were computed")
-
-    monkeypatch.setattr("c2lip.encoding.project_tokens", no_tokens)
+    monkeypatch.setattr("c2lip.encoding.project_tokens", None)  # who computes visual tokens calls it
 
     def counted(model, ids, *a, real=encode_texts, **kw):
         seen.append(len(ids))
@@ -139,5 +135,5 @@ def test_a_weight_of_zero_computes_nothing(monkeypatch):
     distinct = {p.text.lower() for r in rows for p in r.phrases}
     assert seen == [4, len(distinct), 4], "with both weights 0 the text tower sees captions only"
     assert set(losses["both"]) == {"contrastive"} and set(losses["npc"]) == {"contrastive", "npc"}
-    with pytest.raises(AssertionError, match="visual tokens"):
+    with pytest.raises(TypeError, match="not callable"):
         encode(towers.model, batch, {"image_tokens"})

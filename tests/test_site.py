@@ -39,10 +39,6 @@ def opened(address):
         browser.close()
 
 
-def packed(image):
-    return base64.b64encode(np.asarray(image).tobytes()).decode()
-
-
 def unpacked(text):
     return torch.tensor(np.frombuffer(base64.b64decode(text), np.float32))
 
@@ -152,7 +148,8 @@ def test_the_page_answers_as_the_notebook_does(tmp_path):
     images = [draw_scene(make_scene("validation", i)) for i in range(40)]
     with opened(f"file://{tmp_path}/maps.html") as page:
         page.wait_for_function("c2lip.ready > 0")
-        for name, (words, seen) in zip(("base", "tuned"), page.evaluate(ASK, [texts, [*map(packed, images)]])):
+        packed = [base64.b64encode(np.asarray(image).tobytes()).decode() for image in images]
+        for name, (words, seen) in zip(("base", "tuned"), page.evaluate(ASK, [texts, packed])):
             own = explorer.cache.of(name)[0]
             close(unpacked(words), embed_texts(own, texts, progress=False).flatten(), 1e-4)
             whole = embed_images(own, images, cache=None, progress=False)[:, None]

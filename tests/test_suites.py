@@ -66,12 +66,9 @@ def tokenize(texts):
     return torch.tensor([row + [0] * (40 - len(row)) for row in rows])
 
 
-def to_tensor(image):
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
-
-
 def towers(model, tokenizer=tokenize):
-    return SimpleNamespace(model=model, tokenizer=tokenizer, preprocess=lambda image: to_tensor(image) - 0.5)
+    how = dict(preprocess=lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255 - 0.5)
+    return SimpleNamespace(model=model, tokenizer=tokenizer, **how)
 
 
 def run(folder, names=None, model=None, tokenizer=tokenize, hits=None):
@@ -80,11 +77,6 @@ def run(folder, names=None, model=None, tokenizer=tokenize, hits=None):
 
 def same(a, b):
     pd.testing.assert_frame_equal(a.reset_index(drop=True), b.reset_index(drop=True))
-
-
-def hits_of(correct):
-    c = torch.as_tensor(correct).bool()
-    return Hits(c, torch.zeros_like(c), torch.zeros_like(c))
 
 
 # --- the rules against slow twins
@@ -148,7 +140,8 @@ def test_scenes_equal_the_public_count():
     for scene, position in draw.sample(names, len(names)):
         items.append(Item("", f"s{scene}_{position}_t.jpg", ("",), ("",)))
         table[scene][position] = draw.random() < 0.7
-    found = position_hits(items, hits_of([table[int(s[1:])][p] for s, p, _ in (i.image.split("_") for i in items)]))
+    correct = torch.tensor([table[int(s[1:])][p] for s, p, _ in (i.image.split("_") for i in items)]).bool()
+    found = position_hits(items, Hits(correct, torch.zeros_like(correct), torch.zeros_like(correct)))
     scenes = table.values()
     pairs = sum(s["left"] and s["right"] for s in scenes) + sum(s["in-front"] and s["behind"] for s in scenes)
     assert (int(found["pairs"].correct.sum()), len(found["pairs"].correct)) == (pairs, 60)

@@ -27,12 +27,12 @@ from c2lip.training.log import read_log
 from c2lip.training.run import train
 from c2lip.world_captions import train_records
 
-CFG = Config(epochs=2, batch_size=8, warmup=2, log_every=1, save_every=3, lr=1e-3, batches="random")
+CFG = Config(epochs=2, batch_size=4, warmup=2, log_every=1, save_every=3, lr=1e-3, batches="random")
 
 
 @pytest.fixture(scope="module")
 def samples():
-    return Samples(train_records(48), load().preprocess, cache=True)
+    return Samples(train_records(24), load().preprocess, cache=True)
 
 
 def run(samples, folder, cfg=CFG, make=c2lip, stop_at=None, soft=False):
@@ -135,7 +135,7 @@ def test_a_checkpoint_with_code_in_it_is_refused(samples, tmp_path):
 def test_accumulation_and_bf16_with_a_pattern_of_what_is_trained(samples, tmp_path):
     rows, before = {}, load().model.state_dict()
     for k in (1, 4):
-        cfg = replace(CFG, epochs=1, precision="bf16", accumulate=k, trainable=r"logit_.*|visual\..*")
+        cfg = replace(CFG, epochs=0.5, precision="bf16", accumulate=k, trainable=r"logit_.*|visual\..*")
         after = run(samples, tmp_path / f"{k}", cfg)
         rows[k] = read_log(tmp_path / f"{k}")
         moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}

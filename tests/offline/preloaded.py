@@ -1,20 +1,22 @@
 """What the tests' processes are forked with (conftest), so that none of them has to import or to load it again."""
 
 import gc
+import weakref
+from importlib import import_module
 
-import matplotlib.pyplot  # noqa: F401
-import nbdev.test  # noqa: F401
-import papermill  # noqa: F401
-import pytest  # noqa: F401
-import scipy.stats  # noqa: F401
-import sklearn.linear_model  # noqa: F401
-import tensorboard.summary.writer.record_writer  # noqa: F401
-
-import c2lip.attention.explorer  # noqa: F401
-import c2lip.data.prepare  # noqa: F401
-import c2lip.training.run  # noqa: F401
 from c2lip.concepts import load_pipeline
+from c2lip.evaluation.suites import benchmark_folder, evaluate
+from c2lip.towers import load
 
+MODULES = """nbdev.test papermill pytest scipy.stats sklearn.linear_model tensorboard.summary.writer.record_writer
+    matplotlib.pyplot matplotlib.backends.backend_pdf pandas.io.formats.style pyarrow.dataset ipykernel.debugger
+    ipykernel.kernelapp c2lip.attention.panel c2lip.data.prepare c2lip.training.run c2lip.study.trials"""
+list(map(import_module, MODULES.split()))
 load_pipeline()
+# The phrases of the texts that small evaluations share, and what the first one reads
+for split in ("validation", "test"):
+    evaluate(load("base"), benchmark_folder("world", split, items=2, images=20), progress=False, cache=None)
+for finalizer in weakref.finalize._registry:  # torch has 200, which take a twentieth of a second in every child
+    finalizer.atexit = False
 # The collector would touch every object in every child, and so copy each page of what is shared
 gc.freeze()
