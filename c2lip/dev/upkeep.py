@@ -22,9 +22,7 @@ from PIL import Image
 
 from ..core import UserError, did_you_mean
 from ..core.files import project_root, read_json, shipped, write_json
-from ..evaluation.plots import Page, plain_axes
-from ..evaluation.records import keep_record, split_changes
-from ..evaluation.tables import row_list, suite_label, task_label
+from ..evaluation.records import keep_record
 from ..training.config import digest_methods, index_methods
 
 # %% ../../nbs/dev/03_upkeep.ipynb #43580527
@@ -183,35 +181,11 @@ def _run_and_store(path, folder, flags, parameters, clean):
     return notebook
 
 
-def _plot_scores(frame):
-    "The rows of README's table as a figure: from the base to the tuned model, by each of the two scores"
-    before, after = dict.fromkeys(frame.model)
-    value = split_changes(frame)[0].set_index(["model", "suite", "name"]).value
-    rows = [key for key in row_list("readme") if not key[0].startswith("mixture/")]
-    fig = Page(figsize=(7.4, 2.9), layout="constrained")
-    ax = fig.subplots()
-    for prefix, score, colour, shift in (("", "v·t", "0.5", -0.17), ("mixture/", "mixture", "seagreen", 0.17)):
-        for y, (suite, name) in enumerate(rows):
-            ends, place = [value[model, prefix + suite, name] for model in (before, after)], y + shift
-            ax.plot(ends, [place] * 2, color=colour, lw=2.5)
-            ax.plot(ends[0], place, "o", ms=6, mfc="white", mec=colour, mew=1.8)
-            ax.plot(ends[1], place, "o", ms=8, color=colour, label="" if y else f"{score}: base ○, tuned ●")
-            ax.annotate(f"{ends[1]:.1f}", (max(ends), place), (8, -3), textcoords="offset points", color=colour)
-    ax.set_yticks(range(len(rows)), [f"{suite_label(suite)}: {task_label(name)}" for suite, name in rows])
-    ax.invert_yaxis()
-    ax.margins(0.1)
-    ax.set_xlabel("percent")
-    fig.legend(frameon=False, loc="outside upper right", ncols=2)
-    plain_axes(ax, "x")
-    return fig
-
-
 def _keep_default(run, seconds):
-    "Keep the figures of train's default run, and its seconds, as the record `default`, and README's two pictures"
+    "Keep the figures and seconds of train's default run as the record `default`, and README's picture of maps"
     tables = {"trials": pd.read_csv(run / "table.csv"), "seconds": pd.DataFrame({"seconds": [round(seconds)]})}
     images = project_root() / "nbs" / "images"
     Image.open(run / "attention.png").convert("RGB").save(images / "overview.png", optimize=True)
-    _plot_scores(tables["trials"]).savefig(images / "scores.png", dpi=150)
     keep_record("default", tables, "make outputs ARGS='train index'", "What does a run with the defaults change?")
 
 

@@ -9,7 +9,6 @@ __all__ = ['block_questions', 'plan_study', 'run_study', 'paired_changes']
 import hashlib
 import itertools
 import json
-import re
 from dataclasses import asdict, fields
 from functools import cache, lru_cache
 from pathlib import Path
@@ -17,14 +16,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from ..core import Phrase, UserError, did_you_mean
+from ..core import UserError, did_you_mean
 from ..core.files import read_yaml, shipped
 from ..data.loading import Samples
 from ..data.records import Records
 from ..evaluation.records import item_changes, kept_items
 from .trials import PlannedTrial, TrialSetup, run_trials
 from ..training.config import Config
-from ..world_captions import LENGTHS, caption_of_length, numbered_scene, train_records
+from ..world_captions import train_records
 
 # %% ../../nbs/9_study/03_blocks.ipynb #b10c0005
 class _Variant(NamedTuple):
@@ -35,12 +34,11 @@ class _Variant(NamedTuple):
     drawn: tuple  # (name, value) of what differs in its images and captions
 
 
-_DRAWN = dict(thing=1.0, colour=1.0, salient=0, length="", single=0.35, objects=0)
-_DRAWN |= dict(phrases=0, heads=0, relations=0)
+_DRAWN = dict(thing=1.0, colour=1.0, salient=0, single=0.35, objects=0, phrases=0)
 "What a block may vary of images and captions (`_drawn_records`), and what it is unless varied"
 
 _READING = ("xac_scale", "concepts", "duplicates")
-_CONCEPT_SETTINGS = ("lambda_npc", "lambda_xac", *_READING, "concept_loss", "phrases", "heads", "relations")
+_CONCEPT_SETTINGS = ("lambda_npc", "lambda_xac", *_READING, "concept_loss", "phrases")
 "Settings that plain fine-tuning does not have"
 
 
@@ -72,7 +70,7 @@ def _make_variants(entry, losses, short):
 def _read_blocks(names):
     "Block → its variants; all blocks where no names are given, `UserError` for a name that the file does not have"
     file = read_yaml(shipped("blocks.yaml"))
-    known = file["blocks"]
+    known = {name: entry for name, entry in file["blocks"].items() if "losses" in entry}
     for name in names:
         if name not in known:
             raise UserError(f"there is no block {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
@@ -92,16 +90,14 @@ def _ladder(launcher):
 
 def block_questions() -> dict[str, str]:  # name of a block, or ladder → its question
     "What each block is for"
-    questions = {name: entry["question"] for name, entry in read_yaml(shipped("blocks.yaml"))["blocks"].items()}
+    known = read_yaml(shipped("blocks.yaml"))["blocks"]
+    questions = {name: entry["question"] for name, entry in known.items() if "losses" in entry}
     return {"ladder": "What does each loss add (Table 5)?", **questions}
 
 # %% ../../nbs/9_study/03_blocks.ipynb #b10c0008
 def _drawn_records(
     images: int,
     phrases: int = 0,  # most phrases of a caption, its first ones; 0 for all
-    heads: int = 0,  # 1: every phrase's noun alone is a phrase too
-    relations: int = 0,  # 1: a relation with its second thing is a phrase too, as "left of a blue boat"
-    length: str = "",  # of the captions: one of `LENGTHS`; empty for detailed ones
     single: float = 0.35,  # share of images with one object
     objects: int = 0,  # how many the other images hold, up to 4; 0 draws them
     **shares: float,  # thing, colour: how often a caption names it; salient: 1 names the largest things
@@ -110,35 +106,10 @@ def _drawn_records(
     scenes: dict[str, Any] = {"single": single, "objects": objects}
     named = shares if any(share < 1 for share in shares.values()) else None
     rows = train_records(images, shares=named, **scenes)
-    if length:
-        numbered = [numbered_scene("train", i, **scenes) for i in range(len(rows))]
-        texts = [caption_of_length(numbered[i], row[2], length, i) for i, row in enumerate(rows)]
-        rows = [(key, draw, text) for (key, draw, _), text in zip(rows, texts)]
     records = Records(rows, drawn=True)
-    if phrases or heads or relations:
-        changed = []
-        for record in records:
-            kept = record.phrases[:phrases] if phrases else record.phrases
-            more = list(map(_bare_noun, kept)) if heads else []
-            more += _relations(record.caption, kept) if relations else []
-            changed.append(record._replace(phrases=[*kept, *more]))
-        records = Records(changed, drawn=True)
-    return records
-
-
-def _bare_noun(phrase):
-    "The noun of a phrase of the embedded world with an article, without a place: a striped red mug → a mug"
-    noun = phrase.text.split()[-1]
-    return Phrase(f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}", -1, -1)
-
-
-def _relations(caption, phrases):
-    "The words between two things of a sentence, with the second one; not where they are only listed"
-    found = []
-    for start, end in zip(phrases, phrases[1:]):
-        if not re.search(r"[.,]|\b(?:and|there)\b", caption[start.end : end.start]):
-            found.append(Phrase(caption[start.end + 1 : end.end], start.end + 1, end.end))
-    return found
+    if not phrases:
+        return records
+    return Records([record._replace(phrases=record.phrases[:phrases]) for record in records], drawn=True)
 
 # %% ../../nbs/9_study/03_blocks.ipynb #b10c000b
 def _plan_block(variants, seeds, shared, steps=0):
