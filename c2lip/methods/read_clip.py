@@ -37,8 +37,11 @@ def _load_decoder(name):
             logging.disable_progress_bar()
         with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(place)
-            model = T5ForConditionalGeneration.from_pretrained(place, dtype=torch.float32, use_safetensors=True)
-    except (OSError, ValueError, KeyError) as e:
+            how: dict = dict(dtype=torch.float32, use_safetensors=True, output_loading_info=True)
+            model, found = T5ForConditionalGeneration.from_pretrained(place, **how)
+        if missing := found["missing_keys"]:  # transformers fills another model's gaps with random numbers
+            raise ValueError(f"{len(missing)} weights are missing")
+    except Exception as e:  # of a strange folder transformers raises many
         raise UserError(f"decoder {name} is no T5 of transformers with safetensors and a tokenizer: {e}") from None
     finally:
         logging.enable_progress_bar()
@@ -55,7 +58,7 @@ def _other_captions(sample, given, chance):
 
 
 def _read_view(towers, plain, tokenizer, given):
-    "The entries of a method's `plain` view, and for each image a caption to reconstruct and a paraphrase"
+    "The entries of a method's `plain` view, a paraphrase of each image and, for a decoder, a caption to reconstruct"
 
     def view(samples, step):
         batch, chance = plain(samples, step), step_generator(step, samples)
@@ -64,6 +67,8 @@ def _read_view(towers, plain, tokenizer, given):
         if 2 * len(rows) < len(samples):
             print_once("most images have one caption, and no paraphrase; `paraphrases_file` names further captions")
         batch.texts["paraphrase"] = further_texts(towers, [chance.choice(others[i]) for i in rows], rows)
+        if tokenizer is None:
+            return batch
         texts = [chance.choice([sample.caption, *found]) for sample, found in zip(samples, others)]
         read = tokenizer(texts, padding=True, truncation=True, max_length=128, return_tensors="pt")
         batch.texts["target"] = Texts(read.input_ids, mask=read.attention_mask == 0)
@@ -89,11 +94,13 @@ class _ReadClip(Objective):
     def __init__(self, towers, weights, plain, decoder):
         super().__init__(self._losses, weights, columns=plain.columns)
         self.plain, self._decoder = plain.losses, [decoder]  # in a list: it is neither trained nor stored
-        self.projector = nn.Linear(joint_width(towers), decoder.config.d_model, bias=False)
+        if decoder is not None:
+            self.projector = nn.Linear(joint_width(towers), decoder.config.d_model, bias=False)
 
     def encode(self, model, batch: Batch) -> Features:
-        "The features of all texts but the target, whose ids only the decoder knows"
-        texts = {name: entry for name, entry in batch.texts.items() if name != "target"}
+        "The features of all texts but those that no loss reads, and the target, whose ids only the decoder knows"
+        left = ("target",) if "align" in self.terms else ("target", "paraphrase")
+        texts = {name: entry for name, entry in batch.texts.items() if name not in left}
         return super().encode(model, Batch(batch.images, texts, batch.masks))
 
     def _read(self, f, batch):
@@ -125,7 +132,7 @@ def read_clip(
     paraphrases_file: str = "",  # a JSON file of further captions, key → list of texts
 ) -> Method:
     "READ-CLIP: NegCLIP, and on its text side reconstruction by a frozen decoder and alignment of paraphrases"
-    plain, (model, tokenizer) = negclip(towers, hard=hard), _load_decoder(decoder)
+    plain, (model, tokenizer) = negclip(towers, hard=hard), _load_decoder(decoder) if lambda_read else (None, None)
     weights = {"contrastive": 1.0, "read": lambda_read, "align": lambda_align}
     objective = _ReadClip(towers, weights, plain.objective, model)
     return Method(_read_view(towers, plain.view, tokenizer, _read_paraphrases(paraphrases_file)), objective)
