@@ -15,41 +15,40 @@ import traceback
 from contextlib import suppress
 
 
-def watch(child, caller):
-    "Send the caller's signals to the child's group, and its end to the caller; the child ends with the caller"
-    os.setpgid(child, child)
-    ended = os.pidfd_open(child)
-    while ended not in select.select([ended, caller], [], [])[0]:
-        os.killpg(child, int.from_bytes(caller.recv(1)) or signal.SIGKILL)
-    with suppress(OSError):  # it was killed
-        caller.sendall(os.waitpid(child, 0)[1].to_bytes(4))
-    os._exit(0)
-
-
 def serve(address):
-    "Fork for every caller until the tests are over; return in the new process, with what it was told"
-    parent, server = os.getppid(), socket.socket(socket.AF_UNIX)
+    """Fork for every caller until the tests are over; return in the new process, with what it was told.
+
+    The caller's signals go to the child's group, its end to the caller; a child whose caller is gone ends."""
+    parent, server, running = os.getppid(), socket.socket(socket.AF_UNIX), {}
     server.bind(address)
     server.listen(64)
     import preloaded  # noqa: F401 (callers wait)
 
-    server.settimeout(1)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while os.getppid() == parent:
-        try:
-            caller = server.accept()[0]
-        except TimeoutError:
-            continue
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            files, told = socket.recv_fds(caller, 1, 3)[1], json.loads(caller.makefile().readline())
-            if child := os.fork():
-                watch(child, caller)
-            for i, file in enumerate(files):
-                os.dup2(file, i)
-            os.closerange(3, max(*files, caller.fileno(), server.fileno()) + 1)
-            return told
-        caller.close()
+        callers = {caller: child for child, caller in running.values()}
+        for ready in select.select([server, *running, *callers], [], [], 1)[0]:
+            if ready is server:
+                caller = server.accept()[0]
+                files, told = socket.recv_fds(caller, 1, 3)[1], json.loads(caller.makefile().readline())
+                if (child := os.fork()) == 0:
+                    for i, file in enumerate(files):
+                        os.dup2(file, i)
+                    os.closerange(3, 1 << 16)
+                    return told
+                os.setpgid(child, child)
+                running[os.pidfd_open(child)] = child, caller
+                list(map(os.close, files))
+            elif ready in callers:
+                with suppress(OSError):  # it has ended
+                    os.killpg(callers[ready], int.from_bytes(ready.recv(1)) or signal.SIGKILL)
+            else:
+                child, caller = running.pop(ready)
+                with suppress(OSError):  # it was killed
+                    caller.sendall(os.waitpid(child, 0)[1].to_bytes(4))
+                caller.close()
+                os.close(ready)
+    for child, _ in running.values():
+        os.killpg(child, signal.SIGKILL)
     os.remove(address)
     os._exit(0)
 
