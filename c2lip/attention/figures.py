@@ -116,7 +116,8 @@ def map_columns(
     if len(maps) == 2:
         (before, after), area = on_finest_grid(maps, fields, share or kind == "gradient")  # both add up over patches
         high = _rounded_range(0.0, float((after - before).abs().max()))[1]
-        label = f"less  ·  {'% points' if share else 'cosine'}  ·  more"
+        unit = "% points" if share else "of v·c" if kind == "gradient" else "cosine"
+        label = f"less  ·  {unit}  ·  more"
         columns.append(MapColumn("difference", after - before, area, -high, high, label, signed=True))
         scores = [*scores, tuple(b - a for a, b in zip(*scores))] if scores else ()
     for column, (fit, attended) in zip(columns, scores):
