@@ -9,7 +9,7 @@ from c2lip.evaluation.suites import benchmark_folder, evaluate
 from c2lip.towers import load
 
 MODULES = """nbdev.test papermill pytest scipy.stats sklearn.linear_model tensorboard.summary.writer.record_writer
-    matplotlib.pyplot matplotlib.backends.backend_pdf pandas.io.formats.style pyarrow.dataset ipykernel.debugger
+    matplotlib.pyplot matplotlib.backends.backend_pdf pandas.io.formats.style pyarrow.dataset
     ipykernel.kernelapp c2lip.attention.panel c2lip.data.prepare c2lip.training.run c2lip.study.trials"""
 list(map(import_module, MODULES.split()))
 load_pipeline()
