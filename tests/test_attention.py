@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from c2lip.attention.maps import encode_view, head_attention
+from c2lip.core import UserError
 from c2lip.evaluation.localisation import localisation_rows, measure_map
 from c2lip.evaluation.probes import coco_probes, coverage, scene_probes
 from c2lip.evaluation.scores import score
@@ -149,7 +150,7 @@ def test_one_mask_in_every_notation(tmp_path):
         assert probe.phrase == "dog" and np.array_equal(probe.mask, BOX), segmentation
 
 
-def test_rivals_are_the_others_of_a_category(tmp_path):
+def test_rivals_are_the_others_of_a_category_and_a_wrong_file_is_named(tmp_path):
     file = coco_file(tmp_path, dict(bbox=[1, 2, 3, 4], phrase="the left dog"))
     data = json.loads(file.read_text())
     data["annotations"].append(dict(id=2, image_id=1, category_id=2, bbox=[5, 2, 2, 2]))
@@ -157,3 +158,7 @@ def test_rivals_are_the_others_of_a_category(tmp_path):
     dog, left = coco_probes(file, tmp_path, "mine")
     assert (dog.phrase, left.phrase, left.group) == ("dog", "the left dog", "mine")
     assert left.rivals["noun"].sum() == dog.mask.sum() == 4
+    for damage in ("categories", "images"):
+        file.write_text(json.dumps({key: value for key, value in data.items() if key != damage}))
+        with pytest.raises(UserError, match=f"instances.json is not in COCO's format: KeyError '{damage}'"):
+            coco_probes(file, tmp_path)

@@ -195,6 +195,8 @@ def test_average_of_folders(tmp_path):
     for name, weight in interpolate("base", tmp_path / "run", 0.3).model.state_dict().items():
         want = 0.7 * before[name].double() + 0.3 * after[name].double()
         assert weight.dtype == torch.float32 and torch.allclose(weight.double(), want, rtol=1e-7, atol=1e-9), name
+    with pytest.raises(UserError, match="cannot be averaged.*both must be of one model"):
+        interpolate("base", tiny_clip(), 0.5)
 
 
 def front_matter(text):

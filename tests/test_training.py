@@ -17,7 +17,7 @@ from c2lip.core import UserError, seed_everything
 from c2lip.core.files import sole_writer
 from c2lip.data.loading import Samples
 from c2lip.evaluation.suites import benchmark_folder
-from c2lip.methods import Step, build
+from c2lip.methods import Step, build, plain
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.training import fit as fit_room
@@ -100,6 +100,11 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(samples, tmp_path, ca
     path.write_bytes(path.read_bytes()[:5000])
     assert equal(want, run(samples, tmp_path / "stopped", replace(CFG, resume=True), make=noisy))
     assert "damaged" in capsys.readouterr().out
+
+
+def test_weights_of_zero_are_plain_fine_tuning_bit_for_bit(samples, tmp_path):
+    zero = run(samples, tmp_path / "zero", make=lambda towers: c2lip(towers, 0, 0))
+    assert equal(zero, run(samples, tmp_path / "plain", make=plain))
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_weights(samples, tmp_path):

@@ -166,9 +166,8 @@ def word_orders(
     tags: list | None = None,  # what `tag_words` gives for the caption; None: it is tagged here
 ) -> tuple[str, dict[str, str]]:  # the caption as it is compared; kind of shuffle → another order of its words
     "ARO's four shuffles, the same in every run; a kind that finds no other order is left out"
-    found = list(re.finditer(r"\S+", re.sub(r'[.!"()*#:;~]', " ", caption)))[
-        :30
-    ]  # the same length: places count in both
+    bare = re.sub(r'[.!"()*#:;~]', " ", caption)  # the same length: places count in both
+    found = list(re.finditer(r"\S+", bare))[:30]
     words = [match[0].lower() for match in found]
     tags = tag_words([caption])[0] if tags is None else tags
     kinds = [next((t.pos for t in tags if match.start() <= t.start < match.end()), "") for match in found]
