@@ -70,6 +70,12 @@ def run():
     return call
 
 
+def without_library():
+    "The environment of a command that the library is not imported for, when it goes on in a fork"
+    address = os.environ.get("C2LIP_FORKS")
+    return {"C2LIP_FORKS": f"{address}-packages" if address else ""}
+
+
 @pytest.fixture(scope="module")
 def tiny_clip():
     "A CLIP with a class token, a grid unlike the base's and a middle crop, with the base's tokenizer"

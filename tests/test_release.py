@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
+from conftest import without_library
 from PIL import Image
 
 from c2lip.base import BASE_CONFIG, BASE_PREPROCESS, new_towers
@@ -149,7 +150,7 @@ def same(a, b, by):
 
 def test_stock_open_clip_and_transformers(released, run):
     "A process without this library gives the same numbers"
-    done = run("python", "-c", LOAD, *(folder for folder, *_ in released.values()), cwd="/")
+    done = run("python", "-c", LOAD, *(folder for folder, *_ in released.values()), cwd="/", env=without_library())
     assert done.returncode == 0, done.out[-3000:]
     for kind, (folder, ours, largest) in released.items():
         if kind != "siglip":

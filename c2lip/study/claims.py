@@ -39,7 +39,8 @@ def stored_changes(
     against: str,  # base, plain, or another variant
 ) -> dict[tuple, tuple]:  # (variant, suite, name) → mean in points, half of its 95 % interval
     "Every mean change of a record over its seeds, with an interval that counts items and seeds"
-    return _summarise_changes(read_record(record, "changes"), against, read_answers(record))
+    answers = None if against in ("base", "plain") else read_answers(record)
+    return _summarise_changes(read_record(record, "changes"), against, answers)
 
 
 def verdict(

@@ -1,5 +1,7 @@
 """`python forks.py ADDRESS`: fork a process for each one that sitecustomize hands over, with the library imported.
 
+At ADDRESS-packages, what the library builds on is imported alone.
+
 The new process has the other's command line, environment, folder and standard files; signals and its end are passed on.
 """
 
@@ -19,11 +21,16 @@ def serve(address):
     """Fork for every caller until the tests are over; return in the new process, with what it was told.
 
     The caller's signals go to the child's group, its end to the caller; a child whose caller is gone ends."""
-    parent, server, running = os.getppid(), socket.socket(socket.AF_UNIX), {}
-    server.bind(address)
-    server.listen(64)
-    import preloaded  # noqa: F401 (callers wait)
+    addresses, parent, running = [address, f"{address}-packages"], os.getppid(), {}
+    servers = [socket.socket(socket.AF_UNIX) for _ in addresses]
+    for server, at in zip(servers, addresses):
+        server.bind(at)
+        server.listen(64)
+    import packages  # noqa: F401 (callers wait)
 
+    if own := os.fork():
+        import preloaded  # noqa: F401
+    address, server, parent = (addresses[0], servers[0], parent) if own else (addresses[1], servers[1], os.getppid())
     while os.getppid() == parent:
         callers = {caller: child for child, caller in running.values()}
         for ready in select.select([server, *running, *callers], [], [], 1)[0]:
@@ -61,7 +68,7 @@ def go_on(words, path, environment, folder):
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     module, code = words[0] == "-m", 0
     sys.path[:] = [folder if module else os.path.dirname(words[0]), *path]
-    sys.argv = words[module:]
+    sys.argv = words[:1] + words[2:] if words[0] == "-c" else words[module:]
     try:
         if words[0] == "-c":
             exec(words[1], {"__name__": "__main__"})

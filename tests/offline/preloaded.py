@@ -1,4 +1,4 @@
-"""What the tests' processes are forked with (conftest), so that none of them has to import or to load it again."""
+"""What the tests' processes are forked with (forks.py), so that none of them has to import or to load it again."""
 
 import gc
 import weakref
@@ -8,9 +8,7 @@ from c2lip.concepts import load_pipeline
 from c2lip.evaluation.suites import benchmark_folder, evaluate
 from c2lip.towers import load
 
-MODULES = """nbdev.test papermill pytest scipy.stats sklearn.linear_model tensorboard.summary.writer.record_writer
-    matplotlib.pyplot matplotlib.backends.backend_pdf pandas.io.formats.style pyarrow.dataset
-    ipykernel.kernelapp c2lip.attention.panel c2lip.data.prepare c2lip.training.run c2lip.study.trials"""
+MODULES = "papermill c2lip.attention.panel c2lip.data.prepare c2lip.training.run c2lip.study.trials"
 list(map(import_module, MODULES.split()))
 load_pipeline()
 # The phrases of the texts that small evaluations share, and what the first one reads
@@ -18,5 +16,4 @@ for split in ("validation", "test"):
     evaluate(load("base"), benchmark_folder("world", split, items=2, images=20), progress=False, cache=None)
 for finalizer in weakref.finalize._registry:  # torch has 200, which take a twentieth of a second in every child
     finalizer.atexit = False
-# The collector would touch every object in every child, and so copy each page of what is shared
 gc.freeze()

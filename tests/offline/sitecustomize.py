@@ -65,5 +65,6 @@ _FORKED = "ipykernel_launcher nbdev_test torch.distributed.run c2lip.training.ru
 _words = [word for word in sys.orig_argv[1:] if word != "-u"]
 _main = _words[1] if _words[:1] == ["-m"] else os.path.basename("".join(_words[:1]))
 _worker = _words == ["-c", "import sys;exec(eval(sys.stdin.readline()))"]  # of pytest-xdist
-if os.environ.get("C2LIP_FORKS") and (_main in _FORKED or _worker):
-    _hand_over(os.environ["C2LIP_FORKS"], _words)
+_address = os.environ.get("C2LIP_FORKS", "")
+if _address and (_main in _FORKED or _worker or _words[:1] == ["-c"] and _address.endswith("-packages")):
+    _hand_over(_address, _words)
