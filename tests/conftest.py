@@ -118,8 +118,7 @@ def pytest_configure(config):
     "In a run of many processes, those that import the library go on in a fork of one that has imported it"
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None) and not config.option.markexpr:
         os.environ["C2LIP_FORKS"] = os.path.join(tempfile.mkdtemp(prefix="c2lip-"), "forks")
-        server = [sys.executable, OFFLINE / "forks.py", os.environ["C2LIP_FORKS"]]
-        subprocess.Popen(server, cwd=ROOT, start_new_session=True)
+        subprocess.Popen([sys.executable, OFFLINE / "forks.py", os.environ["C2LIP_FORKS"]], start_new_session=True)
         if not config.option.keyword and config.args == config.getini("testpaths"):  # one core is idle until then
             os.environ["C2LIP_BUILT"] = tempfile.mkdtemp(prefix="c2lip-")
             subprocess.Popen([sys.executable, OFFLINE / "distributions.py", os.environ["C2LIP_BUILT"]])

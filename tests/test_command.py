@@ -99,7 +99,7 @@ def test_runs_elsewhere(tmp_path, monkeypatch, capsys):
 
 def test_ctrl_c(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    rows = [dict(key=str(i), image="a.png", caption=f"A dog and {i % 500} cats") for i in range(60_000)]
+    rows = [dict(key=str(i), image="a.png", caption=f"A dog and {i % 500} cats") for i in range(30_000)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ["c2lip", "prepare", "t.jsonl", "out", "--workers", "2"]
     with subprocess.Popen(words, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:

@@ -285,24 +285,24 @@ class Explorer:
         "The same panels for a web page, and the scores of the caption"
         return maps_html(self.shown) + f'<div class="c2lip-scores">{self.shown.table}</div>'
 
-    def file(self, kind: str = "png", dpi: int = 144) -> bytes:  # png, svg or pdf; dots an inch of its images
-        "The figure as a file, the same bytes each time"
+    def file(self, kind: str = "png", dpi: int = 144, page=None) -> bytes:  # png, svg or pdf; dots an inch of images
+        "The figure, or a `page` that `figure` gave, as a file, the same bytes each time"
         date = {"svg": "Date", "pdf": "CreationDate"}.get(kind)
         own: dict[str, Any] = dict(metadata={date: None}) if date else dict(pil_kwargs=dict(compress_level=3))
         # fonts as fonts; the same SVG each time
         style: dict[Any, Any] = {"pdf.compression": 3, "pdf.fonttype": 42, "svg.hashsalt": "c2lip"}
         with io.BytesIO() as f, rc_context(style):
-            self.figure().savefig(f, format=kind, dpi=dpi, **own)
+            (page or self.figure()).savefig(f, format=kind, dpi=dpi, **own)
             return f.getvalue()
 
     def save(self, run_dir: str = "") -> Path:  # the folder; empty: a new dated one
         "Write maps.png, maps.svg, maps.pdf and, in maps.json, what they show"
-        folder, chosen = run_folder(run_dir, "explore"), self.selection
+        folder, chosen, page = run_folder(run_dir, "explore"), self.selection, self.figure()
         known = read_json(folder / "maps.json") if (folder / "maps.json").exists() else {}
         if any(folder.glob("maps.*")) and not (isinstance(known, dict) and "state" in known):
             raise UserError(f"{folder} holds files maps.* that are not the explorer's: choose another folder")
         for kind in ("png", "svg", "pdf"):
-            (folder / f"maps.{kind}").write_bytes(self.file(kind, dpi=300))
+            (folder / f"maps.{kind}").write_bytes(self.file(kind, 300, page))
         own = zip(chosen.model, self.shown.scores)
         scores = {model: {phrase: asdict(score) for phrase, score in of.items()} for model, of in own}
         about = dict(image=chosen.image.name, scores=scores, status=self.status, state=selection_text(chosen))

@@ -7,13 +7,14 @@ The new process has the other's command line, environment, folder and standard f
 
 import atexit
 import json
+import logging
 import os
+import resource
 import runpy
 import select
 import signal
 import socket
 import sys
-import traceback
 from contextlib import suppress
 
 
@@ -60,13 +61,17 @@ def serve(address):
     os._exit(0)
 
 
-def go_on(words, path, environment, folder):
+def go_on(words, path, environment, folder, largest):
     "Be the interpreter that was handed over, to its end"
+    resource.setrlimit(resource.RLIMIT_FSIZE, largest)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     module, code = words[0] == "-m", 0
+    for name in [name for name in sys.modules if name.partition(".")[0] == "papermill"] + ["c2lip.dev.launch"]:
+        sys.modules.pop(name, None)  # what papermill loads at its start changes its command line
+    logging.root.handlers.clear()
     sys.path[:] = [folder if module else os.path.dirname(words[0]), *path]
     sys.argv = words[:1] + words[2:] if words[0] == "-c" else words[module:]
     try:
@@ -82,7 +87,7 @@ def go_on(words, path, environment, folder):
             print(code, file=sys.stderr)
             code = 1
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         code = 1
     atexit._run_exitfuncs()
     with suppress(OSError, ValueError):  # a kernel has closed it

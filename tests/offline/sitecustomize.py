@@ -45,12 +45,14 @@ socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo = _guard(_co
 def _hand_over(address, words):
     "Go on in a fork of a process that has imported the library (forks.py), and end as it ends"
     import json
+    import resource
     import signal
 
     there = socket.socket(socket.AF_UNIX)
     there.connect(address)
     socket.send_fds(there, [b"."], [0, 1, 2])
-    there.sendall(json.dumps([words, sys.path, dict(os.environ), os.getcwd()]).encode() + b"\n")
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)
+    there.sendall(json.dumps([words, sys.path, dict(os.environ), os.getcwd(), largest]).encode() + b"\n")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: there.send(bytes([number])))
     code = os.waitstatus_to_exitcode(int.from_bytes(there.recv(4) or b"\1\0"))
@@ -61,10 +63,10 @@ def _hand_over(address, words):
     os._exit(code)
 
 
-_FORKED = "ipykernel_launcher nbdev_test torch.distributed.run c2lip.training.run c2lip rank broken_run".split()
+_FORKED = "papermill nbdev_test c2lip ipykernel_launcher torch.distributed.run c2lip.training.run rank broken_run"
 _words = [word for word in sys.orig_argv[1:] if word != "-u"]
 _main = _words[1] if _words[:1] == ["-m"] else os.path.basename("".join(_words[:1]))
 _worker = _words == ["-c", "import sys;exec(eval(sys.stdin.readline()))"]  # of pytest-xdist
 _address = os.environ.get("C2LIP_FORKS", "")
-if _address and (_main in _FORKED or _worker or _words[:1] == ["-c"] and _address.endswith("-packages")):
+if _address and (_main in _FORKED.split() or _worker or _words[:1] == ["-c"] and _address.endswith("-packages")):
     _hand_over(_address, _words)
