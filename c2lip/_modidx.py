@@ -753,8 +753,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                 'c2lip/evaluation/records.py'),
                                           'c2lip.evaluation.records._index_records': ( '5_evaluation/records.html#_index_records',
                                                                                        'c2lip/evaluation/records.py'),
-                                          'c2lip.evaluation.records._mean_change': ( '5_evaluation/records.html#_mean_change',
-                                                                                     'c2lip/evaluation/records.py'),
                                           'c2lip.evaluation.records.change_text': ( '5_evaluation/records.html#change_text',
                                                                                     'c2lip/evaluation/records.py'),
                                           'c2lip.evaluation.records.item_changes': ( '5_evaluation/records.html#item_changes',

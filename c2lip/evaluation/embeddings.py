@@ -173,7 +173,8 @@ def embed_texts(
     if not texts:
         raise UserError("there are no texts to embed")
     options, device = EmbedOptions(**how), _place(towers.model).device
-    ids = torch.cat([towers.tokenizer(texts[i : i + 1024]) for i in range(0, len(texts), 1024)])
+    read = towers.token_ids if isinstance(towers, Towers) else towers.tokenizer
+    ids = torch.cat([read(texts[i : i + 1024]) for i in range(0, len(texts), 1024)])
     ids, row = ids.unique(dim=0, return_inverse=True)
 
     def encode(wanted, bar):

@@ -27,12 +27,6 @@ from .scores import Hits, Mean, Values, change_of_items, over_seeds, weighted
 FRAME = ["model", "seed", "suite", "name", "value", "se", "n", "against"]
 
 
-def _mean_change(before, after):
-    "Of the items of a row, in points"
-    pairs = zip(weighted(before), weighted(after))
-    return 100 * sum(weight * (b.values.double() - a.values.double()).nanmean().item() for (weight, a), (_, b) in pairs)
-
-
 def item_changes(
     before: dict[int, dict],  # seed → (suite, name) → items of the first model, what `evaluate(hits=…)` filled
     after: dict[int, dict],  # of the second, on the same items
@@ -45,7 +39,10 @@ def item_changes(
         if all(first.get(key) and second.get(key) for _, first, second in pairs):
             both = [(first[key], second[key]) for _, first, second in pairs]
             _, se, n = change_of_items(*map(over_seeds, zip(*both)))
-            rows += [(*key, _mean_change(*own), se, n, seed) for own, (seed, *_) in zip(both, pairs)]
+            for own, (seed, *_) in zip(both, pairs):
+                tasks = zip(*map(weighted, own))
+                change = sum(w * (b.values.double() - a.values).nanmean().item() for (w, a), (_, b) in tasks)
+                rows.append((*key, 100 * change, se, n, seed))
     return pd.DataFrame(rows, columns=["suite", "name", "value", "se", "n", "seed"])
 
 

@@ -69,6 +69,7 @@ def c2lip_vit_large(pretrained: bool = False, **options):
 
 # %% ../../nbs/1_method/09_model_folders.ipynb #2a4373d5
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+_ROWS: dict[str, dict] = {}  # what a tokenizer is made of → text → (L,) ids
 _CONVERT = "load it with open_clip and save it with safetensors.torch.save_file"
 _CONFIG = "open_clip_config.json"
 _WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "model.safetensors")
@@ -282,7 +283,9 @@ def read_tokenizer(
     tokenizer.tokenizer_mode = text_cfg.get("tokenizer_mode") or ""
     tokenizer.context_length = text_cfg.get("context_length", 77)
     tokenizer.clean_fn, tokenizer.strip_sep_token = get_clean_fn(options["clean"]), options["strip_sep_token"]
-    given |= {"tokenizer_object": Tokenizer.from_str(json.dumps(held)), "clean_up_tokenization_spaces": False}
+    plain = json.dumps(held)
+    tokenizer.rows = _ROWS.setdefault(f"{plain} {given} {vars(tokenizer)}", {})
+    given |= {"tokenizer_object": Tokenizer.from_str(plain), "clean_up_tokenization_spaces": False}
     tokenizer.tokenizer = transformers.PreTrainedTokenizerFast(**given)
     return tokenizer
 
