@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ class Towers:
     config: dict  # open_clip's model_cfg
     preprocess_cfg: dict  # size, mean, std, interpolation, resize_mode
     name: str  # the name that was given, or the folder
+    rows: dict = field(default_factory=dict, repr=False, compare=False)  # text → (L,) ids, of texts read before
 
     @property
     def _preprocess_config(self):
@@ -66,14 +67,13 @@ class Towers:
 
     def token_ids(self, texts: list[str]) -> Tensor:  # T texts; none are fine → (T,L)
         "What the tokenizer gives; a text that was read before is not read again"
-        rows = vars(self.tokenizer).setdefault("rows", {})  # text → (L,); `read_tokenizer` gives equal ones the same
-        if len(rows) > 1 << 16:  # 32 MiB of rows of 64 tokens
-            rows.clear()
-        if new := [text for text in dict.fromkeys(texts) if text not in rows]:
-            rows.update(zip(new, self.tokenizer(new).clone().unbind()))
+        if len(self.rows) > 1 << 16:  # 32 MiB of rows of 64 tokens
+            self.rows.clear()
+        if new := [text for text in dict.fromkeys(texts) if text not in self.rows]:
+            self.rows.update(zip(new, self.tokenizer(new).clone().unbind()))
         if not texts:
             return torch.zeros(0, self.context_length, dtype=torch.long)
-        return torch.stack([rows[text] for text in texts])
+        return torch.stack([self.rows[text] for text in texts])
 
 # %% ../../nbs/1_method/10_towers.ipynb #hb000000
 def has_bias(towers: Towers | nn.Module) -> bool:  # towers, or their model
@@ -214,4 +214,5 @@ def load(
     "Load towers with their own tokenizer and preprocessing; a wrong name is a `UserError` with the most similar one"
     name = str(name)
     model, tokenizer, cfg = _load_parts(name, check)
-    return Towers(model.to(device).eval(), tokenizer, cfg, deepcopy(open_clip.get_model_preprocess_cfg(model)), name)
+    sizes, rows = deepcopy(open_clip.get_model_preprocess_cfg(model)), getattr(tokenizer, "rows", {})
+    return Towers(model.to(device).eval(), tokenizer, cfg, sizes, name, rows)
