@@ -6,6 +6,7 @@
 __all__ = ['SUGARCREPE', 'SUGARCREPE_PP', 'EDITS', 'BINDING', 'make_item', 'write_benchmark']
 
 # %% ../../nbs/5_evaluation/04_world_benchmark.ipynb #082566cb
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -155,8 +156,17 @@ def _make_binding_item(task, scene, *seed, held_out=False):
     phrase = name_thing(thing, pattern=True)
     return phrase, phrase, name_thing(replace(thing, noun=noun, colour=colour), pattern=True)
 
+
+def _balanced_items(task, scenes):
+    "A question of both held-out things of every scene, of which the exchanged scene asks the reverse: of two tasks"
+    what = {"attribute": "colour", "object": "noun"}.get(task)  # that the false phrase has of the other thing
+    for name, scene in scenes if what else ():
+        for a, b in itertools.permutations(scene.things[:2]):
+            texts = (name_thing(thing, pattern=True) for thing in (a, a, replace(a, **{what: getattr(b, what)})))
+            yield name, *texts
+
 # %% ../../nbs/5_evaluation/04_world_benchmark.ipynb #939f0dcc
-_WORDS = {*NOUNS, *COLOURS}  # what a question asks of, whatever its wording and its patterns
+_WORDS = {*NOUNS, *COLOURS}  # what a question asks of, whatever its wording, its patterns and its order
 
 
 def _make_items(make, task, scenes, items, split, held_out):
@@ -180,19 +190,20 @@ def _write_sugarcrepe(folder, task, made, second=False):
     rows = []
     for name, caption, other, negative in made:
         words = {"caption2": other} if second else {}
-        asked = " / ".join(" ".join(sorted(_WORDS & set(re.findall(r"\w+", text)))) for text in (caption, negative))
+        asked = " / ".join(sorted(" ".join(sorted(_WORDS & set(re.findall(r"\w+", s)))) for s in (caption, negative)))
         rows.append(dict(filename=name, caption=caption, **words, negative_caption=negative, question=asked))
     numbered = [dict(id=i, **row) for i, row in enumerate(rows)] if second else {str(i): r for i, r in enumerate(rows)}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{task}.json", numbered)
 
 
-def _write_half(folder, scenes, items, split, held_out):
-    "The questions of one half; returns the names of their images"
+def _write_half(folder, scenes, items, split, both_ways=()):
+    "The questions of one half, the held-out one if there are scenes both ways; returns the names of their images"
     used = set()
     for kind, tasks, make in (("world_sugarcrepe", SUGARCREPE, make_item), ("binding", BINDING, _make_binding_item)):
         for task in tasks:
-            made = _make_items(make, task, scenes, items, split, held_out)
+            balanced = [*_balanced_items(task, both_ways)]
+            made = balanced or _make_items(make, task, scenes, items, split, bool(both_ways))
             _write_sugarcrepe(folder / kind, task, made)
             if kind == "world_sugarcrepe" and task in SUGARCREPE_PP:
                 _write_sugarcrepe(folder / "world_sugarcrepe_pp", task, made, second=True)
@@ -226,7 +237,7 @@ def write_benchmark(
     folder,  # made if missing
     split: str = "test",  # test, or validation for every choice made along the way
     images: int = 1000,  # seen scenes, for retrieval and for the items
-    items: int = 300,  # items of a subset; the held-out half has as many images, 20 at least; a third for localisation
+    items: int = 300,  # of a subset; twice as many of held-out phrases; as many held-out images; a third: localisation
     single: int = 0,  # images of one object, for zero-shot; 0: 16 for each of the items, 480 at most
     size: int = GRID,  # pixels of a side
 ) -> Path:  # the folder
@@ -235,13 +246,14 @@ def write_benchmark(
         raise UserError(f"the benchmark has the splits test and validation, not {split!r}")
     folder = Path(folder)
     seen = benchmark_scenes(images, split)
-    _write_half(folder, seen, items, split, held_out=False)
+    _write_half(folder, seen, items, split)
     captions = [caption_scene(scene, split, "retrieval", i) for i, (_, scene) in enumerate(seen)]
     rows = [dict(filename=name, sentences=[dict(raw=caption)]) for (name, _), caption in zip(seen, captions)]
     write_json(folder / "retrieval.json", {"images": rows})
     held_out = benchmark_scenes(max(items, 20), split, held_out=True)  # fewer do not allow every kind of item
-    used = _write_half(folder / "heldout", held_out, items, split, held_out=True)
-    for name, scene in [*seen, *(row for row in held_out if row[0] in used)]:
+    both_ways = benchmark_scenes(items + items % 2, split, both_ways=True)
+    used = _write_half(folder / "heldout", held_out, items, split, both_ways)
+    for name, scene in [*seen, *(row for row in dict(held_out + both_ways).items() if row[0] in used)]:
         save_scene(scene, folder / "images" / name, size)
     _write_zero_shot(folder, split, single or min(16 * items, 480), size)
     write_size_and_place(folder, min(items, images), split)

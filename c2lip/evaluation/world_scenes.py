@@ -20,12 +20,32 @@ from ..world import COLOURS, GRID, HELD_OUT, NOUNS, Dice, Scene, draw_scene, mak
 from ..world_captions import caption_scene, name_thing, numbered_scene, pair_sentence, relation
 
 # %% ../../nbs/5_evaluation/02_world_scenes.ipynb #522b93f3
+def _exchange_colours(scene, a, b):
+    "The scene with the colours of two of its things exchanged"
+    other = {a: replace(a, colour=b.colour), b: replace(b, colour=a.colour)}
+    return replace(scene, things=tuple(other.get(thing, thing) for thing in scene.things))
+
+
+def _both_ways(split):
+    "Held-out scenes whose first two things may exchange colours, each before its exchange: (file name, scene)"
+    for number in itertools.count():
+        scene = make_scene(split, number, held_out=True)
+        a, b = scene.things[:2]
+        four = {(thing.noun, colour) for thing in (a, b) for colour in (a.colour, b.colour)}
+        if len(four) == 4 and four <= HELD_OUT and a.pattern == b.pattern:
+            yield f"heldout_{number:05d}.png", scene
+            yield f"heldout_{number:05d}_exchanged.png", _exchange_colours(scene, a, b)
+
+
 def benchmark_scenes(
     n: int,  # images
     split: str = "test",  # test or validation
     held_out: bool = False,  # scenes with held-out pairs
+    both_ways: bool = False,  # scenes of two such pairs, each before the one with their colours exchanged
 ) -> list[tuple[str, Scene]]:  # (file name, scene)
     "The scenes of the benchmark's images, in order: those of training from other seeds, but without single objects"
+    if both_ways:
+        return list(itertools.islice(_both_ways(split), n))
     if held_out:
         return [(f"heldout_{i:05d}.png", make_scene(split, i, held_out=True)) for i in range(n)]
     return [(f"scene_{i:05d}.png", numbered_scene(split, i, single=0.0)) for i in range(n)]
@@ -49,13 +69,11 @@ def _make_group(split, number):
     where = relation(scene, a, b)
     if where is None or a.colour == b.colour or {c.pair, d.pair} & HELD_OUT:
         return None
-    exchanged = {a: c, b: d}
-    other = replace(scene, things=tuple(exchanged.get(thing, thing) for thing in scene.things))
     captions = []
     for first, second in ((a, b), (c, d)):
         words = Dice("c2lip group words", split, number + 1)
         captions.append(pair_sentence(name_thing(first), where, name_thing(second), words))
-    return [scene, other], captions
+    return [scene, _exchange_colours(scene, a, b)], captions
 
 
 def write_groups(
