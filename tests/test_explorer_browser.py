@@ -374,9 +374,6 @@ def test_the_app(servers, browser):
     shown, link = settle(page)[0], page.get_by_text("link to this view").get_attribute("href")
     assert "empty" in enter(page, PHRASE, " ") and page.locator(".c2lip-wrong").count()
     page.goto(servers["voila"][0] + "/" + link)
-    with suppress(playwright.TimeoutError):
-        page.wait_for_selector(FIGURE, timeout=20_000)
-    page.locator(FIGURE).count() or page.reload()  # Voilà's waiting kernel stays silent now and then on a busy machine
     wait_for_panel(page)
     assert settle(page)[0] == shown
     check_layout(page, "explorer-app", 1400, 800, 400)
