@@ -208,6 +208,7 @@ def test_a_visit(page, tmp_path):
     chip = page.locator(".c2lip-chips button:not(.mod-primary)", has_text="a ").first
     wanted = chip.inner_text()
     assert wanted != "a striped red key" and f"“{wanted}”" in after(page, chip.click)
+    # another model, typed; then one of the menu
     unfold(page, "more models")
     assert "→ tuned" in enter(page, "a release folder", shipped("tuned"))
     menu = page.locator(f"{PANEL} select").nth(1)

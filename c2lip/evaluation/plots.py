@@ -25,8 +25,8 @@ from .tables import model_label, suite_label, task_label
 
 # %% ../../nbs/5_evaluation/16_plots.ipynb #8e1ea9ca
 SMALL = 8  # points, the smallest type of a figure
-MODEL_COLOURS = "0.6 #8e44ad #e69f00 seagreen #2aaaff #802a00 #2a0080 #005555 black".split()
-"Colours of nine models, as many as `compare` shows; the first is what the others are compared with"
+MODEL_COLOURS = "0.6 #8e44ad #e69f00 seagreen #2aaaff #802a00 #2a0080 #005555 black #ce4900 #9e79aa".split()
+"Colours of eleven models, as many as `compare` shows; the first is what the others are compared with"
 
 
 def _drawable(text, font):
@@ -115,16 +115,19 @@ def plot_pareto(
     fig = Page(figsize=(6.8, 4.6), layout="constrained")
     ax = fig.subplots()
     ax.plot(*points[_pareto(points)].T, color="0.8", lw=6, solid_capstyle="round", zorder=1, alpha=0.7)
-    heights = points[:, 1].argsort().argsort()  # labels of neighbours lie on two sides
+    heights = points[:, 1].argsort().argsort()  # names of neighbours lie on two sides
     for model, point, height in zip(models, points, heights):
         background = model in quiet
         colour = "0.6" if background else colours[model]
         bars = dict(xerr=x.half[model], yerr=y.half[model], elinewidth=1.2, alpha=0.55)
         ax.errorbar(point[0], point[1], color=colour, **bars)
-        ax.plot(*point, "o", color=colour, ms=5 if background else 8, mec="white", zorder=3, clip_on=False)
-        colour, weight = ("0.45", "normal") if background else ("0.15", "bold")
-        style: dict = dict(textcoords="offset points", fontsize=SMALL, color=colour, fontweight=weight)
-        ax.annotate(model_label(model), point, (6, 4 if height % 2 else -11), **style)
+        name, size = model_label(model), 5 if background else 8
+        label = "_" if background else name
+        ax.plot(*point, "o", color=colour, ms=size, mec="white", zorder=3, clip_on=False, label=label)
+        if background:
+            place = 6, 4 if height % 2 else -11
+            ax.annotate(name, point, place, textcoords="offset points", fontsize=SMALL, color="0.45")
+    fig.legend(loc="outside right center", fontsize=SMALL, frameon=False)
     for set_label, (suite, name) in ((ax.set_xlabel, across), (ax.set_ylabel, up)):
         set_label(f"{suite_label(suite)}: {task_label(name)} (%)")
     ax.margins(0.08)
