@@ -8,15 +8,15 @@ from __future__ import annotations
 import hashlib
 import html
 import re
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ftfy
-from tqdm.auto import tqdm
 
 from .core import Phrase, UserError, check_choice, did_you_mean, one_line
 from .core.files import regular, shipped
@@ -249,23 +249,29 @@ def phrases_of(doc: Doc, rules: Rules = Rules()) -> list[Phrase]:  # in reading 
     return found[: rules.max_phrases or None]
 
 # %% ../nbs/1_method/06_concepts.ipynb #851b6c4f
-ZONE = 4096
+ZONE = 1024
 "Captions after which spaCy forgets their words: it would keep every spelling, some 400 MB in a million web captions"
 
 
 def noun_phrases_many(
     captions: list[str],  # canonical captions
     nlp=None,  # None: the embedded pipeline; a name for `load_pipeline`; or a loaded spaCy pipeline
-    batch_size: int = 256,  # captions that spaCy parses at a time
-    progress: bool = False,  # show a progress bar
     **rules,  # fields of `Rules`
 ) -> list[list[Phrase]]:  # one list a caption, in order
     "The concepts of many captions; a caption that is empty or not English has none"
-    chosen = make_rules(rules)
-    pipeline = nlp if hasattr(nlp, "pipe") else load_pipeline(nlp)
-    zones = (captions[first : first + ZONE] for first in range(0, len(captions), ZONE))
-    found = chain.from_iterable(_parse(zone, pipeline, batch_size, chosen) for zone in zones)
-    return list(tqdm(found, total=len(captions), unit="caption", disable=not progress))
+    parse = partial(_parse, make_rules(rules), nlp if hasattr(nlp, "pipe") else load_pipeline(nlp))
+    zones = [captions[first : first + ZONE] for first in range(0, len(captions), ZONE)]
+    return [*chain.from_iterable(_in_processes(parse, zones) if nlp is None else map(parse, zones))]
+
+
+def _in_processes(parse, zones):
+    # on Linux in as many processes as torch has threads; elsewhere each would load the pipeline anew
+    from torch import Generator, get_num_threads  # spaCy has imported torch
+    from torch.utils.data import DataLoader
+
+    n = min(get_num_threads(), len(zones)) if sys.platform == "linux" else 1
+    how = dict(num_workers=n, multiprocessing_context="fork", generator=Generator())
+    return DataLoader(zones, batch_size=None, collate_fn=parse, **how) if n > 1 else map(parse, zones)
 
 
 def _for_parser(caption, limit):
@@ -276,16 +282,17 @@ def _for_parser(caption, limit):
     return caption.lower() if caption.isupper() and len(caption.lower()) == len(caption) else caption
 
 
-def _parse(captions, pipeline, batch_size, rules):
-    # the phrases of each of a few thousand captions, in order
-    texts = [_for_parser(caption, rules.max_chars) for caption in captions]
+def _parse(rules, pipeline, captions):
+    # the phrases of each caption of a zone, in order
+    found, texts = [], [_for_parser(caption, rules.max_chars) for caption in captions]
     texts = [text if is_english(text) else "" for text in texts]
     with nullcontext() if pipeline.vocab.in_memory_zone else pipeline.memory_zone():
-        for doc, caption in zip(pipeline.pipe(texts, batch_size=batch_size), captions):
+        for doc, caption in zip(pipeline.pipe(texts, batch_size=256), captions):
             phrases = [Phrase(caption[start:end], start, end) for _, start, end in phrases_of(doc, rules)]
             if not phrases and rules.none == "caption" and caption.strip():
                 phrases = [Phrase(caption, 0, len(caption))]
-            yield phrases
+            found.append(phrases)
+    return found
 
 
 def noun_phrases(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .core.files import read_yaml, shipped
@@ -32,12 +31,6 @@ POSSESSIVE = {"'s", "'", "’s", "’", "s"}
 BRACKETS = set("()[]{}<>|;:!?…")
 
 
-@lru_cache(maxsize=4096)
-def _unified(arc: str) -> str:
-    arc = arc.lower()
-    return UNIFIED.get(arc, arc.split(":")[0])
-
-
 class _Tree:
     "The columns of a parsed text that the walk reads, as plain lists"
 
@@ -46,7 +39,7 @@ class _Tree:
         columns = doc.to_array(["POS", "DEP", "HEAD"]).tolist()  # four times as fast as asking each word
         self.words = [t.lower_ for t in doc]
         self.pos = [names[pos] for pos, _, _ in columns]
-        self.arc = [_unified(names[arc]) for _, arc, _ in columns]
+        self.arc = [UNIFIED.get(arc := names[key].lower(), arc.partition(":")[0]) for _, key, _ in columns]
         self.head = [(i + distance) % 2**64 for i, (_, _, distance) in enumerate(columns)]  # distances are unsigned
         self.misread = {i for i in range(len(doc)) if self.pos[i] in ("VERB", "ADV") and self._is_misread(i)}
         for i in self.misread:

@@ -96,7 +96,7 @@ def test_quick_gelu_follows_the_weights(named):
 
 def test_texts_are_read_as_the_weights_expect(named):
     clip = named(dict(resize_mode="shortest"))
-    assert clip.context_length == 20
+    assert clip.model.context_length == 20
     assert clip.tokenizer(["A  Red MUG"]).tolist() == clip.tokenizer(["a red mug"]).tolist()
     assert clip.tokenizer(["a red mug"]).shape == (1, 20)
     assert clip.tokenizer(["a, mug"]).tolist() != clip.tokenizer(["a mug"]).tolist()

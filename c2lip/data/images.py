@@ -44,14 +44,13 @@ class BadImage(Exception):
 
 def open_image(
     image,  # a path, bytes, a PIL image, or a callable that returns one of these
-    max_pixels: int = Image.MAX_IMAGE_PIXELS or 2**26,  # by the header; PIL's own limit where one is set
     at_least: int = 0,  # a JPEG file is decoded at a half, a quarter or an eighth with sides of at least this; 0: whole
 ) -> Image.Image:  # RGB, decoded; `info["full_size"]` is the (width, height) of the whole image
     "Open an image; raise `BadImage` with the cause if that fails"
     try:
         given, image = image, _read_header(image)
         size = f"{image.width}×{image.height} pixels"
-        if image.width * image.height > max_pixels:
+        if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**26):  # by the header
             raise BadImage("image too large", size)
         if max(image.size) > 100 * min(image.size):
             raise BadImage("image too narrow", size)  # resized by its shorter side it would be huge
@@ -215,10 +214,6 @@ class Outcomes(Dataset):
             return e
 
 
-def _as_it_is(x):
-    return x  # a loader without a batch to make; a lambda would not travel to its workers
-
-
 def in_workers(
     function: Callable,  # of one job
     jobs: Iterable,  # with workers, what can be pickled
@@ -226,7 +221,7 @@ def in_workers(
     context: str | None = None,  # how processes start: "fork", "spawn"; None: as usual on this system
 ) -> Iterator:  # the results, in the order of the jobs
     "Call a function for each job; raises what the function raises, `UserError` where a process was killed"
-    how: dict = dict(sampler=jobs, batch_size=None, collate_fn=_as_it_is, generator=torch.Generator())
+    how: dict = dict(sampler=jobs, batch_size=None, collate_fn=torch.nn.Identity(), generator=torch.Generator())
     how |= dict(num_workers=workers, multiprocessing_context=context if workers else None)
     results = DataLoader(Outcomes(function), **how)
     try:

@@ -64,7 +64,7 @@ class Samples(Dataset):
         self.tokenizer = tokenizer if has_token_positions(tokenizer) else None
         self.skips.seen = max(self.skips.seen, len(self.records))
         self.whole: Callable | None = None  # of a method: PIL image before any crop or resizing → array
-        self.spans = None  # of the phrases of samples that are kept
+        self.spans, self.kept = None, cache  # the spans of the phrases of samples that are kept
         if cache:
             self.records = Records(self._opened(), self.records.drawn)
         self.skips.check()
@@ -85,7 +85,7 @@ class Samples(Dataset):
 
     def _open(self, i, r, seed):
         "Sample `i`, of record `r`, with the caption that `seed` draws; raises `BadImage`"
-        image = open_image(r.image, at_least=self.at_least)
+        image = r.image if self.kept else open_image(r.image, at_least=self.at_least)
         pixels = image if self.transform is None else self.transform(image)
         whole = self.whole(image) if self.whole else None
         several = bool(r.further)

@@ -11,21 +11,30 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import open_clip
 import torch
 from huggingface_hub import constants
 from huggingface_hub.utils import get_session
 from open_clip.transform import AugmentationCfg, PreprocessCfg, image_transform_v2
 from torch import Tensor, nn
+from torchvision.transforms import Compose
 
 from ..core import UserError, did_you_mean, one_line
 from ..core.files import project_root, user_path, write_json
 from .folders import EMBEDDED, PICKLES, base_folder, load_folder, quiet_loading, release_folder
 
 # %% ../../nbs/1_method/10_towers.ipynb #4b168183
+def _numbers(image, mean, std):
+    "A PIL image → (3,H,W) float32: the last transforms of open_clip (RGB, from 0 to 1, normalised) in half the time"
+    pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB")).transpose(2, 0, 1)
+    return torch.from_numpy((pixels.astype(np.float32, order="C") / 255 - mean) / std)
+
+
 @dataclass
 class Towers:
     "A contrastive model with all that belongs to its weights"
@@ -37,33 +46,29 @@ class Towers:
     name: str  # the name that was given, or the folder
     rows: dict = field(default_factory=dict, repr=False, compare=False)  # text → (L,) ids, of texts read before
 
-    @property
-    def _preprocess_config(self):
+    def _transform(self, **how):
         lists = {key: list(x) for key, x in self.preprocess_cfg.items() if key in ("mean", "std")}  # JSON's form
-        return PreprocessCfg(**{**self.preprocess_cfg, **lists})
+        whole = image_transform_v2(PreprocessCfg(**{**self.preprocess_cfg, **lists}), **how)
+        mean, std = (np.float32(x)[:, None, None] for x in (whole.transforms[-1].mean, whole.transforms[-1].std))
+        return Compose([*whole.transforms[:-3], partial(_numbers, mean=mean, std=std)])
 
     @property
     def preprocess(self) -> Callable:  # PIL image → (3,H,W)
         "The checkpoint's own evaluation preprocessing"
-        return image_transform_v2(self._preprocess_config, is_train=False)
+        return self._transform(is_train=False)
 
     def augment(self, crop_scale: float = 0.9) -> Callable:  # least share that a crop keeps; 1: no crop → a transform
         "Training preprocessing: the same mean, std and size, after a random resized crop"
         if crop_scale >= 1:
             return self.preprocess
         crop = AugmentationCfg(scale=(crop_scale, 1.0))
-        return image_transform_v2(self._preprocess_config, is_train=True, aug_cfg=crop)
+        return self._transform(is_train=True, aug_cfg=crop)
 
     @property
     def image_size(self) -> tuple[int, int]:  # (H,W) pixels
         "The size that preprocessing gives an image"
         size = self.preprocess_cfg["size"]
         return (size, size) if isinstance(size, int) else tuple(size)
-
-    @property
-    def context_length(self) -> int:
-        "Text tokens of a row, padding included"
-        return self.model.context_length
 
     def token_ids(self, texts: list[str]) -> Tensor:  # T texts; none are fine → (T,L)
         "What the tokenizer gives; a text that was read before is not read again"
@@ -72,7 +77,7 @@ class Towers:
         if new := [text for text in dict.fromkeys(texts) if text not in self.rows]:
             self.rows.update(zip(new, self.tokenizer(new).clone().unbind()))
         if not texts:
-            return torch.zeros(0, self.context_length, dtype=torch.long)
+            return torch.zeros(0, self.model.context_length, dtype=torch.long)
         return torch.stack([self.rows[text] for text in texts])
 
 # %% ../../nbs/1_method/10_towers.ipynb #hb000000
