@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import ftfy
 
-from .core import Phrase, UserError, check_choice, did_you_mean, one_line
+from .core import Phrase, UserError, check_choice, did_you_mean, in_workers, one_line
 from .core.files import regular, shipped
 from .trees import WORD_LISTS, base_phrases
 
@@ -259,19 +259,12 @@ def noun_phrases_many(
     **rules,  # fields of `Rules`
 ) -> list[list[Phrase]]:  # one list a caption, in order
     "The concepts of many captions; a caption that is empty or not English has none"
+    import torch  # spaCy imports it anyhow
+
     parse = partial(_parse, make_rules(rules), nlp if hasattr(nlp, "pipe") else load_pipeline(nlp))
     zones = [captions[first : first + ZONE] for first in range(0, len(captions), ZONE)]
-    return [*chain.from_iterable(_in_processes(parse, zones) if nlp is None else map(parse, zones))]
-
-
-def _in_processes(parse, zones):
-    # on Linux in as many processes as torch has threads; elsewhere each would load the pipeline anew
-    from torch import Generator, get_num_threads  # spaCy has imported torch
-    from torch.utils.data import DataLoader
-
-    n = min(get_num_threads(), len(zones)) if sys.platform == "linux" else 1
-    how = dict(num_workers=n, multiprocessing_context="fork", generator=Generator())
-    return DataLoader(zones, batch_size=None, collate_fn=parse, **how) if n > 1 else map(parse, zones)
+    n = min(torch.get_num_threads(), len(zones)) if nlp is None and sys.platform == "linux" else 0
+    return [*chain.from_iterable(in_workers(parse, zones, n if n > 1 else 0, "fork"))]
 
 
 def _for_parser(caption, limit):

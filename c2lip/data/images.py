@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['IMAGES', 'SHARD_IMAGES', 'FORMATS', 'SCHEMES', 'PAUSES', 'MAX_MEMBER', 'BadImage', 'open_image', 'remote_scheme',
-           'version_of', 'local_copy', 'TarPart', 'Bar', 'Outcomes', 'in_workers']
+           'version_of', 'local_copy', 'TarPart', 'Bar']
 
 # %% ../../nbs/4_data/02_images.ipynb #615c67d8
 import hashlib
@@ -14,15 +14,12 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from filelock import FileLock
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from ..core import UserError, short
@@ -199,37 +196,3 @@ class Bar(tqdm):
     "A progress bar without a thread of its own: workers are forked while it is shown"
 
     monitor_interval = 0
-
-
-class Outcomes(Dataset):
-    "A function's results; a `UserError` is returned as a value, so that it has no worker's traceback"
-
-    def __init__(self, function):
-        self.function = function
-
-    def __getitem__(self, job):
-        try:
-            return self.function(job)
-        except UserError as e:
-            return e
-
-
-def in_workers(
-    function: Callable,  # of one job
-    jobs: Iterable,  # with workers, what can be pickled
-    workers: int = 0,  # processes; 0: this one
-    context: str | None = None,  # how processes start: "fork", "spawn"; None: as usual on this system
-) -> Iterator:  # the results, in the order of the jobs
-    "Call a function for each job; raises what the function raises, `UserError` where a process was killed"
-    how: dict = dict(sampler=jobs, batch_size=None, collate_fn=torch.nn.Identity(), generator=torch.Generator())
-    how |= dict(num_workers=workers, multiprocessing_context=context if workers else None)
-    results = DataLoader(Outcomes(function), **how)
-    try:
-        for result in results:
-            if isinstance(result, UserError):
-                raise result
-            yield result
-    except RuntimeError as e:
-        if "DataLoader worker" not in str(e):
-            raise
-        raise UserError("a worker was ended from outside, most often for want of memory: use fewer workers") from None

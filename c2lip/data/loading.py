@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from ..core import Phrase, Sample, UserError, derive_seed, seeded
+from ..core import Phrase, Sample, UserError, derive_seed, in_workers, seeded
 from ..core.files import regular, replacing
-from .images import BadImage, in_workers, open_image
+from .images import BadImage, open_image
 from .records import Records, Skips
 from ..encoding import encode_images
 from ..methods import stack_images
@@ -88,10 +88,9 @@ class Samples(Dataset):
         image = r.image if self.kept else open_image(r.image, at_least=self.at_least)
         pixels = image if self.transform is None else self.transform(image)
         whole = self.whole(image) if self.whole else None
-        several = bool(r.further)
-        n = derive_seed(seed, r.key, "caption") % len(r.captions) if several and seed is not None else 0
+        n = derive_seed(seed, r.key, "caption") % len(r.captions) if r.further and seed is not None else 0
         text, phrases = r.captions[n] if n else (r.caption, r.phrases)
-        texts = tuple(caption.text for caption in r.captions) if several else ()
+        texts = tuple(caption.text for caption in r.captions) if r.further else ()
         if self.spans is not None and n == 0:  # those of first captions are kept
             spans = self.spans[i]
         else:

@@ -21,9 +21,9 @@ import pyarrow.parquet
 import spacy
 
 from ..concepts import is_english, load_pipeline, make_rules, split_sentences
-from ..core import UserError, one_line
+from ..core import Outcomes, UserError, in_workers, one_line
 from ..core.files import folder_digest, output_place, project_root, read_json, sole_writer, write_json
-from .images import Bar, Outcomes, in_workers
+from .images import Bar
 from .records import Caption, Skips, with_phrases
 from .shards import LOST, index_captions
 from .sources import Shards, find_source

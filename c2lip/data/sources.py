@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow
 from filelock import FileLock
 
-from ..core import UserError, did_you_mean, files
+from ..core import UserError, did_you_mean, files, in_workers
 from ..core.files import MAX_TEXT, is_utf8, project_root, read_json, regular, replacing, write_json
-from .images import IMAGES, Bar, in_workers, remote_scheme, version_of
+from .images import IMAGES, Bar, remote_scheme, version_of
 from .records import Record, Records, Skips, caption_texts, with_phrases
 from .shards import check_shards, shard_records, shard_urls
 from .tables import INDEX_SCHEMA, TABLES, Index, index_table, place_names, table_records

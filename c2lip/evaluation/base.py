@@ -253,8 +253,8 @@ def _read_lines(path):
 
 def find_image(name: str, *folders) -> Path:  # where there is none, the first place, which `evaluate` then reports
     "Look for an image in folders, the most likely first, with the folders of its own name and without them"
-    places = [Path(folder) / n for n in dict.fromkeys((name, Path(name).name)) for folder in folders]
-    return next((p for p in places if os.path.isfile(p)), places[0])  # Path.is_file raises for a name too long
+    places = [os.path.join(folder, n) for n in dict.fromkeys((name, os.path.basename(name))) for folder in folders]
+    return Path(next(filter(os.path.isfile, places), places[0]))  # Path.is_file raises for a name too long
 
 # %% ../../nbs/5_evaluation/06_base.ipynb #c7e1a9d3
 def half_truths(

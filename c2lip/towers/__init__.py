@@ -76,9 +76,7 @@ class Towers:
             self.rows.clear()
         if new := [text for text in dict.fromkeys(texts) if text not in self.rows]:
             self.rows.update(zip(new, self.tokenizer(new).clone().unbind()))
-        if not texts:
-            return torch.zeros(0, self.model.context_length, dtype=torch.long)
-        return torch.stack([self.rows[text] for text in texts])
+        return torch.stack([self.rows[text] for text in texts]) if texts else self.tokenizer([""])[:0]
 
 # %% ../../nbs/1_method/10_towers.ipynb #hb000000
 def has_bias(towers: Towers | nn.Module) -> bool:  # towers, or their model
