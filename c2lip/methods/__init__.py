@@ -65,6 +65,7 @@ class Method:
     head_lr: float | None = None  # peak learning rate of the objective's own parameters; None: the run's
     whole: Callable | None = None  # PIL image as it was opened, uncropped → array for `Sample.whole`; None: no need
     head_decay: float | None = None  # weight decay of the objective's own matrices; None: the run's
+    spans: bool = False  # the view reads `Sample.spans`, which are then found where images are opened
 
 # %% ../../nbs/1_method/12_methods.ipynb #df57867f
 def stack_images(samples: list[Sample]) -> Tensor:  # (B,3,H,W)

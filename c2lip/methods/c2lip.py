@@ -141,4 +141,4 @@ def c2lip(
         return found | {"patches": _patches(f, batch, xac_scale)} if "xac" in terms else found
 
     objective = Objective(measured, weights, needs, columns=(*columns, "caption", "phrase"))
-    return Method(_concept_view(towers, concepts), objective)
+    return Method(_concept_view(towers, concepts), objective, spans=concepts == "pool")

@@ -192,7 +192,8 @@ def _train_here(setup):
     first = rank_and_world_size()[0] == 0
     pixels = math.ceil(max(towers.image_size) / math.sqrt(cfg.crop_scale))  # of a side, by the smallest crop
     how = records.drawn, setup.skips, pixels, cfg.draw_captions
-    samples = Samples(records, towers.augment(cfg.crop_scale), towers.tokenizer, *how)
+    tokenizer = towers.tokenizer if setup.method.spans else None
+    samples = Samples(records, towers.augment(cfg.crop_scale), tokenizer, *how)
     if first:
         counts = f"{len(samples)} images, {samples.records.phrase_count} phrases"
         print(f"{counts}; {setup.steps} steps of {cfg.batch_size} images; skipped: {samples.skips}", flush=True)
