@@ -258,12 +258,12 @@ def noun_phrases_many(
     nlp=None,  # None: the embedded pipeline; a name for `load_pipeline`; or a loaded spaCy pipeline
     **rules,  # fields of `Rules`
 ) -> list[list[Phrase]]:  # one list a caption, in order
-    "The concepts of many captions; a caption that is empty or not English has none"
+    "The concepts of many captions, by the embedded pipeline on every core; one that is empty or not English has none"
     import torch  # spaCy imports it anyhow
 
     parse = partial(_parse, make_rules(rules), nlp if hasattr(nlp, "pipe") else load_pipeline(nlp))
     zones = [captions[first : first + ZONE] for first in range(0, len(captions), ZONE)]
-    n = min(torch.get_num_threads(), len(zones)) if nlp is None and sys.platform == "linux" else 0
+    n = min(torch.get_num_threads(), len(zones)) if nlp is None and sys.platform == "linux" else 0  # by fork
     return [*chain.from_iterable(in_workers(parse, zones, n if n > 1 else 0, "fork"))]
 
 

@@ -57,14 +57,14 @@ class Samples(Dataset):
         at_least: int = 0,  # JPEG files are decoded no larger than sides of this need, as `open_image` does; 0: whole
         draw: bool = True,  # of an image with several captions, `loader` draws one in each step; False: the first
     ):
-        self.draw, self.at_least = draw, at_least
+        self.draw, self.at_least, self.kept = draw, at_least, cache
         self.skips, self.failed = Skips() if skips is None else skips, 0
         self.transform = transform
         self.records = records if isinstance(records, Records) else Records(records)
         self.tokenizer = tokenizer if has_token_positions(tokenizer) else None
         self.skips.seen = max(self.skips.seen, len(self.records))
         self.whole: Callable | None = None  # of a method: PIL image before any crop or resizing → array
-        self.spans, self.kept = None, cache  # the spans of the phrases of samples that are kept
+        self.spans = None  # of the phrases of samples that are kept
         if cache:
             self.records = Records(self._opened(), self.records.drawn)
         self.skips.check()
