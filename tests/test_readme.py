@@ -33,7 +33,7 @@ def test_numbers_of_sentences():
     rows = rows.assign(model=rows.model.str.replace(r", seed \d+$", "", regex=True))
     wanted = {mean(rows, "+ npc + xac", "binding", "phrases", column) for column in ("before", "after")}
     alpha = str(BY_MODEL["embedded"]["alpha"])
-    wanted |= {mean(read_record("test_default"), f"plain, α {alpha}", "mixture/binding", "phrases"), alpha}
+    wanted |= {mean(read_record("short_default"), f"plain, α {alpha}", "mixture/binding", "phrases"), alpha}
     prose = "\n".join(line for line in re.sub(r"```.*?```", "", PAGE, flags=re.S).splitlines() if line[:1] != "|")
     found = set(re.findall(r"\d+\.\d+", prose))
     assert found - TYPED == wanted
