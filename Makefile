@@ -55,10 +55,10 @@ app: $(STAMP)     ## open the attention explorer as a page of its own
 	@$(BIN)/voila nbs/explore.ipynb
 
 notebooks: $(STAMP) ## before a commit: ruff, export, clean, README.md
-	@$(BIN)/python -c 'from c2lip.dev.upkeep import tidy; tidy()'
+	@$(BIN)/python -c 'from c2lip.lab.dev.upkeep import tidy; tidy()'
 
 outputs: $(STAMP) ## run notebooks and store what they show (ARGS="train rooms")
-	@$(BIN)/python -c 'import sys; from c2lip.dev.upkeep import store_outputs; store_outputs(sys.argv[1:])' $(ARGS)
+	@$(BIN)/python -c 'import sys; from c2lip.lab.dev.upkeep import store_outputs; store_outputs(sys.argv[1:])' $(ARGS)
 
 site: $(SITE)     ## the book, with search, and a page that runs two models: _site/html/index.html
 	@$(VENV)/site/bin/python docs/build.py _site

@@ -58,7 +58,7 @@ setup(
         "console_scripts": cfg.get("console_scripts", "").split(),
         "nbdev": [f"{lib}={lib}._modidx:d"],
         # papermill loads this at its start: it is what lets `papermill nbs/train.ipynb` run as typed
-        "papermill.engine": [f"{lib}={lib}.dev.launch:Engine"],
+        "papermill.engine": [f"{lib}={lib}.lab.training.launch:Engine"],
     },
     zip_safe=False,
 )

@@ -9,6 +9,7 @@ import hashlib
 import html
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['TAG', 'URL', 'SURROGATE', 'SEPARATOR', 'NEEDS_CLEANING', 'ABBREVIATED', 'WORD', 'PIPELINES', 'ALLOWED', 'ZONE',
            'canonical_caption', 'split_sentences', 'is_english', 'load_pipeline', 'Rules', 'make_rules',
-           'phrase_number', 'phrases_of', 'noun_phrases_many', 'noun_phrases']
+           'phrase_number', 'phrases_of', 'noun_phrases_many', 'noun_phrases', 'find_phrases']
 
 # %% ../nbs/1_method/06_concepts.ipynb #888238c4
 TAG = re.compile(r"<!--.*?-->|</?[a-zA-Z!][^<>]*>", re.S)
@@ -295,3 +296,22 @@ def noun_phrases(
 ) -> list[Phrase]:  # (text, start, end), in reading order
     "The concepts of one caption"
     return noun_phrases_many([caption], nlp, **rules)[0]
+
+# %% ../nbs/1_method/06_concepts.ipynb #cf9f1770
+def find_phrases(
+    caption: str,  # canonical caption
+    phrases: Iterable,  # texts, or (text, start, end)
+) -> list[Phrase]:  # a phrase that does not occur in the caption keeps its text and has start = end = -1
+    "Find given phrases in a caption; whole words first, letter case ignored"
+    found = []
+    for item in phrases:
+        text, start, end = (item, -1, -1) if isinstance(item, str) else item
+        if start < 0 or text != caption[start:end] or text != text.strip():
+            text = canonical_caption(text)
+        if start < 0 or text != caption[start:end]:  # a bare text, or characters counted in the uncleaned caption
+            pattern = re.escape(text)
+            hit = re.search(rf"(?<!\w){pattern}(?!\w)", caption, re.I) or re.search(pattern, caption, re.I)
+            start, end = hit.span() if hit else (-1, -1)
+        if text:
+            found.append(Phrase(caption[start:end] if start >= 0 else text, start, end))
+    return found

@@ -214,7 +214,7 @@ const c2lip = (() => {
 
   const share = how => ['softmax', 'head'].includes(how.kind);
 
-  function map(seen, concept, how = D.selection) { // (GRID·GRID) of one kind, as c2lip.attention.maps has them
+  function map(seen, concept, how = D.selection) { // (GRID·GRID) of one kind, as c2lip.lab.attention.maps has them
     if (how.kind == 'head')
       return seen.heads[0].map((v, p) => how.head ? seen.heads[how.head - 1][p] : seen.heads.reduce((sum, h) => sum + h[p], 0) / HEADS);
     const tokens = seen.layer(how.layer), cosines = [...Array(GRID * GRID).keys()].map(p => dot(concept, tokens, p * WIDTH));
@@ -232,7 +232,7 @@ const c2lip = (() => {
     return [dot(concept, seen.image), dot(concept, unit(reading))];
   }
 
-  // ---- columns and their colours, as c2lip.attention.figures has them
+  // ---- columns and their colours, as c2lip.lab.attention.figures has them
 
   const decimals = spread => spread > 0 ? 1 - Math.floor(Math.log10(spread)) : 2;
   function rounded(low, high) { // outwards, to two digits; never empty
@@ -322,7 +322,7 @@ const c2lip = (() => {
     return article(text.replace(new RegExp(`\\b(?:${a}|${b})\\b`, 'gi'), w => w.toLowerCase() == a ? b : a));
   }
 
-  // ---- questions, rivals and doubts, as c2lip.attention.questions has them; a short list of words stands for its tagger
+  // ---- questions, rivals and doubts, as c2lip.lab.attention.questions has them; a short list of words stands for its tagger
 
   const known = new Set([...D.words.nouns, ...D.words.colours, ...D.words.others]);
   const small = new Set((`a an the one another some this that these those my your its his her their and or not no is are be ` +
@@ -601,7 +601,7 @@ const c2lip = (() => {
     c2lip.took = performance.now() - begun;
   }
 
-  function controls() { // of c2lip.attention.controls: the same names, choices and help
+  function controls() { // of c2lip.lab.attention.controls: the same names, choices and help
     const parts = Object.entries(D.controls).map(([name, {help, widget, choices, label, kinds}]) => {
       const text = label || name.replace('_', ' '), id = `map-${name}`;
       const set = value => { now.how[name] = value; all(); show(); };

@@ -15,17 +15,17 @@ from PIL import Image
 from safetensors.torch import save
 from timm.layers import resample_abs_pos_embed
 
-from c2lip.attention.controls import MAP_CONTROLS, Selection
-from c2lip.attention.figures import _AMOUNT, _CHANGE, _add_outline
-from c2lip.attention.maps import MAP_KINDS
-from c2lip.attention.questions import _PHOTO_COLOURS, _PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
+from c2lip.lab.attention.controls import MAP_CONTROLS, Selection
+from c2lip.lab.attention.figures import _AMOUNT, _CHANGE, _add_outline
+from c2lip.lab.attention.maps import MAP_KINDS
+from c2lip.lab.attention.questions import _PHOTO_COLOURS, _PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
 from c2lip.core import UserError
 from c2lip.core.files import shipped
-from c2lip.evaluation.readouts import Readout
-from c2lip.evaluation.world_scenes import binding_scenes
+from c2lip.lab.evaluation.readouts import Readout
+from c2lip.lab.world.scenes import binding_scenes
 from c2lip.towers import load
-from c2lip.world import COLOURS, NOUNS, PATTERNS, SIZES, draw_scene, make_scene, object_mask
-from c2lip.world_captions import caption_scene, name_thing
+from c2lip.lab.world.drawn import COLOURS, NOUNS, PATTERNS, SIZES, draw_scene, make_scene, object_mask
+from c2lip.lab.world.captions import caption_scene, name_thing
 
 HERE = Path(__file__).resolve().parent
 

@@ -1,4 +1,4 @@
-"""A benchmark folder with every published layout, a few drawn items each, for the tests of c2lip.evaluation."""
+"""A benchmark folder with every published layout, a few drawn items each, for the tests of c2lip.lab.evaluation."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 from writing import encoded, write_tar
 
-from c2lip.evaluation.base import suite_data
+from c2lip.lab.evaluation.base import suite_data
 
 EXAMPLE_COLOURS = dict(red=(220, 40, 40), green=(40, 170, 70), blue=(50, 90, 220), yellow=(240, 200, 40))
 

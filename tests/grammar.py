@@ -1,4 +1,4 @@
-"""The grammar of captions and the reader of treebanks, which are plain code of nbs/dev/04_pipeline.ipynb."""
+"""The grammar of captions and the reader of treebanks, which are plain code of nbs/dev/03_pipeline.ipynb."""
 
 import json
 from pathlib import Path

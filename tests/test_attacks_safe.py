@@ -19,26 +19,25 @@ from conftest import ROOT
 from PIL import Image
 from writing import Canary, encoded, write_tar
 
-from c2lip.attention.explorer import Explorer
-from c2lip.base import new_towers
 from c2lip.concepts import canonical_caption, load_pipeline
 from c2lip.core import UserError
 from c2lip.core.files import parse_yaml, run_folder, shipped
-from c2lip.data.images import BadImage, open_image
-from c2lip.data.prepare import prepare
-from c2lip.data.records import Skips
-from c2lip.data.sources import Tables, find_source, open_data
-from c2lip.dev.launch import check_run, complete_line
-from c2lip.evaluation.classes import read_classes
-from c2lip.evaluation.suites import read_folder
-from c2lip.release import save
-from c2lip.release.loop import PhraseCollate
-from c2lip.towers import load
+from c2lip.lab.attention.explorer import Explorer
+from c2lip.lab.data.images import BadImage, open_image
+from c2lip.lab.data.prepare import prepare
+from c2lip.lab.data.records import Skips
+from c2lip.lab.data.sources import Tables, find_source, open_data
+from c2lip.lab.evaluation.classes import read_classes
+from c2lip.lab.evaluation.suites import read_folder
+from c2lip.lab.training.config import Config, read_parameters
+from c2lip.lab.training.launch import check_run, complete_line
+from c2lip.lab.training.launchers import save_parameters
+from c2lip.lab.training.log import read_log
+from c2lip.lab.training.run import train
+from c2lip.lab.world.base import new_towers
+from c2lip.own_loop import PhraseCollate
+from c2lip.towers import load, save
 from c2lip.towers.folders import base_folder
-from c2lip.training.config import Config, read_parameters
-from c2lip.training.launchers import save_parameters
-from c2lip.training.log import read_log
-from c2lip.training.run import train
 
 pytestmark = pytest.mark.timeout(90)  # no case may wait for ever
 SMALL = dict(images=32, batch_size=8, epochs=1, warmup=1, log_every=1, save_every=2, threads=1, batches="random")

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from c2lip.attention.maps import encode_view, head_attention
 from c2lip.core import UserError
-from c2lip.evaluation.localisation import localisation_rows, measure_map
-from c2lip.evaluation.probes import coco_probes, coverage, scene_probes
-from c2lip.evaluation.scores import score
-from c2lip.evaluation.world_scenes import binding_scenes
+from c2lip.lab.attention.maps import encode_view, head_attention
+from c2lip.lab.evaluation.localisation import localisation_rows, measure_map
+from c2lip.lab.evaluation.probes import coco_probes, coverage, scene_probes
+from c2lip.lab.evaluation.scores import score
+from c2lip.lab.world.drawn import Thing, object_mask
+from c2lip.lab.world.scenes import binding_scenes
 from c2lip.towers import load
-from c2lip.world import Thing, object_mask
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 

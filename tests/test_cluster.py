@@ -17,12 +17,12 @@ from writing import write_captioned
 
 from c2lip.core import UserError
 from c2lip.core.files import write_json
+from c2lip.lab.training import run as run_room
+from c2lip.lab.training.config import complete
+from c2lip.lab.training.log import read_log
+from c2lip.lab.training.run import launch_ranks, train
+from c2lip.lab.world.captions import train_records
 from c2lip.towers import load
-from c2lip.training import run as run_room
-from c2lip.training.config import complete
-from c2lip.training.log import read_log
-from c2lip.training.run import launch_ranks, train
-from c2lip.world_captions import train_records
 
 SMALL = dict(method="c2lip", epochs=1, hold_back=0, batch_size=8, warmup=2, log_every=1, lr=1e-4, duplicates="merge")
 SMALL |= dict(batches="random", device="cpu", threads=1)
@@ -103,8 +103,8 @@ BROKEN = """
 import os
 import time
 
-from c2lip.training import run
-from c2lip.training import fit
+from c2lip.lab.training import run
+from c2lip.lab.training import fit
 
 step = fit.train_step
 
@@ -123,7 +123,7 @@ run.train_from_terminal()
 
 def test_a_rank_that_raises_ends_the_run_with_its_own_traceback(own, tmp_path, capfd, monkeypatch):
     "While rank 0 is in the middle of an exchange"
-    (tmp_path / "broken_run.py").write_text(BROKEN)  # in place of c2lip.training.run
+    (tmp_path / "broken_run.py").write_text(BROKEN)  # in place of c2lip.lab.training.run
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     write_json(tmp_path / "ranks.json", {**LONG, "data": str(own), "gpus": 2})
     with pytest.raises(UserError, match="rank 1: RuntimeError: a GPU fell off the bus"):
@@ -140,7 +140,7 @@ def test_two_machines_train_what_one_process_does(own, tmp_path):
     (tmp_path / "r.yaml").write_text("".join(f"{k}: {v}\n" for k, v in small.items()))
     meet = f"--master-addr 127.0.0.1 --master-port {free_port()}"
     torchrun = f"-m torch.distributed.run --nnodes 2 --nproc-per-node 1 {meet}"
-    words = "-m", "c2lip.training.run", str(tmp_path / "r.yaml"), str(tmp_path / "two"), f"data={own}"
+    words = "-m", "c2lip.lab.training.run", str(tmp_path / "r.yaml"), str(tmp_path / "two"), f"data={own}"
     env = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
     how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env, start_new_session=True)
     starts = [[sys.executable, *torchrun.split(), "--node-rank", str(i), *words] for i in range(2)]
@@ -168,7 +168,7 @@ def test_after_several_ranks_the_model_is_loaded_where_the_base_was(tmp_path, mo
 
 def test_slurm_s_file_may_be_submitted_again_before_the_first_checkpoint(own, tmp_path):
     "Its last line is run twice, the first time up to the settings; what it does not say is the recipe's"
-    line = (ROOT / "data/recipes/cluster.sbatch").read_text().split("-m c2lip.training.run ")[1].splitlines()[0]
+    line = (ROOT / "data/recipes/cluster.sbatch").read_text().split("-m c2lip.lab.training.run ")[1].splitlines()[0]
     words = line.strip("'").split()
     assert words == ['"$RECIPE"', '"$RUN"', "resume=True"]
     recipe, home = tmp_path / "r.yaml", tmp_path / "run"

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from c2lip.core.files import project_root
-from c2lip.data.sources import open_data
-from c2lip.dev.command import main
+from c2lip.lab.data.sources import open_data
+from c2lip.lab.dev.command import main
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ def test_prepare(table, run, monkeypatch, capsys):
 
 def test_nothing_heavy_is_imported_for_help():
     code = """
-import sys, c2lip.dev.command
+import sys, c2lip.lab.dev.command
 try:
-    c2lip.dev.command.main(['prepare', '--help'])
+    c2lip.lab.dev.command.main(['prepare', '--help'])
 except SystemExit as e:
     assert e.code == 0
-import c2lip.training.runs, c2lip.dev.launch
-c2lip.dev.launch.check_run('nbs/train.ipynb', {'method': 'clic', 'plain_every': 3, 'concepts': 'pool'})
-assert c2lip.dev.command.main(['list', 'models', 'SigLIP']) == 0
+import c2lip.lab.training.runs, c2lip.lab.training.launch
+c2lip.lab.training.launch.check_run('nbs/train.ipynb', {'method': 'clic', 'plain_every': 3, 'concepts': 'pool'})
+assert c2lip.lab.dev.command.main(['list', 'models', 'SigLIP']) == 0
 assert not {'torch', 'spacy', 'ray', 'open_clip'} & set(sys.modules), sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=project_root())
@@ -91,7 +91,7 @@ def test_runs_elsewhere(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine" / "train-20261120-101500").mkdir()
     settings = '{"method": "concrete_jungle", "data": "/a/folder/of/many/images/of/mine"}'
     (tmp_path / "mine" / "train-20261120-101500" / "params.json").write_text(settings)
-    monkeypatch.setattr("c2lip.dev.command._room", lambda: 80)
+    monkeypatch.setattr("c2lip.lab.dev.command._room", lambda: 80)
     main(["runs", "mine"])
     shown = capsys.readouterr().out
     assert "concrete_jungle" in shown and max(map(len, shown.splitlines())) <= 80

@@ -17,10 +17,10 @@ from c2lip import concepts
 from c2lip.concepts import Rules, canonical_caption, load_pipeline, noun_phrases, noun_phrases_many, phrases_of
 from c2lip.core import Phrase, UserError
 from c2lip.core.files import folder_digest, project_root
+from c2lip.lab.world.captions import train_records
+from c2lip.lab.world.drawn import NOUNS
 from c2lip.spans import token_spans
 from c2lip.trees import base_phrases
-from c2lip.world import NOUNS
-from c2lip.world_captions import train_records
 
 SHARED = project_root().parent / "shared"
 

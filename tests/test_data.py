@@ -25,12 +25,12 @@ from torchvision import transforms
 from writing import Canary, encoded, read, write_tar
 
 from c2lip.core import Phrase, UserError
-from c2lip.data import sources
-from c2lip.data.images import TarPart, open_image
-from c2lip.data.loading import Samples, batches, loader
-from c2lip.data.records import Record, Skips, holdout_fraction, with_phrases
-from c2lip.data.sources import find_source, open_data
-from c2lip.data.tables import Index, write_table
+from c2lip.lab.data import sources
+from c2lip.lab.data.images import TarPart, open_image
+from c2lip.lab.data.loading import Samples, batches, loader
+from c2lip.lab.data.records import Record, Skips, holdout_fraction, with_phrases
+from c2lip.lab.data.sources import find_source, open_data
+from c2lip.lab.data.tables import Index, write_table
 
 SMALL = transforms.Compose([transforms.Resize(16), transforms.CenterCrop(16), transforms.ToTensor()])
 CROPPED = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
@@ -219,7 +219,7 @@ def test_hostile_members_are_not_read(tmp_path):
 
 
 def test_links_sparse_and_oversized_members(tmp_path, monkeypatch):
-    monkeypatch.setattr("c2lip.data.shards.MAX_MEMBER", 5000)
+    monkeypatch.setattr("c2lip.lab.data.shards.MAX_MEMBER", 5000)
     shard(tmp_path / "a.tar")
     with tarfile.open(tmp_path / "a.tar", "a") as tar:
         kinds = {"9.png": (tarfile.SYMTYPE, 0), "7.json": (tarfile.GNUTYPE_SPARSE, 0), "8.png": (tarfile.REGTYPE, 6000)}
@@ -262,7 +262,7 @@ def test_duplicates_and_damage(tmp_path):
 
 
 def test_remote_shards_are_near_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr("c2lip.data.images.PAUSES", (0, 0, 0))
+    monkeypatch.setattr("c2lip.lab.data.images.PAUSES", (0, 0, 0))
     for i in range(3):
         shard(tmp_path / f"a-{i}.tar")
     (tmp_path / "c.tar").write_bytes((tmp_path / "a-0.tar").read_bytes()[:3000])
@@ -289,7 +289,7 @@ def test_remote_shards_are_near_ones(tmp_path, monkeypatch):
         how.length = "X-Length"
         with pytest.raises(UserError, match="does not say how large"):
             open_data(f"{web}/a-0.tar", index_folder=tmp_path / "other")
-        monkeypatch.setattr("c2lip.data.images.version_of", lambda url: (5, ""))
+        monkeypatch.setattr("c2lip.lab.data.images.version_of", lambda url: (5, ""))
         with pytest.raises(UserError, match="more than its 5 bytes came"):
             open_data(f"{web}/a-2.tar", index_folder=tmp_path / "more")
     for workers in (0, 1):
@@ -393,7 +393,7 @@ def test_one_of_several_makes_the_index(tmp_path, monkeypatch):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_start_stops_a_large_run(tmp_path, workers, monkeypatch):
     "A tenth of the images tried, not of all there are"
-    monkeypatch.setattr("c2lip.data.records.TRIED_AT_LEAST", 40)
+    monkeypatch.setattr("c2lip.lab.data.records.TRIED_AT_LEAST", 40)
     rows = [r._replace(image=b"no") if i % 4 == 0 else r for i, r in enumerate(records(400))]
     samples = Samples(rows, SMALL, skips=Skips(0.2, tmp_path / "skipped.jsonl"))
     with pytest.raises(UserError, match="images could not be opened"):

@@ -11,14 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from c2lip.attention.controls import CONTROLS, selection_text
-from c2lip.attention.explorer import Explorer
-from c2lip.attention.maps import MAP_KINDS
-from c2lip.attention.panel import Panel
-from c2lip.attention.questions import gallery
 from c2lip.core import UserError
-from c2lip.release import save
-from c2lip.world_captions import name_thing
+from c2lip.lab.attention.controls import CONTROLS, selection_text
+from c2lip.lab.attention.explorer import Explorer
+from c2lip.lab.attention.maps import MAP_KINDS
+from c2lip.lab.attention.panel import Panel
+from c2lip.lab.attention.questions import gallery
+from c2lip.lab.world.captions import name_thing
+from c2lip.towers import save
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def test_a_slider_runs_no_tower(state, monkeypatch):
     def never(*a, **k):
         raise AssertionError("a tower ran")
 
-    monkeypatch.setattr("c2lip.attention.maps.encode_images", never)
-    monkeypatch.setattr("c2lip.attention.maps.embed_texts", never)
+    monkeypatch.setattr("c2lip.lab.attention.maps.encode_images", never)
+    monkeypatch.setattr("c2lip.lab.attention.maps.embed_texts", never)
     for wish in ("kind=softmax", "kind=softmax&scale=30", "opacity=0.2&smooth=1", "kind=head", "kind=gradient"):
         assert state.update(state=wish), state.error
     assert not state.update(phrase="a new phrase") and "a tower ran" in state.error

@@ -26,25 +26,25 @@ from PIL import Image
 from transformers import SiglipConfig, SiglipImageProcessor, SiglipModel
 from writing import encoded, write_tar
 
-from c2lip.attention.controls import read_selection
 from c2lip.concepts import load_pipeline, make_rules, noun_phrases
 from c2lip.core import UserError
 from c2lip.core.files import shipped
-from c2lip.data.images import BadImage, open_image
-from c2lip.data.records import Skips
-from c2lip.data.shards import index_captions
-from c2lip.data.sources import find_source, open_data
-from c2lip.dev.command import main
-from c2lip.dev.launch import check_run, failure
-from c2lip.evaluation.suites import read_folder
+from c2lip.lab.attention.controls import read_selection
+from c2lip.lab.data.images import BadImage, open_image
+from c2lip.lab.data.records import Skips
+from c2lip.lab.data.shards import index_captions
+from c2lip.lab.data.sources import find_source, open_data
+from c2lip.lab.dev.command import main
+from c2lip.lab.evaluation.suites import read_folder
+from c2lip.lab.training.checkpoint import disk_errors, load_checkpoint, save_checkpoint
+from c2lip.lab.training.config import Config, check, read_parameters, read_settings
+from c2lip.lab.training.launch import check_run, failure
+from c2lip.lab.training.log import read_log
+from c2lip.lab.training.runs import list_runs
+from c2lip.lab.training.step import parameter_groups
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
 from c2lip.towers.folders import RELEASED, base_folder
-from c2lip.training.checkpoint import disk_errors, load_checkpoint, save_checkpoint
-from c2lip.training.config import Config, check, read_parameters, read_settings
-from c2lip.training.log import read_log
-from c2lip.training.runs import list_runs
-from c2lip.training.step import parameter_groups
 
 LAUNCHERS = sorted(path for path in (ROOT / "nbs").glob("*.ipynb") if path.stem != "index")
 TIMES = int(os.environ.get("C2LIP_FUZZ", 1))  # as many cases as written below
@@ -469,7 +469,7 @@ def fault(kind, number, folder):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_fuzz(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("C2LIP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("c2lip.data.images.PAUSES", (0, 0))
+    monkeypatch.setattr("c2lip.lab.data.images.PAUSES", (0, 0))
     monkeypatch.chdir(ROOT)
     numbers = range(KINDS[kind] * TIMES)
     if ONLY:

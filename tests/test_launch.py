@@ -18,9 +18,9 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from c2lip.core import UserError
-from c2lip.dev.launch import check_run, complete_line
-from c2lip.dev.upkeep import KERNEL
-from c2lip.training.runs import run_state
+from c2lip.lab.dev.upkeep import KERNEL
+from c2lip.lab.training.launch import check_run, complete_line
+from c2lip.lab.training.runs import run_state
 
 CELL = """lambda_xac: float = 0.01  # weight
 lr: float = 1e-5  # peak learning rate
@@ -45,7 +45,7 @@ print("step 9, validation: " + " · ".join(f"suite {i} 98.5 (-0.4)" for i in ran
 print("step 1 loss 0.5", flush=True)"""
 IMPORTS = """import os, time
 from c2lip.core.files import project_root
-from c2lip.training.launchers import parameters, save_parameters"""
+from c2lip.lab.training.launchers import parameters, save_parameters"""
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def results(root):
 
 def test_installed_entry_point():
     (found,) = (e for e in entrypoints.get_group_all("papermill.engine") if e.name == "c2lip")
-    assert found.module_name == "c2lip.dev.launch", "pip install -e . is due"
+    assert found.module_name == "c2lip.lab.training.launch", "pip install -e . is due"
 
 
 def on_terminal(words, folder, columns):

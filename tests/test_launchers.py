@@ -7,10 +7,10 @@ from conftest import ROOT
 
 from c2lip.core import UserError
 from c2lip.core.files import read_json, read_yaml, shipped
-from c2lip.dev.launch import check_run
-from c2lip.training.launchers import launcher_settings
-from c2lip.training.log import read_log
-from c2lip.training.run import train
+from c2lip.lab.training.launch import check_run
+from c2lip.lab.training.launchers import launcher_settings
+from c2lip.lab.training.log import read_log
+from c2lip.lab.training.run import train
 
 # those of data/smoke.yaml, which nbdev_test takes too
 TINY = [word for name, value in read_yaml(shipped("smoke.yaml"))["train"].items() for word in ("-p", name, str(value))]

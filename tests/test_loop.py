@@ -8,16 +8,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import on_ranks
+from small_models import small_siglip
 from torch.nn.parallel import DistributedDataParallel
 from transformers import SiglipModel
 
 from c2lip import C2LIPLoss
 from c2lip.concepts import noun_phrases
 from c2lip.core import UserError
-from c2lip.release.loop import towers_of
-from c2lip.release.transformers import small_siglip
+from c2lip.lab.world.captions import train_records
+from c2lip.own_loop import towers_of
 from c2lip.towers import load
-from c2lip.world_captions import train_records
 
 CAPTIONS = [record[2] for record in train_records(6)]
 PHRASES = [noun_phrases(caption) for caption in CAPTIONS]

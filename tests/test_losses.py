@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent
 
-from c2lip.data.loading import Samples
 from c2lip.encoding import encode, encode_texts
+from c2lip.lab.data.loading import Samples
+from c2lip.lab.world.captions import train_records
 from c2lip.losses import c2lip_losses
 from c2lip.methods.c2lip import c2lip
 from c2lip.pooling import attn_pool, concept_similarity, project_tokens
 from c2lip.towers import load
-from c2lip.world_captions import train_records
 
 DATA = Path(__file__).parent / "data"
 LEAVES = dict(image="image_features", caption="text_features", phrase="concept_features", image_tokens="image_tokens")

@@ -14,20 +14,20 @@ import torch.distributed as dist
 from conftest import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
-from c2lip.base import BASE_PREPROCESS, BASES, new_towers
 from c2lip.concepts import noun_phrases
 from c2lip.core import Batch, Sample, Texts
-from c2lip.data.loading import Samples
 from c2lip.encoding import sum_over_ranks
-from c2lip.methods import Step, build
-from c2lip.methods.clic import squeeze_whole
-from c2lip.release import save
-from c2lip.towers import load
+from c2lip.lab.data.loading import Samples
+from c2lip.lab.relatives import build
+from c2lip.lab.relatives.clic import squeeze_whole
+from c2lip.lab.training.config import Config
+from c2lip.lab.training.fit import fit
+from c2lip.lab.training.step import halve_weights, parameter_groups, train_step
+from c2lip.lab.world.base import BASE_PREPROCESS, BASES, new_towers
+from c2lip.lab.world.captions import train_records
+from c2lip.methods import Step
+from c2lip.towers import load, save
 from c2lip.towers.folders import base_folder
-from c2lip.training.config import Config
-from c2lip.training.fit import fit
-from c2lip.training.step import halve_weights, parameter_groups, train_step
-from c2lip.world_captions import train_records
 
 METHODS = "plain c2lip clic negclip concrete_jungle macco labclip tripletclip beta_clip read_clip".split()
 EQUAL = [{"concepts": "pool", "duplicates": duplicates} for duplicates in ("separate", "mask", "merge")]

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 from writing import write_captioned
 
-from c2lip.base import BASE_CONFIG, new_towers
 from c2lip.core.files import project_root, read_json
-from c2lip.release import save
+from c2lip.lab.training.run import trained_images
+from c2lip.lab.world.base import BASE_CONFIG, new_towers
+from c2lip.towers import save
 from c2lip.towers.folders import base_folder
-from c2lip.training.run import trained_images
 
 PHOTOGRAPHS = {  # photographs that come inside scikit-image and scikit-learn, with captions written for this test
     "astronaut": (

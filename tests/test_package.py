@@ -13,7 +13,7 @@ import pytest
 from conftest import OFFLINE, ROOT, without_library
 
 from c2lip.core.files import read_json
-from c2lip.evaluation.suites import benchmark_folder, evaluate
+from c2lip.lab.evaluation.suites import benchmark_folder, evaluate
 from c2lip.towers import load
 
 pytestmark = pytest.mark.skipif(
@@ -61,9 +61,9 @@ import sys
 import c2lip
 from pathlib import Path
 from c2lip.concepts import noun_phrases
-from c2lip.dev.command import main
+from c2lip.lab.dev.command import main
 from c2lip.core.files import cache_folder, project_root, shipped
-from c2lip.evaluation.published import read_published
+from c2lip.lab.evaluation.published import read_published
 
 assert "site-packages" in c2lip.__file__, c2lip.__file__
 assert project_root() == Path.cwd() and "site-packages" in str(shipped("recipes"))

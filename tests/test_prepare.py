@@ -19,9 +19,9 @@ from writing import encoded, read, write_tar
 
 from c2lip.concepts import load_pipeline, noun_phrases_many, phrases_of
 from c2lip.core import UserError
-from c2lip.data import sources
-from c2lip.data.prepare import prepare
-from c2lip.data.sources import open_data
+from c2lip.lab.data import sources
+from c2lip.lab.data.prepare import prepare
+from c2lip.lab.data.sources import open_data
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_a_kill_ends_the_workers_and_costs_only_what_was_unfinished(shards, tmp_
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     expected = prepare(str(shards / "*.tar"), whole, progress=False)
     words = f"{str(shards / '*.tar')!r}, {str(folder)!r}, 2, progress=False"
-    code = f"import sys; from c2lip.data.prepare import prepare; assert 'ray' not in sys.modules; prepare({words})"
+    code = f"import sys; from c2lip.lab.data.prepare import prepare; assert 'ray' not in sys.modules; prepare({words})"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
 
     def children():

@@ -5,8 +5,8 @@ import re
 from conftest import ROOT
 
 from c2lip.core.files import read_json
-from c2lip.evaluation.records import read_record
-from c2lip.training.step import BY_MODEL
+from c2lip.lab.evaluation.records import read_record
+from c2lip.lab.training.step import BY_MODEL
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf8")
 TYPED = {"3.11", "2.0", "2603.25722", "7.2"}  # in no record: versions and commands

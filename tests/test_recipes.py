@@ -16,19 +16,19 @@ from writing import encoded, write_captioned, write_tar
 from c2lip.concepts import noun_phrases
 from c2lip.core import UserError
 from c2lip.core.files import read_json, write_json
-from c2lip.data.prepare import prepare
-from c2lip.dev.command import main
-from c2lip.evaluation.records import change_text
-from c2lip.methods import build
-from c2lip.study.claims import stored_changes
+from c2lip.lab.data.prepare import prepare
+from c2lip.lab.dev.command import main
+from c2lip.lab.evaluation.records import change_text
+from c2lip.lab.relatives import build
+from c2lip.lab.study.claims import stored_changes
+from c2lip.lab.training import run as run_room
+from c2lip.lab.training.config import Config, check, read_methods, read_settings, settings_of
+from c2lip.lab.training.launchers import launcher_settings
+from c2lip.lab.training.log import read_log
+from c2lip.lab.training.run import train_from_terminal
+from c2lip.lab.training.step import make_optimizer, train_step
+from c2lip.lab.world.captions import train_records
 from c2lip.towers import load
-from c2lip.training import run as run_room
-from c2lip.training.config import Config, check, read_methods, read_settings, settings_of
-from c2lip.training.launchers import launcher_settings
-from c2lip.training.log import read_log
-from c2lip.training.run import train_from_terminal
-from c2lip.training.step import make_optimizer, train_step
-from c2lip.world_captions import train_records
 
 RECIPES = sorted((ROOT / "data" / "recipes").glob("*.yaml"))
 TINY = dict(model="base", epochs=1, batch_size=16, gpus=1, accumulate=1, workers=0, warmup=1, log_every=1)
@@ -298,7 +298,7 @@ def test_resume_is_bit_equal(damaged, tmp_path, monkeypatch, several):
 
     want = weights("straight", workers=0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("c2lip.training.fit.train_step", stopping)
+        patch.setattr("c2lip.lab.training.fit.train_step", stopping)
         weights("stopped")
     assert equal(want, weights("stopped", resume=True))
     if several:

@@ -12,20 +12,20 @@ import torch
 import yaml
 from conftest import without_library
 from PIL import Image
+from small_models import small_siglip
 
-from c2lip.base import BASE_CONFIG, BASE_PREPROCESS, new_towers
 from c2lip.core import UserError
-from c2lip.data.loading import Samples
 from c2lip.encoding import encode_images, encode_texts
-from c2lip.methods import build
-from c2lip.release import digest, push, save
-from c2lip.release.interpolation import interpolate
-from c2lip.release.transformers import expressible, small_siglip, to_hugging_face
-from c2lip.towers import Towers, has_bias, load
+from c2lip.lab.data.loading import Samples
+from c2lip.lab.relatives import build
+from c2lip.lab.training.config import Config
+from c2lip.lab.training.fit import fit
+from c2lip.lab.training.interpolation import interpolate
+from c2lip.lab.world.base import BASE_CONFIG, BASE_PREPROCESS, new_towers
+from c2lip.lab.world.captions import train_records
+from c2lip.towers import Towers, digest, has_bias, load, push, save
 from c2lip.towers.folders import base_folder
-from c2lip.training.config import Config
-from c2lip.training.fit import fit
-from c2lip.world_captions import train_records
+from c2lip.towers.transformers import expressible, to_hugging_face
 
 TEXTS = ["A red mug, left of the two_dogs!", "a photo of a dog", "naïve café"]
 LOAD = """

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from conftest import on_ranks
 
-from c2lip.training import checkpoint as checkpoint_room
-from c2lip.training import fit as fit_room
-from c2lip.training import run as run_room
-from c2lip.training.log import Log, read_log
-from c2lip.training.run import train
+from c2lip.lab.training import checkpoint as checkpoint_room
+from c2lip.lab.training import fit as fit_room
+from c2lip.lab.training import run as run_room
+from c2lip.lab.training.log import Log, read_log
+from c2lip.lab.training.run import train
 
 SETTINGS = dict(method="c2lip", images=24, batches="random", batch_size=8, epochs=2, warmup=2, lr=1e-3, alpha=0.5)
 SETTINGS |= dict(duplicates="merge", crop_scale=0.8, save_every=2, log_every=1, threads=1, device="cpu", resume=True)

@@ -1,4 +1,4 @@
-"""A setting is entered once: launchers, recipes, resume and the card agree with c2lip.training.config."""
+"""A setting is entered once: launchers, recipes, resume and the card agree with c2lip.lab.training.config."""
 
 import pytest
 import torch
@@ -6,16 +6,15 @@ from conftest import ROOT
 
 from c2lip.core import UserError
 from c2lip.core.files import read_yaml, shipped
-from c2lip.data.sources import open_data
-from c2lip.methods import find_methods
+from c2lip.lab.data.sources import open_data
+from c2lip.lab.relatives import find_methods
+from c2lip.lab.training import config
+from c2lip.lab.training.checkpoint import binding, load_checkpoint, save_checkpoint
+from c2lip.lab.training.config import AUTO, KINDS, MAY_CHANGE, Config, check, complete, read_methods, read_parameters
+from c2lip.lab.training.launchers import launcher_settings
+from c2lip.lab.training.step import BY_MODEL, CHOSEN, parameter_groups
 from c2lip.methods.c2lip import c2lip
-from c2lip.release import HIDDEN_SETTINGS
-from c2lip.towers import load
-from c2lip.training import config
-from c2lip.training.checkpoint import binding, load_checkpoint, save_checkpoint
-from c2lip.training.config import AUTO, KINDS, MAY_CHANGE, Config, check, complete, read_methods, read_parameters
-from c2lip.training.launchers import launcher_settings
-from c2lip.training.step import BY_MODEL, CHOSEN, parameter_groups
+from c2lip.towers import HIDDEN_SETTINGS, load
 
 NBS = ROOT / "nbs"
 SETTINGS = config.settings_of()

@@ -14,12 +14,12 @@ from conftest import BROWSER, ROOT
 from fastcore.test import test_close as close
 from PIL import Image
 
-from c2lip.attention.explorer import Explorer
-from c2lip.attention.questions import caption_phrases
-from c2lip.evaluation.embeddings import embed_images, embed_texts, embed_tokens
-from c2lip.evaluation.readouts import Readout
-from c2lip.world import draw_scene, make_scene
-from c2lip.world_captions import caption_scene
+from c2lip.lab.attention.explorer import Explorer
+from c2lip.lab.attention.questions import caption_phrases
+from c2lip.lab.evaluation.embeddings import embed_images, embed_texts, embed_tokens
+from c2lip.lab.evaluation.readouts import Readout
+from c2lip.lab.world.captions import caption_scene
+from c2lip.lab.world.drawn import draw_scene, make_scene
 
 sys.path.insert(0, str(ROOT / "docs"))
 import build  # noqa: E402

@@ -19,13 +19,13 @@ from PIL import Image
 from writing import encoded, write_tar
 
 from c2lip.core import UserError
-from c2lip.evaluation.base import Item, Request, Scorer, suite_data, where_to_get
-from c2lip.evaluation.choices import choice_hits, position_hits, read_choices, winoground_hits, word_orders
-from c2lip.evaluation.classes import linear_probe, probe_suite, protocol_templates, read_classes, read_probe
-from c2lip.evaluation.embeddings import embed_images, embed_texts, keep_rows, read_rows
-from c2lip.evaluation.retrieval import search_hits
-from c2lip.evaluation.scores import Hits, recall_hits
-from c2lip.evaluation.suites import READERS, benchmark_folder, evaluate, read_folder
+from c2lip.lab.evaluation.base import Item, Request, Scorer, suite_data, where_to_get
+from c2lip.lab.evaluation.choices import choice_hits, position_hits, read_choices, winoground_hits, word_orders
+from c2lip.lab.evaluation.classes import linear_probe, probe_suite, protocol_templates, read_classes, read_probe
+from c2lip.lab.evaluation.embeddings import embed_images, embed_texts, keep_rows, read_rows
+from c2lip.lab.evaluation.retrieval import search_hits
+from c2lip.lab.evaluation.scores import Hits, recall_hits
+from c2lip.lab.evaluation.suites import READERS, benchmark_folder, evaluate, read_folder
 from c2lip.towers import load
 
 
@@ -425,7 +425,7 @@ def test_what_suites_share_is_embedded_once_and_kept(examples, tmp_path, monkeyp
 
     first = scored(NAMES, tmp_path)
     for name in ("encode_images", "encode_texts"):
-        monkeypatch.setattr(f"c2lip.evaluation.embeddings.{name}", lambda *a, **k: pytest.fail("embedded again"))
+        monkeypatch.setattr(f"c2lip.lab.evaluation.embeddings.{name}", lambda *a, **k: pytest.fail("embedded again"))
     same(scored(NAMES, tmp_path), first)
     same(scored("iiw", tmp_path), first[first.suite == "iiw"])
     monkeypatch.undo()

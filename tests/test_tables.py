@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import torch
 
-from c2lip.evaluation.published import layout_table, layouts, published, read_published, with_means
-from c2lip.evaluation.records import read_record, results_frame
-from c2lip.evaluation.scores import Hits, change_of_items, mean_of
-from c2lip.evaluation.suites import tabulate
-from c2lip.evaluation.tables import frame_table, pick_rows, render, row_list, write_forms
-from c2lip.evaluation.world_benchmark import SUGARCREPE, SUGARCREPE_PP
+from c2lip.lab.evaluation.published import layout_table, layouts, published, read_published, with_means
+from c2lip.lab.evaluation.records import read_record, results_frame
+from c2lip.lab.evaluation.scores import Hits, change_of_items, mean_of
+from c2lip.lab.evaluation.suites import tabulate
+from c2lip.lab.evaluation.tables import frame_table, pick_rows, render, row_list, write_forms
+from c2lip.lab.world.benchmark import SUGARCREPE, SUGARCREPE_PP
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
 PAPER = Path(os.environ.get("C2LIP_PAPER", Path(__file__).parents[2] / "shared" / "papers" / "c2lip_paper.txt"))

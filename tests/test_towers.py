@@ -12,8 +12,7 @@ import torch
 from writing import Canary
 
 from c2lip.core import UserError
-from c2lip.release import origin, save
-from c2lip.towers import load, resolve
+from c2lip.towers import load, origin, resolve, save
 from c2lip.towers.folders import base_folder
 
 OPENAI, HALF = (0.48145466, 0.4578275, 0.40821073), (0.5, 0.5, 0.5)

@@ -15,17 +15,18 @@ from writing import Canary
 
 from c2lip.core import UserError, seed_everything
 from c2lip.core.files import sole_writer
-from c2lip.data.loading import Samples
-from c2lip.evaluation.suites import benchmark_folder
-from c2lip.methods import Step, build, plain
+from c2lip.lab.data.loading import Samples
+from c2lip.lab.evaluation.suites import benchmark_folder
+from c2lip.lab.relatives import build
+from c2lip.lab.training import fit as fit_room
+from c2lip.lab.training.checkpoint import load_checkpoint, read_checkpoint
+from c2lip.lab.training.config import Config
+from c2lip.lab.training.log import read_log
+from c2lip.lab.training.run import train
+from c2lip.lab.world.captions import train_records
+from c2lip.methods import Step, plain
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import load
-from c2lip.training import fit as fit_room
-from c2lip.training.checkpoint import load_checkpoint, read_checkpoint
-from c2lip.training.config import Config
-from c2lip.training.log import read_log
-from c2lip.training.run import train
-from c2lip.world_captions import train_records
 
 CFG = Config(epochs=2, batch_size=4, warmup=2, log_every=1, save_every=3, lr=1e-3, batches="random")
 
@@ -205,14 +206,14 @@ def test_own_images_and_a_folder_validate_a_run_and_an_alarm_is_printed(tmp_path
         assert ("validation/zero-shot" in first, "validation/R@1" in first) == (name == "folder", name == "own")
     for n, message in ((1e6, "ALARM: zero-shot has fallen 6.0 points"), (4.0, "4 items are too few to tell")):
         falling = iter([{"items": n, "zero-shot": float(value)} for value in range(100, 0, -3)])
-        monkeypatch.setattr("c2lip.training.fit._summary", lambda table, falling=falling: next(falling))
+        monkeypatch.setattr("c2lip.lab.training.fit._summary", lambda table, falling=falling: next(falling))
         (tmp_path / str(n)).mkdir()
         train({**settings, "epochs": 2}, tmp_path / str(n))
         assert capsys.readouterr().out.count(message) == 1
 
 
 def test_two_runs_do_not_write_into_one_folder(samples, tmp_path, monkeypatch):
-    monkeypatch.setattr("c2lip.training.fit.sole_writer", partial(sole_writer, patience=0.5))
+    monkeypatch.setattr("c2lip.lab.training.fit.sole_writer", partial(sole_writer, patience=0.5))
     code = """import filelock, sys, time
 with filelock.FileLock(sys.argv[1]):
     print("held", flush=True)

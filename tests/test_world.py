@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from c2lip.evaluation.world_benchmark import make_item, write_benchmark
-from c2lip.methods.edits import word_bag
-from c2lip.world import COLOURS, HELD_OUT, Scene, draw_scene, make_scene, object_mask
-from c2lip.world_captions import train_records
+from c2lip.lab.relatives.edits import word_bag
+from c2lip.lab.world.benchmark import make_item, write_benchmark
+from c2lip.lab.world.captions import train_records
+from c2lip.lab.world.drawn import COLOURS, HELD_OUT, Scene, draw_scene, make_scene, object_mask
 
 # Of the first sixteen training images, with Python 3.11; the drawing itself was compared with 3.12 and 3.13 before
 PIXELS = "dbb5f17de5f617be636e2ed33d84e645677ee002f18322631b467612541893c2"

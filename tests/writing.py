@@ -5,7 +5,7 @@ import json
 import tarfile
 import tempfile
 
-from c2lip.data.sources import open_data
+from c2lip.lab.data.sources import open_data
 
 
 def write_tar(path, members):

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['RUN_FILES', 'MAX_TEXT', 'project_of', 'project_root', 'is_utf8', 'user_path', 'output_place', 'check_free',
            'run_folder', 'cache_instead', 'shipped', 'cache_folder', 'regular', 'replacing', 'write_json', 'read_text',
-           'parse_json', 'read_json', 'json_object', 'parse_yaml', 'read_yaml', 'folder_digest', 'sole_writer']
+           'parse_json', 'read_json', 'json_object', 'parse_yaml', 'read_yaml', 'folder_digest', 'markdown_table',
+           'sole_writer']
 
 # %% ../../nbs/1_method/02_files.ipynb #1f897a56
 import errno
@@ -16,6 +17,7 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
@@ -236,6 +238,13 @@ def folder_digest(folder) -> str:  # sha256, hexadecimal
         if path.is_file() and name.parts[0] not in skip:
             total.update(name.as_posix().encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()
+
+# %% ../../nbs/1_method/02_files.ipynb #7d9aa2d0
+def markdown_table(head: Iterable, rows: Iterable) -> str:
+    "A table in Markdown: the names of its columns, and rows of as many cells each"
+    lines = [head, ["---"] * len(list(head)), *rows]
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 # %% ../../nbs/1_method/02_files.ipynb #8b7d1194
 @contextmanager

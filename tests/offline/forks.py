@@ -69,7 +69,11 @@ def go_on(words, path, environment, folder, largest):
     os.chdir(folder)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     module, code = words[0] == "-m", 0
-    anew = ["c2lip.dev.launch", "c2lip.attention.panel", "ipywidgets"]  # widgets tell a kernel at their import
+    anew = [
+        "c2lip.lab.training.launch",
+        "c2lip.lab.attention.panel",
+        "ipywidgets",
+    ]  # widgets tell a kernel at their import
     for name in [name for name in sys.modules if name.partition(".")[0] == "papermill"] + anew:
         sys.modules.pop(name, None)  # what papermill loads at its start changes its command line
     logging.root.handlers.clear()

@@ -5,10 +5,10 @@ import weakref
 from importlib import import_module
 
 from c2lip.concepts import load_pipeline
-from c2lip.evaluation.suites import benchmark_folder, evaluate
+from c2lip.lab.evaluation.suites import benchmark_folder, evaluate
 from c2lip.towers import load
 
-MODULES = "papermill c2lip.attention.panel c2lip.data.prepare c2lip.training.run c2lip.study.trials"
+MODULES = "papermill c2lip.lab.attention.panel c2lip.lab.data.prepare c2lip.lab.training.run c2lip.lab.study.trials"
 list(map(import_module, MODULES.split()))
 load_pipeline()
 # The phrases of the texts that small evaluations share, and what the first one reads

@@ -49,8 +49,8 @@ def write_class_sets(folder, sets):
 
 def our_zero_shot(towers, sets, names):
     "Rows of ours; a set without a reader of its own goes through `READERS`, as any user's would"
-    from c2lip.evaluation.classes import read_class_set
-    from c2lip.evaluation.suites import READERS, evaluate
+    from c2lip.lab.evaluation.classes import read_class_set
+    from c2lip.lab.evaluation.suites import READERS, evaluate
 
     READERS["shards"] = read_class_set
     try:
@@ -62,7 +62,7 @@ def our_zero_shot(towers, sets, names):
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     "(rows of ours by (suite, name), what outside.py found)"
-    from c2lip.evaluation.suites import benchmark_folder, evaluate
+    from c2lip.lab.evaluation.suites import benchmark_folder, evaluate
     from c2lip.towers import load
     from c2lip.towers.folders import base_folder
 
@@ -118,7 +118,7 @@ def test_clip_benchmark_zero_shot(both):
 
 
 def test_protocol(both):
-    from c2lip.evaluation.classes import protocol_names, protocol_templates
+    from c2lip.lab.evaluation.classes import protocol_names, protocol_templates
 
     theirs = both[1]["protocol"]
     names = {"fgvc_aircraft": "aircraft"}
