@@ -1,4 +1,5 @@
 """Everything about the package stands in settings.ini; this file hands it to setuptools."""
+import json
 import shutil
 from configparser import ConfigParser
 from pathlib import Path
@@ -15,8 +16,15 @@ readme = root/"README.md"
 stages = {"1": "1 - Planning", "2": "2 - Pre-Alpha", "3": "3 - Alpha", "4": "4 - Beta", "5": "5 - Production/Stable"}
 
 
+# Of the extras, `lab` is all that the launchers need; `dev` is everything
+EXTRAS = {name: cfg[f"{name}_requirements"].split() for name in ("lab", "app", "ray", "onnx", "dev")}
+EXTRAS["dev"] = [requirement for extra in EXTRAS.values() for requirement in extra]
+LEFT_OUT = ("cache", "results", "*.tmp", ".*")  # the records of the study stay in the repository,
+RECORDS = ("short_default", "world")  # but for the tables that the two launchers compare with
+
+
 class BuildWithData(build_py):
-    "Put data/ and two launchers into the package as shipped/, where c2lip.core.shipped looks; an editable install has data/ beside it"
+    "Put data/ and two launchers into the package as shipped/, where c2lip.core.files.shipped looks"
 
     def run(self):
         super().run()
@@ -24,10 +32,18 @@ class BuildWithData(build_py):
             return
         target = Path(self.build_lib)/lib/"shipped"
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(root/"data", target, ignore=shutil.ignore_patterns("cache", "*.tmp", ".*"))
+        shutil.copytree(root/"data", target, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        for name in RECORDS:
+            for table in ("trials.csv", "changes.csv"):
+                (target/"results"/name).mkdir(parents=True, exist_ok=True)
+                shutil.copy(root/"data"/"results"/name/table, target/"results"/name)
         (target/"nbs").mkdir()
         for name in ("train", "evaluate"):
-            shutil.copy(root/"nbs"/f"{name}.ipynb", target/"nbs")
+            notebook = json.loads((root/"nbs"/f"{name}.ipynb").read_text(encoding="utf8"))
+            for cell in notebook["cells"]:
+                if "outputs" in cell:
+                    cell["outputs"] = []
+            (target/"nbs"/f"{name}.ipynb").write_text(json.dumps(notebook), encoding="utf8")
 
 
 setup(
@@ -53,7 +69,7 @@ setup(
     package_data={lib: ["py.typed"]},
     cmdclass={"build_py": BuildWithData},
     install_requires=cfg["requirements"].split(),
-    extras_require={name: cfg[f"{name}_requirements"].split() for name in ("dev", "app", "ray", "onnx")},
+    extras_require=EXTRAS,
     entry_points={
         "console_scripts": cfg.get("console_scripts", "").split(),
         "nbdev": [f"{lib}={lib}._modidx:d"],

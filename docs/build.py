@@ -28,7 +28,7 @@ from reference import reference_pages
 
 HERE = Path(__file__).resolve().parent
 NBS = ROOT / "nbs"
-PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "CARDS.md")  # of the root, which are pages of the site
+PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "docs/cards.md")  # of the project, which are pages of the site
 LAUNCHERS = "train evaluate explore prepare ablation compare interpolate walkthrough study benchmark pretrain".split()
 
 
@@ -160,7 +160,8 @@ def write_source(source: Path, only: tuple[str, ...] = ()) -> Site:
     for chapter in site.chapters:
         site.door(chapter)
     for page in PAGES:
-        site.write(page, site.moved((ROOT / page).read_text(encoding="utf8"), ROOT))
+        path = ROOT / page
+        site.write(path.name, site.moved(path.read_text(encoding="utf8"), path.parent))
     for place, text in reference_pages(ROOT / "c2lip", site.chapters).items():
         site.write(place, text)
     start = ["readme"] * bool(site.renamed) + ["Try it here <try>"]
@@ -171,7 +172,7 @@ def write_source(source: Path, only: tuple[str, ...] = ()) -> Site:
         toctree(start, ":hidden:\n:caption: Start"),
         toctree([f"{chapter}/index" for chapter in site.chapters], ":hidden:\n:caption: Chapters"),
         toctree(pages, ":hidden:\n:caption: Launchers and study"),
-        toctree(["reference/index", "CARDS", "CONTRIBUTING", "CHANGELOG"], ":hidden:\n:caption: Reference"),
+        toctree(["reference/index", "cards", "CONTRIBUTING", "CHANGELOG"], ":hidden:\n:caption: Reference"),
     ]
     first = json.loads((source / "index.ipynb").read_text(encoding="utf8"))
     cell = {"cell_type": "markdown", "id": "contents", "metadata": {}, "source": "\n\n".join(contents)}

@@ -330,28 +330,36 @@ def plain(requirement):
     return re.split(r"[<>=!~\[;]", requirement)[0].lower().replace("_", "-")
 
 
+def requirements(*extras):
+    "The names of what the package needs, and of its extras"
+    texts = [settings()[f"{extra}_requirements" if extra else "requirements"] for extra in ("", *extras)]
+    return {plain(requirement) for requirement in " ".join(texts).split()}
+
+
 def test_every_requirement_is_pinned():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    pinned = {plain(p) for p in pins}
-    wanted = [plain(r) for r in (settings()["requirements"] + " " + settings()["dev_requirements"]).split()]
-    assert not set(wanted) - pinned and {"torch", "torchvision"} <= pinned
+    pinned = {plain(line) for line in lines if line and not line.startswith("#")}
+    assert not requirements("lab", "app", "ray", "onnx", "dev") - pinned
+
+
+def test_the_heart_needs_little():
+    assert len(requirements()) <= 14
 
 
 def test_every_import_is_required():
-    "What the library imports is in settings.ini: requirements; nbdev, which only upkeep needs; Ray and ONNX, extras"
+    "What the heart imports is a requirement, what the lab imports is in its extra; nbdev only upkeep needs"
     from importlib.metadata import packages_distributions
 
-    required = {plain(r) for r in settings()["requirements"].split()} | {"nbdev", "ray", "onnxruntime", "onnxscript"}
     homes, missing = packages_distributions(), set()
-    for f in sorted((ROOT / "c2lip").rglob("*.py")):
-        for node in ast.walk(ast.parse(f.read_text(encoding="utf8"))):
+    for file, text in library().items():
+        required = requirements("onnx") if is_of_the_heart(file) else requirements("lab", "ray") | {"nbdev"}
+        for node in ast.walk(ast.parse(text)):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module]
-            for top in {n.split(".")[0] for n in names} - {"c2lip", *sys.stdlib_module_names}:
+            for top in {name.split(".")[0] for name in names} - {"c2lip", *sys.stdlib_module_names}:
                 if not {plain(d) for d in homes.get(top, [top])} & required:
-                    missing.add(f"{f.name} imports {top}")
+                    missing.add(f"{file.name} imports {top}")
     assert not missing, f"not required in settings.ini: {sorted(missing)}"
 
 

@@ -1,5 +1,6 @@
 """The package: both distributions are built, and the wheel is used from an empty folder without a clone around it."""
 
+import itertools
 import os
 import sys
 import tarfile
@@ -50,8 +51,12 @@ def test_what_the_distributions_hold(distributions):
     wanted |= {"nbs/1_method/01_core.ipynb", "tests/test_package.py", "data/suites.yaml", "data/base/tokenizer.json"}
     assert not wanted - names
     assert not [name for name in names if name.startswith(("data/cache", "runs", "build", "dist"))]
-    shipped = {name for name in below(ROOT / "data") if not name.startswith(("cache/", "."))}
-    assert below(installed / "c2lip" / "shipped") == shipped | {"nbs/train.ipynb", "nbs/evaluate.ipynb"}
+    shipped = {name for name in below(ROOT / "data") if not name.startswith(("cache/", "results/", "."))}
+    shipped |= {"nbs/train.ipynb", "nbs/evaluate.ipynb"}
+    records = itertools.product(("short_default", "world"), ("trials", "changes"))
+    shipped |= {f"results/{record}/{table}.csv" for record, table in records}
+    assert below(installed / "c2lip" / "shipped") == shipped
+    assert sum(path.stat().st_size for path in installed.rglob("*") if path.is_file()) < 13.5e6
     assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {"c2lip"}
 
 

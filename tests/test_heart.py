@@ -1,0 +1,122 @@
+"""The bare wheel in an environment that has the heart's requirements alone: README's loop, load, save, noun phrases."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from conftest import OFFLINE, ROOT
+from packaging.requirements import Requirement
+from test_package import distributions  # noqa: F401  (a fixture)
+
+
+def requirements_of(names):
+    "All distributions that these names need, themselves included; without extras"
+    found, waiting = {}, list(names)
+    while waiting:
+        name = waiting.pop().lower().replace("_", "-")
+        if name in found:
+            continue
+
+        found[name] = distribution(name)
+        for line in found[name].requires or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                waiting.append(requirement.name)
+    return list(found.values())
+
+
+@pytest.fixture(scope="module")
+def heart(distributions, tmp_path_factory):  # noqa: F811
+    "The Python of an environment with the wheel and links to what it requires, and nothing else"
+    home = tmp_path_factory.mktemp("heart")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+
+    installed = distributions[1]
+    for path in installed.iterdir():
+        (packages / path.name).symlink_to(path)
+
+    (metadata,) = installed.glob("*.dist-info/METADATA")
+    lines = re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata.read_text(encoding="utf8"), re.M)
+    direct = [Requirement(line).name for line in lines]
+    assert len(direct) <= 14, direct
+
+    for package in requirements_of(direct):
+        for name in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
+            link = packages / name
+            if not link.exists():
+                link.symlink_to(Path(package.locate_file(name)))
+    return home / "bin" / "python"
+
+
+@pytest.fixture
+def in_the_heart(heart, run, tmp_path):
+    def call(*words):
+        env = {"PYTHONPATH": str(OFFLINE), "C2LIP_FORKS": "", "XDG_CACHE_HOME": str(tmp_path / "caches")}
+        return run(heart, *words, cwd=tmp_path, env=env)
+
+    return call
+
+
+def test_the_lab_is_not_there(in_the_heart):
+    missing = "pandas papermill IPython matplotlib scipy sklearn pyarrow webdataset tensorboard".split()
+    done = in_the_heart("-c", f"import importlib.util as i; print([n for n in {missing} if i.find_spec(n)])")
+    assert done.out.strip() == "[]", done.out
+
+
+LOOP = """
+import torch
+from c2lip.towers import load
+
+towers = load("base")
+model, tokenizer = towers.model, towers.tokenizer
+captions = ("A red mug is left of a blue fish.", "A green key is on a table.")
+pairs = [{{"image": torch.randn(3, 96, 96), "text": caption}} for caption in captions]
+{loop}
+print("trained", loss.phrases_seen)
+"""
+
+
+def test_the_loop_of_the_readme(in_the_heart):
+    readme = (ROOT / "README.md").read_text(encoding="utf8")
+    (loop,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "PhraseCollate(" in block)
+    done = in_the_heart("-c", LOOP.format(loop=loop))
+    assert done.returncode == 0 and "trained 4" in done.out, done.out
+
+
+USE = """
+import torch
+from c2lip.concepts import noun_phrases
+from c2lip.towers import load, save
+
+print([phrase.text for phrase in noun_phrases("A red mug stands on the wooden table.")])
+towers = load("base_clip")
+again = load(save(towers, "mine"))
+ids = towers.tokenizer(["a red mug"])
+assert torch.equal(towers.model.encode_text(ids), again.model.encode_text(ids))
+"""
+
+
+def test_models_and_phrases(in_the_heart):
+    done = in_the_heart("-c", USE)
+    assert done.returncode == 0 and "['A red mug', 'the wooden table']" in done.out, done.out
+
+
+def test_the_command_says_what_is_missing(in_the_heart):
+    program = "import sys; sys.argv = ['c2lip', 'list', 'methods']; from c2lip.lab.dev.command import main; main()"
+    done = in_the_heart("-c", program)
+    (line,) = done.out.strip().splitlines()
+    assert done.returncode == 1 and line.endswith("pip install 'c2lip[lab]'"), done.out
+
+
+def test_the_package_starts_fast(in_the_heart):
+    "Of torch's own start at most as much again, and 4 s: the bound is wide, since machines differ"
+    program = "import time; start = time.perf_counter(); import torch; middle = time.perf_counter(); " + (
+        "from c2lip import C2LIPLoss; print(middle - start, time.perf_counter() - middle)"
+    )
+    done = in_the_heart("-c", program)
+    torch_alone, rest = map(float, done.out.split()[-2:])
+    assert rest < max(4, 2 * torch_alone), done.out
