@@ -20,7 +20,8 @@ from c2lip.core.files import write_json
 from c2lip.lab.training import run as run_room
 from c2lip.lab.training.config import complete
 from c2lip.lab.training.log import read_log
-from c2lip.lab.training.run import launch_ranks, train
+from c2lip.lab.training.ranks import launch_ranks
+from c2lip.lab.training.run import train
 from c2lip.lab.world.captions import train_records
 from c2lip.towers import load
 

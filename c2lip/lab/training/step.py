@@ -12,7 +12,7 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import open_clip
 import torch
@@ -43,29 +43,44 @@ WEIGHTS = {
 
 def _image_tower(config):
     "The traits that identify an image tower"
-    return [config.get("vision_cfg", {}).get(name) for name in ("timm_model_name", "layers", "width")]
+    vision = config.get("vision_cfg", {})
+    return [vision.get(name) for name in ("timm_model_name", "layers", "width")]
 
 
 def kind_of_model(towers: Towers) -> str:  # a key of `BY_MODEL`
     "Whether this is the embedded base or made from it, known by its image tower, or a pretrained checkpoint"
-    return "embedded" if _image_tower(towers.config) in map(_image_tower, BASES.values()) else "pretrained"
+    embedded = map(_image_tower, BASES.values())
+    return "embedded" if _image_tower(towers.config) in embedded else "pretrained"
 
-
-def values_by_model(towers: Towers, steps: int, method: str) -> dict:  # name → value of each setting that may be auto
+# %% ../../../nbs/6_training/04_step.ipynb #8500c311
+def values_by_model(
+    towers: Towers,  # decide the kind of model
+    steps: int,  # of the run
+    method: str,  # whose recipes may ask for a lower learning rate
+) -> dict:  # name → value of each setting that may be auto
     "The values of `auto` with this model, this method and so many steps"
     kind = kind_of_model(towers)
     values = dict(BY_MODEL[kind])
-    if steps < values["warmup"]:
-        values["warmup"] = max(1, round(0.1 * steps))
+
+    if kind == "pretrained" or steps < values["warmup"]:
+        tenth = max(1, round(0.1 * steps))
+        values["warmup"] = min(values["warmup"], tenth)
+
     if kind == "pretrained":
-        recipes = map(read_yaml, shipped("recipes").glob("*.yaml"))
-        values["lr"] = min(values["lr"], *(r["lr"] for r in recipes if r.get("method") == method and "lr" in r))
-        values["warmup"] = max(1, min(values["warmup"], round(0.1 * steps)))
-        values["evaluate_every"] = max(1, min(values["evaluate_every"], round(0.2 * steps)))
+        fifth = max(1, round(0.2 * steps))
+        values["evaluate_every"] = min(values["evaluate_every"], fifth)
+        for path in shipped("recipes").glob("*.yaml"):
+            recipe = read_yaml(path)
+            if recipe.get("method") == method:
+                values["lr"] = min(values["lr"], recipe.get("lr", values["lr"]))
+
     return values
 
 
-def fill_auto(settings: dict, values: dict) -> dict:  # name → value, or a list of values; name → value of auto
+def fill_auto(
+    settings: dict,  # name → value, or a list of values
+    values: dict,  # name → value of auto
+) -> dict:
     "Put `values` where a setting is auto; a given value stays"
     filled = dict(settings)
     for name, value in values.items():
@@ -77,75 +92,127 @@ def fill_auto(settings: dict, values: dict) -> dict:  # name → value, or a lis
     return filled
 
 
-def choose_by_model(cfg: Config, towers: Towers, steps: int) -> Config:  # of the run
+def choose_by_model(
+    cfg: Config,  # as it was given
+    towers: Towers,  # decide the kind of model
+    steps: int,  # of the run
+) -> Config:
     "The settings of the run, with `auto` replaced by values for the model"
-    return replace(cfg, **fill_auto(vars(cfg), values_by_model(towers, steps, cfg.method)))
+    values = values_by_model(towers, steps, cfg.method)
+    return replace(cfg, **fill_auto(vars(cfg), values))
 
-# %% ../../../nbs/6_training/04_step.ipynb #faa4c73b
+# %% ../../../nbs/6_training/04_step.ipynb #b2444ad6
 _SCALARS = ("logit_scale", "logit_bias")
-_LAYER, _FIRST = re.compile(r"(?:blocks|layers?)[.](\d+)[.]"), re.compile("^(?!.*pool).*(emb|conv1|_pre|cls_t)")
+_LAYER = re.compile(r"(?:blocks|layers?)[.](\d+)[.]")
+_FIRST = re.compile("^(?!.*pool).*(emb|conv1|_pre|cls_t)")
 
 
 def _choose_trained(model, text):
     "Freeze all parameters but those whose whole name the pattern matches; those, by name"
-    pattern, named = re.compile(text), list(model.named_parameters())
-    for name, p in named:
-        p.requires_grad_(pattern.fullmatch(name) is not None)
-    trained = [(name, p) for name, p in named if p.requires_grad]
+    pattern = re.compile(text)
+    trained = []
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(pattern.fullmatch(name) is not None)
+        if parameter.requires_grad:
+            trained.append((name, parameter))
+
     if not trained:
-        raise UserError(f"the pattern {text!r} matches no parameter; names look like {named[0][0]}, {named[-1][0]}")
+        raise UserError(f"the pattern {text!r} matches no parameter; names look like {name}")
     return trained
 
 
+def _layers(names):
+    "Name of a tower's parameter → its layer: −1 for the embeddings, one above the last for the readout"
+    layers = {}
+    for name in names:
+        if match := _LAYER.search(name):
+            layers[name] = int(match[1])
+
+    top = 1 + max(layers.values(), default=-1)
+    for name in names:
+        layers.setdefault(name, -1 if _FIRST.search(name) else top)
+    return layers
+
+
 def _lr_multiples(names, cfg):
-    "Name of a parameter → its learning rate over lr: its tower's, less for each layer above; the readout is above all"
-    layers = {name: int(found[1]) for name in names if (found := _LAYER.search(name))}
+    "Name of a parameter → its learning rate over lr: its tower's, less for each layer above"
     multiples: dict[str, float] = {}
-    for tower, lr in (("visual.", cfg.image_lr), ("", cfg.text_lr)):
-        own = [name for name in names if name.startswith(tower) and name not in multiples]
-        top = 1 + max((layers.get(name, -1) for name in own), default=-1)
-        if cfg.layer_decay != 1 and own and not top:
-            raise UserError(f"layer_decay knows layers by names as blocks.0; {own[0]} and those beside it have none")
-        at = {name: layers.get(name, -1 if _FIRST.search(name) else top) for name in own}
-        multiples |= {name: lr * cfg.layer_decay ** (top - at[name]) for name in own}
+    for is_image, lr in ((True, cfg.image_lr), (False, cfg.text_lr)):
+        layers = _layers([name for name in names if name.startswith("visual.") == is_image])
+        top = max(layers.values())
+        if cfg.layer_decay != 1 and top == 0:
+            first = min(layers)
+            raise UserError(f"layer_decay knows layers by names as blocks.0; {first} and those beside it have none")
+        for name, layer in layers.items():
+            multiples[name] = lr * cfg.layer_decay ** (top - layer)
+
     return multiples | dict.fromkeys(_SCALARS, cfg.scalar_lr)
+
+# %% ../../../nbs/6_training/04_step.ipynb #faa4c73b
+class _Kind(NamedTuple):
+    "What the parameters of a group have in common"
+
+    is_scalar: bool  # logit scale and bias
+    is_vector: bool  # norms and biases, without weight decay
+    lr_multiple: float
 
 
 def parameter_groups(
-    towers: Towers,
-    method: Method,
+    towers: Towers,  # whose other parameters are frozen
+    method: Method,  # its pattern, its objective's parameters and their rate
     cfg: Config,  # of `choose_by_model`: lr is a number
 ) -> list[dict]:  # for a torch optimiser, each with its own "peak" learning rate
     "Matrices with weight decay, vectors without, by tower, layer and scalar; `UserError` where none is trained"
-    trained = _choose_trained(towers.model, cfg.trainable or method.trainable)
-    heads, head_lr = list(method.objective.parameters()), method.head_lr or cfg.lr
-    head_decay = cfg.weight_decay if method.head_decay is None else method.head_decay
     multiples = _lr_multiples([name for name, _ in towers.model.named_parameters()], cfg)
-    alike: defaultdict[tuple, list] = defaultdict(list)
-    for name, p in trained:
-        alike[name in _SCALARS, p.ndim <= 1, -multiples[name]].append(p)  # the log shows the rate of the first group
-    groups = [(alike[kind], -cfg.lr * kind[2], 0.0 if kind[1] else cfg.weight_decay) for kind in sorted(alike)]
-    groups += [
-        ([p for p in heads if p.ndim > 1], head_lr, head_decay),
-        ([p for p in heads if p.ndim <= 1], head_lr, 0.0),
-    ]
-    return [dict(params=p, lr=lr, peak=lr, weight_decay=decay) for p, lr, decay in groups if p]
+    by_kind: defaultdict[_Kind, list] = defaultdict(list)
+    for name, parameter in _choose_trained(towers.model, cfg.trainable or method.trainable):
+        kind = _Kind(name in _SCALARS, parameter.ndim <= 1, multiples[name])
+        by_kind[kind].append(parameter)
+
+    groups = []
+
+    def add_group(parameters, lr, weight_decay):
+        if parameters:
+            groups.append({"params": parameters, "lr": lr, "peak": lr, "weight_decay": weight_decay})
+
+    # the log shows the rate of the first group
+    for kind in sorted(by_kind, key=lambda kind: (kind.is_scalar, kind.is_vector, -kind.lr_multiple)):
+        add_group(by_kind[kind], cfg.lr * kind.lr_multiple, 0.0 if kind.is_vector else cfg.weight_decay)
+
+    heads = list(method.objective.parameters())
+    head_lr = method.head_lr or cfg.lr
+    head_decay = cfg.weight_decay if method.head_decay is None else method.head_decay
+    add_group([p for p in heads if p.ndim > 1], head_lr, head_decay)
+    add_group([p for p in heads if p.ndim <= 1], head_lr, 0.0)
+    return groups
 
 
-def schedule(step: int, total: int, warmup: int) -> float:  # the first step is 0; multiple of the peak
+def schedule(
+    step: int,  # the first is 0
+    total: int,  # steps of the run
+    warmup: int,  # steps
+) -> float:  # multiple of the peak
     "Linear warm-up, then a cosine to 0"
     if step < warmup:
         return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+    share = (step - warmup) / max(1, total - warmup)
+    return 0.5 * (1 + math.cos(math.pi * share))
 
 
-def make_optimizer(towers: Towers, method: Method, cfg: Config) -> torch.optim.Optimizer:  # cfg of `choose_by_model`
+def make_optimizer(
+    towers: Towers,  # whose parameters are trained
+    method: Method,  # its pattern, and the parameters of its objective
+    cfg: Config,  # of `choose_by_model`
+) -> torch.optim.Optimizer:
     "AdamW with the public code's β₁ 0.9, β₂ 0.98 and ε 1e-6"
     groups = parameter_groups(towers, method, cfg)
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6, fused=True)  # one call for all weights, CPU too
 
 # %% ../../../nbs/6_training/04_step.ipynb #a3e4c707
-def autocast_of(cfg: Config, device) -> torch.autocast:
+def autocast_of(
+    cfg: Config,  # its precision
+    device: torch.device | str,  # of the towers
+) -> torch.autocast:
     "The precision of the towers: bfloat16 if `precision` says so, or on a GPU unless it says float32"
     kind = torch.device(device).type
     bf16 = cfg.precision == "bf16" or (cfg.precision == "auto" and kind == "cuda")
@@ -154,7 +221,7 @@ def autocast_of(cfg: Config, device) -> torch.autocast:
 
 def train_step(
     module: torch.nn.Module,  # a `Step`, in `DistributedDataParallel` where there are several ranks
-    optimizer,
+    optimizer: torch.optim.Optimizer,  # of `make_optimizer`
     batch: Batch,  # of this rank, from the method's view, on the towers' device
     number: int,  # of the step, for messages
     clip_grad: float = 0.0,  # largest norm of the gradient; 0: any
@@ -165,19 +232,27 @@ def train_step(
     for name, loss in losses.items():
         if not loss.isfinite():
             raise UserError(f"step {number}: the {name} loss is {loss.item()}")
+
     losses["total"].backward()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
     if not norm.isfinite():
         raise UserError(f"step {number}: the gradient of {' + '.join(losses)} is not finite")
+
     if clip_grad:
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_grad, norm)
     optimizer.step()
+
     values = torch.stack([loss.detach().float() for loss in losses.values()])
-    return {**dict(zip(losses, (sum_over_ranks(values) / rank_and_world_size()[1]).tolist())), "grad_norm": norm.item()}
+    _, ranks = rank_and_world_size()
+    means = sum_over_ranks(values) / ranks
+    return {**dict(zip(losses, means.tolist())), "grad_norm": norm.item()}
 
 # %% ../../../nbs/6_training/04_step.ipynb #15dbe8e2
-def recompute_all(towers: Towers):
+def recompute_all(
+    towers: Towers,  # changed in place
+):
     "Keep no activations inside the towers; raise `UserError` where they cannot do so"
     try:
         towers.model.set_grad_checkpointing(True)
@@ -185,8 +260,10 @@ def recompute_all(towers: Towers):
         raise UserError(f"{towers.name} cannot recompute its activations ({e}); leave recompute off") from None
 
 # %% ../../../nbs/6_training/04_step.ipynb #a93a1109
-def halve_weights(towers: Towers):
-    "Weights in bf16, the layer norms of open_clip's transformers in float32: open_clip's precision \"bf16\", in place"
+def halve_weights(
+    towers: Towers,  # changed in place
+):
+    "Weights in bf16, the layer norms of open_clip's transformers in float32: open_clip's precision \"bf16\""
     towers.model.to(torch.bfloat16)
     for module in towers.model.modules():
         if isinstance(module, open_clip.transformer.LayerNorm):
