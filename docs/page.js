@@ -232,7 +232,7 @@ const c2lip = (() => {
     return [dot(concept, seen.image), dot(concept, unit(reading))];
   }
 
-  // ---- columns and their colours, as c2lip.lab.attention.figures has them
+  // ---- columns and their colours, as c2lip.lab.attention.columns has them
 
   const decimals = spread => spread > 0 ? 1 - Math.floor(Math.log10(spread)) : 2;
   function rounded(low, high) { // outwards, to two digits; never empty

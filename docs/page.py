@@ -16,9 +16,9 @@ from safetensors.torch import save
 from timm.layers import resample_abs_pos_embed
 
 from c2lip.lab.attention.controls import MAP_CONTROLS, Selection
-from c2lip.lab.attention.figures import _AMOUNT, _CHANGE, _add_outline
+from c2lip.lab.attention.columns import AMOUNT_COLOURS, CHANGE_COLOURS, add_outline
 from c2lip.lab.attention.maps import MAP_KINDS
-from c2lip.lab.attention.questions import _PHOTO_COLOURS, _PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
+from c2lip.lab.attention.questions import PHOTO_COLOURS, PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
 from c2lip.core import UserError
 from c2lip.core.files import shipped
 from c2lip.lab.evaluation.readouts import Readout
@@ -53,7 +53,7 @@ def scenes() -> list[Exhibit]:
 def _outline(thing, size=384):
     "The contour of a thing, transparent elsewhere"
     blank = np.full((size, size, 3), 0.5)
-    drawn = _add_outline(blank, object_mask(thing, size))
+    drawn = add_outline(blank, object_mask(thing, size))
     alpha = (drawn != blank).any(-1, keepdims=True)
     return Image.fromarray(np.uint8(np.concatenate([drawn, alpha], -1) * 255 + 0.5), "RGBA")
 
@@ -91,10 +91,10 @@ def data(before: str, after: str) -> dict:
     "All that the page holds besides its code"
     tokenizer = json.loads((shipped("base") / "tokenizer.json").read_text(encoding="utf8"))["model"]
     palettes = {}
-    for name, cmap in (("amount", _AMOUNT), ("change", _CHANGE)):
+    for name, cmap in (("amount", AMOUNT_COLOURS), ("change", CHANGE_COLOURS)):
         palettes[name] = cmap(np.arange(cmap.N), bytes=True)[:, :3].tolist()
     words = dict(colours=[*COLOURS], nouns=[*NOUNS], others=[*PATTERNS, *filter(None, SIZES)])
-    words |= dict(more_colours=_PHOTO_COLOURS, more_nouns=_PHOTO_NOUNS)
+    words |= dict(more_colours=PHOTO_COLOURS, more_nouns=PHOTO_NOUNS)
     controls = {name: vars(control) for name, control in MAP_CONTROLS.items()}
     # no gradient × input: the page has no backward pass
     kinds = [choice for choice in controls["kind"]["choices"] if choice[1] != "gradient"]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core import UserError
 from ...encoding import encode_images, evaluating
@@ -39,40 +39,52 @@ SHARE_KINDS = ("softmax", "head")  # their values are shares that add up to 1
 def _latent_pool_attention(trunk, images):
     "(B,heads,M) of timm's attention pool, which SigLIP uses"
     pool = trunk.attn_pool
-    x, prefix = trunk.forward_features(images), trunk.num_prefix_tokens
+    tokens = trunk.forward_features(images)
+    prefix = trunk.num_prefix_tokens
     if not trunk.pool_include_prefix:
-        x, prefix = x[:, prefix:], 0
+        tokens = tokens[:, prefix:]
+        prefix = 0
     if pool.pos_embed is not None:
-        x = x + pool.pos_embed
-    heads = pool.num_heads, pool.head_dim
-    query = pool.q_norm(pool.q(pool.latent.expand(len(x), -1, -1)).unflatten(-1, heads).transpose(1, 2))
-    key = pool.k_norm(pool.kv(x).unflatten(-1, (2, *heads))[..., 0, :, :].transpose(1, 2))
-    return (query @ key.mT * pool.scale).softmax(-1).mean(2)[..., prefix:]
+        tokens = tokens + pool.pos_embed
+
+    by_head = pool.num_heads, pool.head_dim
+    query = pool.q(pool.latent.expand(len(tokens), -1, -1)).unflatten(-1, by_head).transpose(1, 2)
+    key = pool.kv(tokens).unflatten(-1, (2, *by_head))[..., 0, :, :].transpose(1, 2)
+    logits = pool.q_norm(query) @ pool.k_norm(key).mT * pool.scale
+    return logits.softmax(-1).mean(2)[..., prefix:]
 
 
 def _last_block(visual, images):
     "The last block of a CLIP's vision transformer, its tokens (B,1+M,W), and as its attention reads them"
     if not (is_clip_tower(visual) and visual.pool_type == "tok"):
-        known = "how patches are pooled is known for SigLIP's attention pool and for CLIP's class token"
-        raise UserError(f"{known}; choose another map")
+        raise UserError(
+            "how patches are pooled is known for SigLIP's attention pool and for CLIP's class token; choose another map"
+        )
     *blocks, last = visual.transformer.resblocks
-    x = visual._embeds(images)
+    tokens = visual._embeds(images)
     for block in blocks:
-        x = block(x)
-    return last, x, last.ln_1(x)
+        tokens = block(tokens)
+    return last, tokens, last.ln_1(tokens)
 
 
-def head_attention(model, images: Tensor) -> Tensor:  # an open_clip model, (B,3,H,W) preprocessed → (B,heads,M)
+def head_attention(
+    model: nn.Module,  # an open_clip model
+    images: Tensor,  # (B,3,H,W) preprocessed
+) -> Tensor:  # (B,heads,M)
     """How much attention each head of the pooling gives to each patch; `UserError` for other ways of pooling.
+
     It sums to 1, or to less where some falls on tokens that are no patches."""
     visual = model.visual
     if is_siglip_tower(visual):
         return _latent_pool_attention(visual.trunk, images)
-    last, _, x = _last_block(visual, images)
-    return last.attn(x, x, x, need_weights=True, average_attn_weights=False)[1][:, :, 0, 1:]
+    last, _, tokens = _last_block(visual, images)
+    _, weights = last.attn(tokens, tokens, tokens, need_weights=True, average_attn_weights=False)
+    return weights[:, :, 0, 1:]
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #cab5d398
-def blocks_and_heads(model) -> tuple[int, int]:  # `model`: an open_clip model
+def blocks_and_heads(
+    model: nn.Module,  # an open_clip model
+) -> tuple[int, int]:
     "Blocks of the image tower, and heads of the attention that pools the image; 0 where they are not known"
     visual = model.visual
     if is_siglip_tower(visual):
@@ -83,59 +95,87 @@ def blocks_and_heads(model) -> tuple[int, int]:  # `model`: an open_clip model
     return len(blocks), blocks[-1].attn.num_heads if visual.pool_type == "tok" else 0
 
 
+def _siglip_layers(visual, images):
+    "(B,M,D) after each block, through the final norm and the head of a SigLIP"
+    trunk = visual.trunk
+    layers = trunk.forward_intermediates(
+        images, return_prefix_tokens=True, norm=True, output_fmt="NLC", intermediates_only=True
+    )
+    for patches, prefix in layers:
+        read = torch.cat([prefix, patches], 1) if trunk.pool_include_prefix else patches
+        _, tokens = project_tokens(trunk.attn_pool, read)
+        tokens = trunk.fc_norm(tokens[:, -patches.shape[1] :])
+        yield visual.head(trunk.head(trunk.head_drop(tokens)))
+
+
+def _clip_layers(visual, images):
+    "(B,M,D) after each block, through the final norm and the projection of a CLIP"
+    found = visual.forward_intermediates(
+        images, normalize_intermediates=True, output_fmt="NLC", intermediates_only=True
+    )
+    for tokens in found["image_intermediates"]:
+        yield tokens if visual.proj is None else tokens @ visual.proj
+
+
 def _layer_tokens(model, images):
-    "(blocks,B,M,D) unit tokens after every block, through the final norm and the head; `UserError` for other towers"
-    visual, form = model.visual, dict(output_fmt="NLC", intermediates_only=True)
+    "(blocks,B,M,D) unit tokens after every block; `UserError` for other towers"
+    visual = model.visual
     if is_siglip_tower(visual):
-        trunk, layers = visual.trunk, []
-        for patches, prefix in trunk.forward_intermediates(images, return_prefix_tokens=True, norm=True, **form):
-            seen = torch.cat([prefix, patches], 1) if trunk.pool_include_prefix else patches
-            _, tokens = project_tokens(trunk.attn_pool, seen)
-            tokens = tokens[:, -patches.shape[1] :]
-            layers.append(visual.head(trunk.head(trunk.head_drop(trunk.fc_norm(tokens)))))
+        layers = _siglip_layers(visual, images)
     elif is_clip_tower(visual):
-        layers = visual.forward_intermediates(images, normalize_intermediates=True, **form)["image_intermediates"]
-        layers = layers if visual.proj is None else [tokens @ visual.proj for tokens in layers]
+        layers = _clip_layers(visual, images)
     else:
         raise UserError("earlier layers are known for SigLIP's attention pool and for CLIP's vision transformer")
-    return F.normalize(torch.stack(layers).float(), dim=-1)
+    return F.normalize(torch.stack([*layers]).float(), dim=-1)
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #a71c0d04
-def gradient_map(model, images: Tensor) -> Callable:  # an open_clip model, (B,3,H,W) preprocessed
-    """A function of unit phrases (P,D) → gradient × input of v·c (P,M) at the tokens that the pooling reads.
+def gradient_map(
+    model: nn.Module,  # an open_clip model
+    images: Tensor,  # (B,3,H,W) preprocessed
+) -> Callable:  # unit phrases (P,D) → (P,M)
+    """Gradient × input of v·c at the tokens that the pooling reads, as a function of phrases.
 
     One image serves all phrases; else B = P. `UserError` for other ways of pooling."""
-    visual, siglip = model.visual, is_siglip_tower(model.visual)
+    visual = model.visual
+    siglip = is_siglip_tower(visual)
     with evaluating(model):
         if siglip:
-            read, prefix = visual.trunk.forward_features(images), visual.trunk.num_prefix_tokens
+            read = visual.trunk.forward_features(images)
         else:
-            (last, x, read), prefix = _last_block(visual, images), 1
+            last, entering, read = _last_block(visual, images)
+    prefix = visual.trunk.num_prefix_tokens if siglip else 1
 
     def pool(read):
         if siglip:
             return visual.head(visual.trunk.forward_head(read))
-        own = x[:, :1] + last.ls_1(last.attn(read[:, :1], read, read, need_weights=False)[0])
-        pooled = visual.ln_post(own + last.ls_2(last.mlp(last.ln_2(own))))[:, 0]
+        attended, _ = last.attn(read[:, :1], read, read, need_weights=False)
+        token = entering[:, :1] + last.ls_1(attended)
+        token = token + last.ls_2(last.mlp(last.ln_2(token)))
+        pooled = visual.ln_post(token)[:, 0]
         return pooled if visual.proj is None else pooled @ visual.proj
 
     def maps(concepts):
         with evaluating(model), torch.enable_grad():
             tokens = read.expand(len(concepts), -1, -1).detach().requires_grad_()
-            (grad,) = torch.autograd.grad((F.normalize(pool(tokens), dim=-1) * concepts.to(tokens)).sum(), tokens)
-            return (grad * tokens).sum(-1)[:, prefix:].detach()
+            scores = F.normalize(pool(tokens), dim=-1) * concepts.to(tokens)
+            (slope,) = torch.autograd.grad(scores.sum(), tokens)
+            return (slope * tokens).sum(-1)[:, prefix:].detach()
 
     return maps
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #0c3236ee
-def open_user_image(image, name: str = "") -> Image.Image:  # a PIL image, a path or bytes → RGB
-    "Open an image; one that cannot be used is a `UserError` of one line, which calls it `name`"
+def open_user_image(
+    image: Any,  # a PIL image, a path or bytes
+    name: str = "",  # what an error calls it
+) -> Image.Image:  # RGB
+    "Open an image; one that cannot be used is a `UserError` of one line"
     try:
         return open_image(image)
     except BadImage as e:
-        detail = re.sub(r" ?<\S* object at \w+>", "", str(e.detail).partition("\n")[0])[:150]  # without addresses
-        what = f"{name or 'the image'} cannot be shown, {e.cause}"
-        raise UserError(f"{what}: {detail}" if detail else what) from None
+        first_line = str(e.detail).partition("\n")[0]
+        detail = re.sub(r" ?<\S* object at \w+>", "", first_line)[:150]  # without addresses
+        colon = ": " if detail else ""
+        raise UserError(f"{name or 'the image'} cannot be shown, {e.cause}{colon}{detail}") from None
 
 
 @dataclass
@@ -159,13 +199,7 @@ class View:
         layer: int = 0,  # blocks before the last whose tokens are read; above 0 it needs a view with layers
     ) -> Tensor:  # (P,gh,gw)
         "The map of every phrase; a kind, head or layer that there is not is a `UserError`"
-        tokens = self.tokens
-        if layer:
-            count = len(self.layers)
-            if not 0 < layer < count:
-                raise UserError(f"the model has {count} blocks: 0 to {count - 1} before the last, not {layer}")
-            tokens = self.layers[-1 - layer]
-        values = concepts @ tokens.T
+        values = concepts @ self._tokens_of(layer).T
         if kind == "centred":
             values = values - values.mean(-1, keepdim=True)
         elif kind == "softmax":
@@ -173,28 +207,47 @@ class View:
         elif kind == "gradient":
             values = self.gradient(concepts).cpu()
         elif kind == "head":
-            if not 0 <= head <= len(self.heads):
-                raise UserError(f"the pooling head has {len(self.heads)} heads, not {head}")
-            values = (self.heads[head - 1] if head else self.heads.mean(0)).expand_as(values)
+            values = self._attention_of(head).expand_as(values)
         elif kind != "similarity":
             raise UserError(f"there is no map {kind!r}; there are {', '.join(MAP_KINDS)}")
         return values.unflatten(-1, self.grid)
 
-    def scores(self, concepts: Tensor, xac_scale: float = 1.0) -> tuple[Tensor, Tensor]:  # (P,) v·c and (P,) v̂·c
-        "Cosines of phrases with the pooled image, and with its tokens pooled by the phrase's own attention at β"
-        return concepts @ self.image, concept_similarity(concepts, self.tokens[None], xac_scale)[0]
+    def _tokens_of(self, layer):
+        if layer == 0:
+            return self.tokens
+        count = len(self.layers)
+        if not 0 < layer < count:
+            raise UserError(f"the model has {count} blocks: 0 to {count - 1} before the last, not {layer}")
+        return self.layers[-1 - layer]
 
+    def _attention_of(self, head):
+        if not 0 <= head <= len(self.heads):
+            raise UserError(f"the pooling head has {len(self.heads)} heads, not {head}")
+        return self.heads[head - 1] if head else self.heads.mean(0)
 
+    def scores(
+        self,
+        concepts: Tensor,  # (P,D) unit phrases
+        xac_scale: float = 1.0,  # β of the phrase's own attention
+    ) -> Tensor:  # (2,P): v·c, and v̂·c
+        "Cosines of phrases with the pooled image, and with its tokens pooled by the phrase's attention"
+        pooled = concepts @ self.image
+        attended = concept_similarity(concepts, self.tokens[None], xac_scale)
+        return torch.stack([pooled, attended[0]])
+
+# %% ../../../nbs/7_attention/01_maps.ipynb #0602ece2
 def encode_view(
-    towers: Towers,
-    image,  # a PIL image, a path, or bytes
+    towers: Towers,  # a model with its preprocessing
+    image: Any,  # a PIL image, a path, or bytes
     head: bool = False,  # also the pooling head's attention: one more forward pass
     layers: bool = False,  # also the tokens after every block: one more
     gradient: bool = False,  # also what gradients of phrases need: one more
 ) -> View:
     "Encode an image for its maps; raise `UserError` where it cannot be opened"
-    image, model = open_user_image(image), towers.model
-    images = towers.preprocess(image)[None].to(next(model.parameters()).device)
+    model = towers.model
+    opened = open_user_image(image)
+    images = towers.preprocess(opened)[None].to(next(model.parameters()).device)
+
     with evaluating(model):
         pooled, tokens = encode_images(model, images, tokens=True)
         assert tokens is not None  # they were wanted
@@ -202,14 +255,17 @@ def encode_view(
             image=pooled[0].float().cpu(),
             tokens=tokens[0].float().cpu(),
             grid=grid_of(model, images, tokens.shape[1]),
-            field=field_of(towers.preprocess_cfg, image.size),
+            field=field_of(towers.preprocess_cfg, opened.size),
             heads=head_attention(model, images)[0].float().cpu() if head else None,
             layers=_layer_tokens(model, images)[:, 0].cpu() if layers else None,
             gradient=gradient_map(model, images) if gradient else None,
         )
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #e881e89a
-def embed_phrases(towers: Towers, phrases: list[str]) -> Tensor:  # P phrases → (P,D) unit
+def embed_phrases(
+    towers: Towers,  # a model with its tokenizer
+    phrases: list[str],  # P of them
+) -> Tensor:  # (P,D) unit
     "Encode phrases, each alone; an empty one, or one that the model's context cuts off, is a `UserError`"
     if not phrases:
         raise UserError("there is no phrase to look for")
@@ -225,17 +281,25 @@ def embed_phrases(towers: Towers, phrases: list[str]) -> Tensor:  # P phrases �
 def on_finest_grid(
     maps: list[Tensor],  # (P,gh,gw) of each model
     fields: list[tuple],  # what part of the image the maps of each model cover
-    share: bool = False,  # the values are shares that add up to 1: a patch of half the area gets half
-    fine: int = 16,  # points along a patch's side
+    share: bool = False,  # the values add up over patches: a patch of half the area gets half
 ) -> tuple[list[Tensor], tuple]:  # (P,*grid) of each model, and the field they cover
     "The maps of several models on the finest of their grids, as means over its patches: so they can be subtracted"
-    areas = [(f[2] - f[0]) * (f[3] - f[1]) / (m.shape[1] * m.shape[2]) for m, f in zip(maps, fields)]
+    areas = []
+    for values, (left, top, right, bottom) in zip(maps, fields):
+        area = (right - left) * (bottom - top)
+        areas.append(area / (values.shape[1] * values.shape[2]))
+
     finest = areas.index(min(areas))
-    (rows, columns), region = maps[finest].shape[1:], fields[finest]
-    found = []
-    for own, area, where in zip(maps, areas, fields):
-        if own.shape[1:] != (rows, columns) or where != region:
-            points = sample_map(own, where, (columns * fine, rows * fine), region)
-            own = F.avg_pool2d(points, fine) * (areas[finest] / area if share else 1)
-        found.append(own)
-    return found, region
+    region = fields[finest]
+    rows, columns = maps[finest].shape[1:]
+    points = 16  # along a patch's side
+
+    matched = []
+    for values, area, field in zip(maps, areas, fields):
+        if values.shape[1:] != (rows, columns) or field != region:
+            sampled = sample_map(values, field, (columns * points, rows * points), region)
+            values = F.avg_pool2d(sampled, points)
+            if share:
+                values = values * (areas[finest] / area)
+        matched.append(values)
+    return matched, region
