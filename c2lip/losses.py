@@ -7,6 +7,8 @@ __all__ = ['DUPLICATES', 'sigmoid_loss', 'pair_signs', 'owner_signs', 'phrase_si
            'softmax_loss', 'multi_positive_loss', 'c2lip_losses']
 
 # %% ../nbs/1_method/04_losses.ipynb #792b7363
+from collections.abc import Collection
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,17 +27,42 @@ def sigmoid_loss(
     return (F.softplus(-signs * logits) * signs.abs()).sum() / max(1, logits.shape[1])
 
 # %% ../nbs/1_method/04_losses.ipynb #d1d97dfa
-def pair_signs(n: int, columns: int | None = None, device=None) -> Tensor:  # own images, captions of all → (B,n)
+def pair_signs(
+    n: int,  # images of this rank
+    columns: int | None = None,  # captions of all ranks; None: n
+    device: torch.device | str | None = None,  # where the signs are made
+) -> Tensor:  # (B,n)
     "+1 on the diagonal, −1 elsewhere"
     return 2 * torch.eye(n, columns or n, device=device) - 1
 
 
-def owner_signs(owner: Tensor, n: int) -> Tensor:  # (K,) image of each phrase, images of this rank → (B,K)
+def owner_signs(
+    owner: Tensor,  # (K,) image of each phrase
+    n: int,  # images of this rank
+) -> Tensor:  # (B,K)
     "+1 where the phrase is the image's own, −1 elsewhere"
-    return torch.where(owner == torch.arange(n, device=owner.device)[:, None], 1.0, -1.0)
+    images = torch.arange(n, device=owner.device)
+    return torch.where(owner == images[:, None], 1.0, -1.0)
 
 # %% ../nbs/1_method/04_losses.ipynb #0c7bfff9
 DUPLICATES = ("separate", "mask", "merge")
+
+
+def _marked(image, column, images, columns):
+    "(images, columns) bool: True where one of this rank's images has a mention in the column"
+    marked = torch.zeros(images, columns, dtype=torch.bool, device=image.device)
+    own = image < images
+    marked[image[own], column[own]] = True
+    return marked
+
+
+def _first_rows(place, column, group, groups, rows):
+    "(groups,) of the mentions of each group the row of the first: the first image, then the first row"
+    order = place * rows + column
+    last = torch.iinfo(order.dtype).max
+    first = torch.full((groups,), last, device=order.device)
+    first = first.scatter_reduce(0, group, order, "amin")
+    return first % rows
 
 
 def phrase_signs(
@@ -47,31 +74,41 @@ def phrase_signs(
     place: Tensor | None = None,  # (E,) image of each mention in an order that all ranks share; None: owner
 ) -> tuple[Tensor, Tensor]:  # (B,K) signs, (K,) row of each column's phrase; K = E, or the distinct words if merged
     "Signs between images and phrases, with equal phrases kept apart, masked or merged"
-    here, device = owner < n, owner.device
-    own = torch.zeros(n, len(owner), dtype=torch.bool, device=device)
-    own[owner[here], here.nonzero()[:, 0]] = True
+    mention = torch.arange(len(owner), device=owner.device)
+    own = _marked(owner, mention, n, len(owner))
     if duplicates == "separate" or len(owner) == 0:
         return own * 2.0 - 1, column
+
     words, group = number[column].unique(return_inverse=True)  # of mentioned rows alone
-    mentioned = torch.zeros(n, len(words), dtype=torch.bool, device=device)
-    mentioned[owner[here], group[here]] = True
+    mentioned = _marked(owner, group, n, len(words))
     if duplicates == "mask":
-        return torch.where(own, 1.0, mentioned[:, group] * 1.0 - 1), column
-    order = (owner if place is None else place) * len(number) + column  # by image, then by row
-    none = torch.full((len(words),), torch.iinfo(order.dtype).max, device=device)
-    return mentioned * 2.0 - 1, none.scatter_reduce(0, group, order, "amin") % len(number)
+        not_own = mentioned[:, group] * 1.0 - 1
+        return torch.where(own, 1.0, not_own), column
+
+    place = owner if place is None else place
+    rows = _first_rows(place, column, group, len(words), len(number))
+    return mentioned * 2.0 - 1, rows
 
 # %% ../nbs/1_method/04_losses.ipynb #cc618f7f
-def scaled_cosines(rows: Tensor, columns: Tensor, scale: Tensor | float = 1.0) -> Tensor:  # (n,D), (m,D) unit → (n,m)
+def scaled_cosines(
+    rows: Tensor,  # (n,D) unit
+    columns: Tensor,  # (m,D) unit
+    scale: Tensor | float = 1.0,  # τ
+) -> Tensor:  # (n,m)
     "τ times the cosines, in full precision for embeddings in half precision and under autocast too"
     with torch.autocast(rows.device.type, enabled=False):
         return scale * (full_precision(rows) @ full_precision(columns).T)
 
 
-def choice_loss(rows: Tensor, columns: Tensor, scale: Tensor) -> Tensor:  # (n,D), (m,D) unit, τ → ()
-    "Cross-entropy of each row's choice among all columns, of which row i's is column i, summed over the rows"
+def choice_loss(
+    rows: Tensor,  # (n,D) unit
+    columns: Tensor,  # (m,D) unit, m ≥ n; row i belongs to column i
+    scale: Tensor,  # τ
+) -> Tensor:  # ()
+    "Cross-entropy of each row's choice among all columns, summed over the rows"
     logits = scaled_cosines(rows, columns, scale)
-    return F.cross_entropy(logits, torch.arange(len(rows), device=rows.device), reduction="sum")
+    labels = torch.arange(len(rows), device=rows.device)
+    return F.cross_entropy(logits, labels, reduction="sum")
 
 
 def softmax_loss(
@@ -82,25 +119,37 @@ def softmax_loss(
 ) -> Tensor:  # ()
     "½ [cross-entropy of images over texts + of texts over images], a rank's share of the mean over all pairs"
     rows = rows or len(image)
-    both = choice_loss(image[:rows], caption, scale) + choice_loss(caption[:rows], image, scale)
-    return both / (2 * len(image))
+    image_to_text = choice_loss(image[:rows], caption, scale)
+    text_to_image = choice_loss(caption[:rows], image, scale)
+    return (image_to_text + text_to_image) / (2 * len(image))
 
 # %% ../nbs/1_method/04_losses.ipynb #57084422
 def _shared_choices(logits, signs):
     "Mean cross-entropy of the rows that have a positive with the uniform distribution on their positives"
     positive = signs > 0
-    count = positive.sum(1)
-    log_p = logits.masked_fill(signs == 0, float("-inf")).log_softmax(1)
-    rows = -log_p.masked_fill(~positive, 0.0).sum(1) / count.clamp(min=1)
-    return rows.masked_fill(count == 0, 0.0).sum() / max(1, int((count > 0).sum()))
+    positives = positive.sum(1)
+    left_out = signs == 0
+    log_p = logits.masked_fill(left_out, float("-inf")).log_softmax(1)
+
+    of_positives = -log_p.masked_fill(~positive, 0.0).sum(1)
+    losses = of_positives / positives.clamp(min=1)
+    total = losses.masked_fill(positives == 0, 0.0).sum()
+    rows = int((positives > 0).sum())
+    return total / max(1, rows)
 
 
-def multi_positive_loss(logits: Tensor, signs: Tensor) -> Tensor:  # (N,K) τ·s, (N,K) as in `sigmoid_loss` → ()
+def multi_positive_loss(
+    logits: Tensor,  # (N,K) τ·s
+    signs: Tensor,  # (N,K) as in `sigmoid_loss`
+) -> Tensor:  # ()
     "½ [images over their phrases + phrases over their images], softmax with several positives; float32 inside"
     logits = full_precision(logits)
     if logits.numel() == 0:
         return logits.sum()
-    return (_shared_choices(logits, signs) + _shared_choices(logits.T, signs.T)) / 2
+
+    image_to_text = _shared_choices(logits, signs)
+    text_to_image = _shared_choices(logits.T, signs.T)
+    return (image_to_text + text_to_image) / 2
 
 # %% ../nbs/1_method/04_losses.ipynb #556882a2
 def c2lip_losses(
@@ -112,27 +161,61 @@ def c2lip_losses(
     scale: Tensor,  # τ
     bias: Tensor,  # b
     xac_scale: float = 1.0,  # β of the attention in xac
-    terms=("contrastive", "npc", "xac"),  # those to compute
+    terms: Collection[str] = ("contrastive", "npc", "xac"),  # those to compute
 ) -> dict[str, Tensor]:  # unweighted, under the terms' names
     """C2LIP's losses (Eq. 4, 5, 7): image–caption, image–phrase, and phrase–what it reads from the image.
 
-    A `ValueError` says so where `owner` and `phrase` differ in number."""
+    B images of this rank, n captions, K phrases, M visual tokens an image, D the joint width. Embeddings are unit
+    vectors; `image_tokens` and `phrase` may be in half precision, the losses are in float32 (float64 if given).
+
+    Parameters
+    ----------
+    image : (B,D) the pooled images v.
+    caption : (n,D) their captions t; row i belongs to image i. On several ranks those of the others follow, n > B.
+    phrase : (K,D) the concepts c; None where neither npc nor xac is wanted.
+    image_tokens : (B,M,D) what the pooling head gives for each token alone, V̄′; None where xac is not wanted.
+    owner : (K,) whole numbers, the image that each phrase belongs to; B or more: an image of another rank.
+        Or (B,K) signs: +1 belongs together, −1 does not, 0 is left out (`phrase_signs`).
+    scale, bias : () τ = exp(logit_scale) and b of the sigmoid loss, the same in all three terms.
+    xac_scale : β of the attention; 1 in the public code.
+    terms : those to compute; one that is left out costs nothing.
+
+    Returns
+    -------
+    {name of the term: () the loss}, each summed over all pairs and divided by the number of its columns (n or K).
+
+    Raises
+    ------
+    ValueError : `owner` and `phrase` differ in number.
+
+    Examples
+    --------
+    >>> v, t = torch.eye(2, 4), torch.eye(2, 4)  # two images, and captions that say the same
+    >>> c, owner = torch.eye(3, 4), torch.tensor([0, 1, 1])  # three phrases
+    >>> losses = c2lip_losses(v, t, c, v[:, None], owner, scale=torch.tensor(10.0), bias=torch.tensor(-5.0))
+    >>> {name: round(loss.item(), 3) for name, loss in losses.items()}
+    {'contrastive': 0.013, 'npc': 1.68, 'xac': 1.68}
+    """
     losses: dict[str, Tensor] = {}
     n = len(image)
     with torch.autocast(image.device.type, enabled=False):
         if "contrastive" in terms:
             signs = pair_signs(n, len(caption), image.device)
-            losses["contrastive"] = sigmoid_loss(scaled_cosines(image, caption, scale) + bias, signs)
-        if "npc" in terms or "xac" in terms:
-            assert phrase is not None and owner is not None  # None only where neither term is wanted
-            signs = owner if owner.ndim == 2 else owner_signs(owner, n)
-            if signs.shape != (n, len(phrase)):
-                raise ValueError(f"owner names {signs.shape[-1]} phrases, but there are {len(phrase)}")
+            logits = scaled_cosines(image, caption, scale) + bias
+            losses["contrastive"] = sigmoid_loss(logits, signs)
+        if "npc" not in terms and "xac" not in terms:
+            return losses
+
+        assert phrase is not None and owner is not None  # None only where neither term is wanted
+        signs = owner if owner.ndim == 2 else owner_signs(owner, n)
+        if signs.shape != (n, len(phrase)):
+            raise ValueError(f"owner names {signs.shape[-1]} phrases, but there are {len(phrase)}")
+
         if "npc" in terms:
-            assert phrase is not None  # as above
-            losses["npc"] = sigmoid_loss(scaled_cosines(image, phrase, scale) + bias, signs)
+            logits = scaled_cosines(image, phrase, scale) + bias
+            losses["npc"] = sigmoid_loss(logits, signs)
         if "xac" in terms:
-            assert phrase is not None and image_tokens is not None  # None only where xac is not wanted
+            assert image_tokens is not None  # None only where xac is not wanted
             similarity = concept_similarity(phrase.to(image_tokens.dtype), image_tokens, xac_scale)
             losses["xac"] = sigmoid_loss(scale * similarity + bias, signs)
     return losses

@@ -6,27 +6,33 @@
 __all__ = ['project_tokens', 'attn_weights', 'attn_pool', 'patches_in_effect', 'concept_similarity', 'span_pool']
 
 # %% ../nbs/1_method/03_pooling.ipynb #cad50779
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .core import full_precision
 
 # %% ../nbs/1_method/03_pooling.ipynb #66696c46
 def project_tokens(
-    attn_pool,  # a timm AttentionPoolLatent, with one latent query
+    attn_pool: nn.Module,  # a timm AttentionPoolLatent, with one latent query
     x: Tensor,  # (B,M,W) tokens after the trunk's final norm
 ) -> tuple[Tensor, Tensor]:  # pooled (B,D), tokens (B,M,D), neither normalised
     "The head's pooled output and what it would give for each token alone (the V̄′ of Eq. 6)"
-    pooled, kv = attn_pool(x), attn_pool.kv
-    if attn_pool.pos_embed is not None:
-        x = x + attn_pool.pos_embed
-    half = kv.out_features // 2  # keys come first and are not needed
-    value = F.linear(x, kv.weight[half:], None if kv.bias is None else kv.bias[half:])
-    tokens = attn_pool.proj_drop(attn_pool.proj(value))
-    if attn_pool.mlp is not None:
-        tokens = tokens + attn_pool.mlp(attn_pool.norm(tokens))
+    head: Any = attn_pool  # its parts are read by name
+    pooled = head(x)
+    if head.pos_embed is not None:
+        x = x + head.pos_embed
+
+    half = head.kv.out_features // 2  # keys come first and are not needed
+    bias = None if head.kv.bias is None else head.kv.bias[half:]
+    value = F.linear(x, head.kv.weight[half:], bias)
+
+    tokens = head.proj_drop(head.proj(value))
+    if head.mlp is not None:
+        tokens = tokens + head.mlp(head.norm(tokens))
     return pooled, tokens
 
 # %% ../nbs/1_method/03_pooling.ipynb #222361a3
@@ -36,27 +42,43 @@ def attn_weights(
     scale: float = 1.0,  # β; the public code uses 1, without 1/√D
 ) -> Tensor:  # (B,K,M), sums to 1 over M
     "How much each phrase attends to each token of each image: softmax of β·c·v′"
-    return (scale * torch.einsum("kd,bmd->bkm", phrase, tokens)).softmax(-1)
+    cosines = torch.einsum("kd,bmd->bkm", phrase, tokens)
+    return (scale * cosines).softmax(-1)
 
 
-def attn_pool(phrase: Tensor, tokens: Tensor, scale: float = 1.0) -> Tensor:  # (K,D), (B,M,D) → (B,K,D) unit
+def attn_pool(
+    phrase: Tensor,  # (K,D) unit
+    tokens: Tensor,  # (B,M,D) unit
+    scale: float = 1.0,  # β
+) -> Tensor:  # (B,K,D) unit
     "The phrase's own reading v̂ of each image (Eq. 6), normalised"
-    return F.normalize(attn_weights(phrase, tokens, scale) @ tokens, dim=-1, eps=1e-8)
+    reading = attn_weights(phrase, tokens, scale) @ tokens
+    return F.normalize(reading, dim=-1, eps=1e-8)
 
 
-def patches_in_effect(weights: Tensor) -> Tensor:  # (…,M), sums to 1 over M → (…) from 1 to M
+def patches_in_effect(
+    weights: Tensor,  # (…,M), sums to 1 over M
+) -> Tensor:  # (…) from 1 to M
     "How many tokens are attended to: the exponential of the entropy"
-    return torch.special.entr(weights).sum(-1).exp()
+    entropy = torch.special.entr(weights).sum(-1)
+    return entropy.exp()
 
 # %% ../nbs/1_method/03_pooling.ipynb #e83f950a
 def _gram_cosine(phrase, tokens, scale):
     "The cosines of some images: (b,K)"
     b, M, D = tokens.shape
-    s = full_precision((phrase @ tokens.reshape(b * M, D).T).view(len(phrase), b, M).transpose(0, 1))
-    a = (scale * s).softmax(-1)
-    Ga = torch.bmm(a.to(tokens.dtype), torch.bmm(tokens, tokens.mT)).to(s.dtype)
-    norm2 = torch.linalg.vecdot(a, Ga).clamp_min(torch.finfo(s.dtype).eps)
-    return torch.linalg.vecdot(a, s) * norm2.rsqrt()
+    flat = tokens.reshape(b * M, D)
+    products = (phrase @ flat.T).view(len(phrase), b, M)
+    scores = full_precision(products.transpose(0, 1))
+    weights = (scale * scores).softmax(-1)
+
+    gram = torch.bmm(tokens, tokens.mT)
+    weighted = torch.bmm(weights.to(tokens.dtype), gram).to(scores.dtype)
+    least = torch.finfo(scores.dtype).eps
+    squared_norm = torch.linalg.vecdot(weights, weighted).clamp_min(least)
+
+    product = torch.linalg.vecdot(weights, scores)
+    return product * squared_norm.rsqrt()
 
 
 def concept_similarity(
@@ -66,13 +88,17 @@ def concept_similarity(
     chunk_elements: int = 2**24,  # scores (images × K × M) that are held at once; where there are more, chunk by chunk
 ) -> Tensor:  # (B,K) cosine of the phrase's reading of each image with the phrase; float32 for half-precision input
     "The cosine of v̂ and c for every image and phrase, through the tokens' Gram matrices: no B×K×D tensor"
-    (B, M, _), K = tokens.shape, len(phrase)
-    step = max(1, chunk_elements // max(1, K * M))
+    images, M, _ = tokens.shape
+    scores_of_image = max(1, len(phrase) * M)
+    step = max(1, chunk_elements // scores_of_image)
+
     with torch.autocast(tokens.device.type, enabled=False):
-        if step >= B:
+        if step >= images:
             return _gram_cosine(phrase, tokens, scale)
-        parts = tokens.split(step)
-        return torch.cat([checkpoint(_gram_cosine, phrase, part, scale, use_reentrant=False) for part in parts])
+        cosines = []
+        for chunk in tokens.split(step):
+            cosines.append(checkpoint(_gram_cosine, phrase, chunk, scale, use_reentrant=False))
+        return torch.cat(cosines)
 
 # %% ../nbs/1_method/03_pooling.ipynb #42839a8e
 def span_pool(
@@ -82,5 +108,8 @@ def span_pool(
     "Each span's mean token, normalised: a concept read from its caption (paper, section 3.2)"
     row, first, last = spans.unbind(1)
     place = torch.arange(text_tokens.shape[1], device=spans.device)
-    inside = ((place >= first[:, None]) & (place < last[:, None])).to(text_tokens.dtype)
-    return F.normalize(torch.einsum("kl,kld->kd", inside, text_tokens[row]), dim=-1)
+    inside = (place >= first[:, None]) & (place < last[:, None])
+
+    weights = inside.to(text_tokens.dtype)
+    total = torch.einsum("kl,kld->kd", weights, text_tokens[row])
+    return F.normalize(total, dim=-1)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-NOTEBOOK = Path(__file__).resolve().parent.parent / "nbs" / "dev" / "04_pipeline.ipynb"
+NOTEBOOK = Path(__file__).resolve().parent.parent / "nbs" / "dev" / "03_pipeline.ipynb"
 
 
 def _defined():

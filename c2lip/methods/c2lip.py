@@ -26,15 +26,22 @@ def _numbers(values):
 
 def _encoded_phrases(towers, samples):
     "The phrases of a step as texts of their own, each distinct one once (letter case ignored)"
-    mentions = [(i, phrase_number(p.text), p.text) for i, s in enumerate(samples) for p in s.phrases]
-    distinct: dict[int, tuple[int, str]] = {}  # number → row, first spelling
-    for _, number, text in mentions:
-        distinct.setdefault(number, (len(distinct), text))
+    owner, column, texts = [], [], []
+    rows: dict[int, int] = {}  # number of the words → row
+    for image, sample in enumerate(samples):
+        for phrase in sample.phrases:
+            number = phrase_number(phrase.text)
+            if number not in rows:
+                rows[number] = len(rows)
+                texts.append(phrase.text)
+            owner.append(image)
+            column.append(rows[number])
+
     return Texts(
-        ids=towers.token_ids([text for _, text in distinct.values()]),
-        owner=_numbers([i for i, _, _ in mentions]),
-        column=_numbers([distinct[number][0] for _, number, _ in mentions]),
-        number=_numbers(list(distinct)),
+        ids=towers.token_ids(texts),
+        owner=_numbers(owner),
+        column=_numbers(column),
+        number=_numbers(list(rows)),
     )
 
 
@@ -48,75 +55,101 @@ def _spans(towers, sample):
 
 def _pooled_phrases(towers, samples):
     "The phrases of a step as spans of their captions' tokens, a row for every mention that has a span"
-    pairs = [(i, pair) for i, s in enumerate(samples) for pair in zip(s.phrases, _spans(towers, s))]
-    mentions = [(i, phrase.text, span) for i, (phrase, span) in pairs if span]
+    spans, owner, number = [], [], []
+    for image, sample in enumerate(samples):
+        for phrase, span in zip(sample.phrases, _spans(towers, sample)):
+            if span:
+                spans.append((image, *span))
+                owner.append(image)
+                number.append(phrase_number(phrase.text))
+
     return Texts(
-        spans=_numbers([(i, *span) for i, _, span in mentions]).reshape(-1, 3),
+        spans=_numbers(spans).reshape(-1, 3),
         of="caption",
-        owner=_numbers([i for i, _, _ in mentions]),
-        column=torch.arange(len(mentions)),
-        number=_numbers([phrase_number(text) for _, text, _ in mentions]),
+        owner=_numbers(owner),
+        column=torch.arange(len(spans)),
+        number=_numbers(number),
     )
 
-
+# %% ../../nbs/1_method/16_c2lip.ipynb #f046d935
 def _concept_view(towers, concepts):
     "Images, captions and the captions' phrases with their owners"
-    plain, phrases = caption_view(towers), _pooled_phrases if concepts == "pool" else _encoded_phrases
+    captions_alone = caption_view(towers)
+    phrases = _pooled_phrases if concepts == "pool" else _encoded_phrases
 
     def view(samples, step):
-        batch = plain(samples, step)
+        batch = captions_alone(samples, step)
         batch.texts["phrase"] = phrases(towers, samples)
         return batch
 
     return view
 
-# %% ../../nbs/1_method/16_c2lip.ipynb #f046d935
+
 def _mention_signs(phrase, rows, duplicates, images=None):
     "`phrase_signs` of a text entry for `images` images, own first; of merged phrases every rank takes the same one"
-    assert phrase.owner is not None and phrase.column is not None and phrase.number is not None  # a view's phrases
     place = shared_place(phrase.owner, rows)
     return phrase_signs(phrase.owner, phrase.column, phrase.number, images or rows, duplicates, place)
 
 # %% ../../nbs/1_method/16_c2lip.ipynb #952a5c3b
+def _gathered_cosines(phrase, cosine, signs, rows, duplicates):
+    "Cosines and signs of all ranks' images with the phrases, which are first put in one order for all ranks"
+    _, ranks = rank_and_world_size()
+    if ranks > 1 and duplicates != "merge":  # merged ones have it
+        order = shared_place(phrase.owner, rows).argsort(stable=True)
+        cosine = cosine[:, order]
+        signs = signs[:, order]
+    return gather_rows(cosine), signs
+
+
 def _softmax_losses(f, batch, terms, duplicates, xac_scale):
     """C2LIP's losses for towers without a logit bias: softmaxes, of phrases with several positives; a rank's share.
 
     Image, caption and phrase are of all ranks, own first; image_tokens are this rank's own."""
-    phrase, scale, ranks = batch.texts["phrase"], f["scale"], rank_and_world_size()[1]
+    phrase = batch.texts["phrase"]
+    scale = f["scale"]
+    _, ranks = rank_and_world_size()
     losses = {}
     if "contrastive" in terms:
         losses["contrastive"] = softmax_loss(f["image"], f["caption"], scale, batch.rows)
+
     signs, rows = _mention_signs(phrase, batch.rows, duplicates, len(f["image"]))
-    read = f["phrase"][rows]
+    concepts = f["phrase"][rows]
     if "npc" in terms:
-        losses["npc"] = multi_positive_loss(scaled_cosines(f["image"], read, scale), signs) / ranks
+        logits = scaled_cosines(f["image"], concepts, scale)
+        losses["npc"] = multi_positive_loss(logits, signs) / ranks
+
     if "xac" in terms:
-        cosine = concept_similarity(read.to(f["image_tokens"].dtype), f["image_tokens"], xac_scale)
-        assert phrase.owner is not None  # a view's phrases
-        if ranks > 1 and duplicates != "merge":  # one order of the columns for all ranks; merged ones have it
-            order = shared_place(phrase.owner, batch.rows).argsort(stable=True)
-            cosine, signs = cosine[:, order], signs[:, order]
-        losses["xac"] = multi_positive_loss(scale * gather_rows(cosine), signs) / ranks
+        tokens = f["image_tokens"]
+        cosine = concept_similarity(concepts.to(tokens.dtype), tokens, xac_scale)
+        cosine, signs = _gathered_cosines(phrase, cosine, signs, batch.rows, duplicates)
+        losses["xac"] = multi_positive_loss(scale * cosine, signs) / ranks
     return losses
 
 # %% ../../nbs/1_method/16_c2lip.ipynb #8389abdf
 def _sigmoid_losses(f, batch, terms, duplicates, xac_scale):
     "C2LIP's losses for towers with a logit bias: `c2lip_losses`, equal phrases treated as `duplicates` says"
     signs, rows = _mention_signs(batch.texts["phrase"], batch.rows, duplicates)
-    phrase, tokens = f["phrase"][rows], f.get("image_tokens")
-    return c2lip_losses(f["image"], f["caption"], phrase, tokens, signs, f["scale"], f["bias"], xac_scale, terms)
+    concepts = f["phrase"][rows]
+    tokens = f.get("image_tokens")
+    return c2lip_losses(f["image"], f["caption"], concepts, tokens, signs, f["scale"], f["bias"], xac_scale, terms)
 
 
 def _patches(f, batch, xac_scale):
     "Patches in effect, the mean over the first phrase of each image of all ranks, 0 without a phrase; a rank's share"
-    phrase, tokens = batch.texts["phrase"], f["image_tokens"].detach()
-    first = phrase.owner.diff(prepend=phrase.owner.new_tensor([-1])) != 0
+    phrase = batch.texts["phrase"]
+    tokens = f["image_tokens"].detach()
+    before = phrase.owner.new_tensor([-1])
+    first = phrase.owner.diff(prepend=before) != 0
     own = first & (phrase.owner < batch.rows)
-    read = f["phrase"].detach().to(tokens.dtype)[phrase.column[own], None]
-    cosine = full_precision(torch.linalg.vecdot(tokens[phrase.owner[own]], read))
-    return patches_in_effect((xac_scale * cosine).softmax(-1)).sum() / first.sum().clamp(min=1)
 
+    column = phrase.column[own]
+    concepts = f["phrase"].detach().to(tokens.dtype)[column, None]
+    cosine = full_precision(torch.linalg.vecdot(tokens[phrase.owner[own]], concepts))
+    weights = (xac_scale * cosine).softmax(-1)
+    images = first.sum().clamp(min=1)
+    return patches_in_effect(weights).sum() / images
 
+# %% ../../nbs/1_method/16_c2lip.ipynb #6e40d904
 def c2lip(
     towers: Towers,
     lambda_npc: Annotated[float, Range(0, 1000, auto=True)] = 1.0,  # weight of the noun-phrase concept loss
@@ -131,13 +164,20 @@ def c2lip(
     check_choice("duplicates", duplicates, DUPLICATES)
     if lambda_npc == lambda_xac == 0:
         return plain(towers)
-    weights, needs = {"contrastive": 1.0, "npc": lambda_npc, "xac": lambda_xac}, {"xac": {"image_tokens"}}
-    weights["patches"] = 0.0  # shown, not trained
-    losses, columns = (_sigmoid_losses, ()) if has_bias(towers) else (_softmax_losses, ("image",))
+
+    bias = has_bias(towers)
+    losses = _sigmoid_losses if bias else _softmax_losses
 
     def measured(f, batch, terms):
-        found = losses(f, batch, terms, duplicates, xac_scale)
-        return found | {"patches": _patches(f, batch, xac_scale)} if "xac" in terms else found
+        values = losses(f, batch, terms, duplicates, xac_scale)
+        if "xac" in terms:
+            values["patches"] = _patches(f, batch, xac_scale)
+        return values
 
-    objective = Objective(measured, weights, needs, columns=(*columns, "caption", "phrase"))
+    objective = Objective(
+        measured,
+        {"contrastive": 1.0, "npc": lambda_npc, "xac": lambda_xac, "patches": 0.0},  # patches: shown, not trained
+        needs={"xac": {"image_tokens"}},
+        columns=("caption", "phrase") if bias else ("image", "caption", "phrase"),
+    )
     return Method(_concept_view(towers, concepts), objective, spans=concepts == "pool")

@@ -24,7 +24,7 @@ from ...core.files import regular, replacing
 from ...encoding import encode_images
 from .images import BadImage, open_image
 from .records import Records, Skips
-from ...methods import stack_images
+from ...methods import Stacked, stack_images
 from ...spans import has_token_positions, token_spans
 
 # %% ../../../nbs/4_data/06_loading.ipynb #5750762c
@@ -155,7 +155,10 @@ def loader(
         skips.check()
         if len(found) < len(batch):
             raise UserError(f"{failed} images could not be opened for one batch of {len(batch)}: {skips}")
-        yield found if images is None else [replace(s, image=i) for s, i in zip(found, images)]
+        if images is not None:
+            rows = [replace(sample, image=image) for sample, image in zip(found, images)]
+            found = Stacked(rows, images)
+        yield found
 
 # %% ../../../nbs/4_data/06_loading.ipynb #a29eb4b3
 def _epoch_order(n, epoch, seed=0):
