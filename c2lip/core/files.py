@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RUN_FILES', 'MAX_TEXT', 'project_of', 'project_root', 'is_utf8', 'user_path', 'output_place', 'check_free',
            'run_folder', 'cache_instead', 'shipped', 'cache_folder', 'regular', 'replacing', 'write_json', 'read_text',
-           'parse_json', 'read_json', 'json_object', 'parse_yaml', 'read_yaml', 'folder_digest', 'markdown_table',
-           'sole_writer']
+           'parse_json', 'read_json', 'json_object', 'read_by_key', 'parse_yaml', 'read_yaml', 'folder_digest',
+           'markdown_table', 'sole_writer']
 
 # %% ../../nbs/1_method/02_files.ipynb #1f897a56
 import errno
@@ -17,7 +17,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
@@ -206,6 +206,22 @@ def json_object(path) -> dict:  # existing or not
         found = read_json(path)
         return found if isinstance(found, dict) else {}
     return {}
+
+
+def read_by_key(
+    path: str,  # a JSON file of the user's, {key: value}; "": none
+    convert: Callable,  # value → what is kept of it; a value that it cannot read is an error
+    form: str,  # of a value, for the message
+) -> dict:
+    "What a user's file says of keys; `UserError` that names the first wrong one"
+    values = read_json(user_path(path)) if path else {}
+    key = ""
+    try:
+        for key, value in values.items():
+            values[key] = convert(value)
+    except (TypeError, KeyError, ValueError, AttributeError):
+        raise UserError(f"{path} is wrong at {short(key)}; expected an object, key → {form}") from None
+    return values
 
 
 def parse_yaml(text: str, name):

@@ -7,6 +7,7 @@ __all__ = ['beta_clip']
 
 # %% ../../../nbs/3_relatives/09_beta_clip.ipynb #ee3f131c
 import math
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -28,13 +29,19 @@ def _hierarchy_view(towers, sentences, phrases):
     plain = caption_view(towers)
 
     def view(samples, step):
-        batch, chance = plain(samples, step), step_generator(step, samples)
-        said = [split_sentences(sample.caption) for sample in samples]
-        drawn = [chance.sample(found, min(sentences, len(found))) for found in said]
-        named = [[phrase.text for phrase in sample.phrases[:phrases]] for sample in samples]
-        for name, lists in (("sentence", drawn), ("phrase", named)):
-            owner = [i for i, texts in enumerate(lists) for _ in texts]
-            batch.texts[name] = further_texts(towers, [text for texts in lists for text in texts], owner)
+        batch = plain(samples, step)
+        chance = step_generator(step, samples)
+        further: dict[str, list] = {"sentence": [], "phrase": []}  # (image, text)
+        for i, sample in enumerate(samples):
+            candidates = split_sentences(sample.caption)
+            drawn = chance.sample(candidates, min(sentences, len(candidates)))
+            further["sentence"] += [(i, text) for text in drawn]
+            further["phrase"] += [(i, phrase.text) for phrase in sample.phrases[:phrases]]
+
+        for name, rows in further.items():
+            owner = [i for i, _ in rows]
+            texts = [text for _, text in rows]
+            batch.texts[name] = further_texts(towers, texts, owner)
         return batch
 
     return view
@@ -46,32 +53,51 @@ class _Conditioner(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.attention = nn.MultiheadAttention(width, 1 if width % 8 else 8, batch_first=True)
-        inner = nn.Linear(width, 4 * width), QuickGELU(), nn.Linear(4 * width, width)
-        self.mlp = nn.Sequential(nn.LayerNorm(width), *inner)
+        inner = nn.Linear(width, 4 * width)
+        outer = nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(nn.LayerNorm(width), inner, QuickGELU(), outer)
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
-    def forward(self, text: Tensor, owner: Tensor, tokens: Tensor) -> Tensor:  # (E,D), (E,), (B,M,D) → (E,D) unit
-        text, tokens = text.to(self.log_scale.dtype), tokens.to(self.log_scale.dtype)
-        order, counts = owner.argsort(stable=True), owner.bincount(minlength=len(tokens))
-        padded = pad_sequence(text[order].split(counts.tolist()), batch_first=True)
-        read = self.attention(padded, tokens, tokens, need_weights=False)[0]
-        read = read[torch.arange(padded.shape[1], device=owner.device) < counts[:, None]]
-        return F.normalize((read + self.mlp(read))[order.argsort()], dim=-1)
+    def forward(
+        self,
+        text: Tensor,  # (E,D)
+        owner: Tensor,  # (E,) the image of each
+        tokens: Tensor,  # (B,M,D)
+    ) -> Tensor:  # (E,D) unit
+        dtype = self.log_scale.dtype
+        tokens = tokens.to(dtype)
+        order = owner.argsort(stable=True)
+        counts = owner.bincount(minlength=len(tokens))
+        by_image = text[order].to(dtype).split(counts.tolist())
+        queries = pad_sequence(by_image, batch_first=True)
+        is_text = torch.arange(queries.shape[1], device=owner.device) < counts[:, None]
+
+        read, _ = self.attention(queries, tokens, tokens, need_weights=False)
+        read = read[is_text]
+        read = read + self.mlp(read)
+        return F.normalize(read[order.argsort()], dim=-1)
 
 # %% ../../../nbs/3_relatives/09_beta_clip.ipynb #ca76e2d9
 def _contextual_loss(read, text, image, scale, overlap, form, rows):
     """β-CAL of readings and texts (N,D) of all ranks, own `rows` first, whose images are `image` (N,): a rank's share.
 
     `overlap` is the paper's β, `form` ce or bce"""
-    n, same = len(text), image[:rows, None] == image
-    weight = torch.where(torch.eye(rows, n, dtype=torch.bool, device=same.device), 1.0, overlap * same)
-    both = scaled_cosines(read[:rows], text, scale), scaled_cosines(text[:rows], read, scale)
+    n = len(text)
+    same_image = image[:rows, None] == image
+    same_text = torch.eye(rows, n, dtype=torch.bool, device=image.device)
+    weight = torch.where(same_text, 1.0, overlap * same_image)
+    read_to_text = scaled_cosines(read[:rows], text, scale)
+    text_to_read = scaled_cosines(text[:rows], read, scale)
+
     if form == "ce":
-        target = (weight / weight.sum(1, keepdim=True)).to(text.dtype)
-        return sum(F.cross_entropy(logits, target, reduction="sum") for logits in both) / (2 * n)
-    target, weight = same.to(text.dtype), torch.where(same, weight, 1.0).to(text.dtype)
-    losses = (F.binary_cross_entropy_with_logits(x, target, weight, reduction="sum") for x in both)
-    return sum(losses) / (2 * n * n)
+        target = weight / weight.sum(1, keepdim=True)
+        loss = partial(F.cross_entropy, target=target.to(text.dtype), reduction="sum")
+        return (loss(read_to_text) + loss(text_to_read)) / (2 * n)
+
+    weight = torch.where(same_image, weight, 1.0).to(text.dtype)
+    target = same_image.to(text.dtype)
+    loss = partial(F.binary_cross_entropy_with_logits, target=target, weight=weight, reduction="sum")
+    return (loss(read_to_text) + loss(text_to_read)) / (2 * n * n)
 
 # %% ../../../nbs/3_relatives/09_beta_clip.ipynb #7b69cdfa
 class _BetaClip(Objective):
@@ -80,26 +106,35 @@ class _BetaClip(Objective):
     def __init__(self, towers, weights, overlap, form):
         columns = ("caption",) if has_bias(towers) else ("image", "caption")
         super().__init__(self._losses, weights, {"cal": {"image_tokens"}}, columns)
-        self.plain, self.overlap, self.form = contrast(towers), overlap, form
+        self.plain = contrast(towers)
+        self.overlap = overlap
+        self.form = form
         self.conditioner = _Conditioner(joint_width(towers))
 
     def _cal(self, f, batch):
-        captions = torch.arange(batch.rows, device=f["caption"].device)
-        owner = torch.cat([captions, batch.texts["sentence"].owner, batch.texts["phrase"].owner])
         text = torch.cat([f["caption"][: batch.rows], f["sentence"], f["phrase"]])
+        captions = torch.arange(batch.rows, device=text.device)
+        owner = torch.cat([captions, batch.texts["sentence"].owner, batch.texts["phrase"].owner])
         read = self.conditioner(text, owner, f["image_tokens"])
+
+        features = {"text": text.to(read.dtype), "read": read}
         own = Batch(batch.images, {"text": Texts(owner=owner)})
-        whole, of = gather({"text": text.to(read.dtype), "read": read}, own, ("text", "read"))
-        image, scale = of.texts["text"].owner, self.conditioner.log_scale.exp()
-        return _contextual_loss(whole["read"], whole["text"], image, scale, self.overlap, self.form, len(owner))
+        gathered, entries = gather(features, own, ("text", "read"))
+        image = entries.texts["text"].owner
+        scale = self.conditioner.log_scale.exp()
+        return _contextual_loss(
+            gathered["read"], gathered["text"], image, scale, self.overlap, self.form, rows=len(owner)
+        )
 
     def _losses(self, f: Features, batch: Batch, terms: list) -> dict[str, Tensor]:
         losses = {"contrastive": self.plain(f["image"], f["caption"], f, batch.rows)}
-        return losses | ({"cal": self._cal(f, batch)} if "cal" in terms else {})
+        if "cal" in terms:
+            losses["cal"] = self._cal(f, batch)
+        return losses
 
 
 def beta_clip(
-    towers: Towers,
+    towers: Towers,  # with patches that a text can read
     lambda_cal: Annotated[float, Range(0, 1000)] = 1.0,  # weight of the contextual contrast
     overlap: Annotated[float, Range(0, 1)] = 0.5,  # β: how far the other texts of an image are right
     form: Literal["ce", "bce"] = "ce",  # of the contextual contrast
@@ -109,5 +144,6 @@ def beta_clip(
 ) -> Method:
     "β-CLIP: caption, sentences and phrases read their image; no hard negatives"
     check_choice("form", form, ("ce", "bce"))
+    view = _hierarchy_view(towers, sentences, phrases)
     objective = _BetaClip(towers, {"contrastive": 1.0, "cal": lambda_cal}, overlap, form)
-    return Method(_hierarchy_view(towers, sentences, phrases), objective, head_lr=conditioner_lr)
+    return Method(view, objective, head_lr=conditioner_lr)

@@ -27,16 +27,18 @@ def _patch_convolution(model):
     "The convolution that embeds patches, whose kernel is a patch; None where there is none"
     visual = model.visual
     embedding = getattr(getattr(visual, "trunk", None), "patch_embed", None)
-    found = getattr(embedding, "proj", getattr(visual, "conv1", None))
-    return found if isinstance(found, nn.Conv2d) and getattr(visual, "attn_pool", None) is None else None
+    convolution = getattr(embedding, "proj", getattr(visual, "conv1", None))
+    pools_maps = getattr(visual, "attn_pool", None) is not None
+    return convolution if isinstance(convolution, nn.Conv2d) and not pools_maps else None
 
 
 def _patch_grid(towers):
     "Rows and columns of patches of a preprocessed image; raise `UserError` where there are none"
-    convolution, (height, width) = _patch_convolution(towers.model), towers.image_size
+    convolution = _patch_convolution(towers.model)
     if convolution is None:
         raise UserError(f"{towers.name} has no patches that could be hidden: method macco needs a vision transformer")
-    return height // convolution.kernel_size[0], width // convolution.kernel_size[1]
+    rows, columns = (pixels // patch for pixels, patch in zip(towers.image_size, convolution.kernel_size))
+    return rows, columns
 
 
 @contextmanager
@@ -51,13 +53,15 @@ def _changed_output(module, change):
 
 def _hide_patches(out, mask, token):
     "Embedded patches (B,C,h,w) as 2B rows: whole images, then the same with `token` at places of `mask` (B,M)"
-    hidden = mask.reshape(len(out), 1, *out.shape[2:])
-    return torch.cat([out, torch.where(hidden, token[:, None, None].to(out.dtype), out)])
+    B, _, h, w = out.shape
+    hidden = torch.where(mask.reshape(B, 1, h, w), token[:, None, None].to(out.dtype), out)
+    return torch.cat([out, hidden])
 
 
 def _hide_words(out, mask, token):
     "Embedded words (2B,n,W) whose second half has `token` at places of `mask` (B,L), n of whose columns are read"
-    hidden = torch.cat([torch.zeros_like(mask), mask])[:, : out.shape[1], None]
+    hidden = torch.cat([torch.zeros_like(mask), mask])
+    hidden = hidden[:, : out.shape[1], None]
     return torch.where(hidden, token.to(out.dtype), out)
 
 # %% ../../../nbs/3_relatives/06_macco.ipynb #11b77bf9
@@ -73,29 +77,36 @@ class _Hidden(NamedTuple):
 def _hidden_places(mask):
     "The places that a mask (B,L) or (B,M) hides"
     row, column = mask.nonzero(as_tuple=True)
-    return _Hidden(row, column, mask.cumsum(1)[row, column] - 1, len(mask))
+    slot = mask.cumsum(1)[row, column] - 1
+    return _Hidden(row, column, slot, len(mask))
 
 
 class _CrossBlock(nn.Module):
     "Pre-norm cross-attention and a multilayer perceptron, both residual"
 
-    def __init__(self, width: int, heads: int = 8):
+    def __init__(self, width: int):
         super().__init__()
-        self.ask, self.answer, self.after = nn.LayerNorm(width), nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = nn.MultiheadAttention(width, heads if width % heads == 0 else 1, batch_first=True)
+        self.norm_q = nn.LayerNorm(width)
+        self.norm_kv = nn.LayerNorm(width)
+        self.norm_mlp = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 1 if width % 8 else 8, batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x, places, other, padding=None):
         "Queries x (n,D) at hidden places, keys and values other (B,m,D), key padding mask (B,m) or None"
         if not len(x):
             return x
-        other, queries = self.answer(other), x.new_zeros(places.rows, int(places.slot.max()) + 1, x.shape[1])
-        queries = queries.index_put((places.row, places.slot), self.ask(x))
-        read, _ = self.attention(queries, other, other, key_padding_mask=padding, need_weights=False)
+
+        keys = self.norm_kv(other)
+        longest = int(places.slot.max()) + 1
+        queries = x.new_zeros(places.rows, longest, x.shape[1])
+        queries = queries.index_put((places.row, places.slot), self.norm_q(x))
+        read, _ = self.attention(queries, keys, keys, key_padding_mask=padding, need_weights=False)
+
         x = x + read[places.row, places.slot]
-        return x + self.mlp(self.after(x))
+        return x + self.mlp(self.norm_mlp(x))
 
-
+# %% ../../../nbs/3_relatives/06_macco.ipynb #0de95b1d
 def _line_positions(n, width):
     "Sine and cosine positions of n places on a line"
     frequency = 10000 ** (-torch.arange((width + 1) // 2) / max(1, width / 2))
@@ -105,33 +116,44 @@ def _line_positions(n, width):
 
 def _grid_positions(grid, width):
     "Fixed sine and cosine positions (M,width), half of the width for rows and half for columns"
-    rows, columns = _line_positions(grid[0], width // 2), _line_positions(grid[1], width - width // 2)
-    down, across = rows[:, None].expand(-1, grid[1], -1), columns[None].expand(grid[0], -1, -1)
-    return torch.cat([down, across], 2).flatten(0, 1)
+    rows, columns = grid
+    half = width // 2
+    down = _line_positions(rows, half).repeat_interleave(columns, 0)
+    across = _line_positions(columns, width - half).repeat(rows, 1)
+    return torch.cat([down, across], 1)
 
 
 def _patch_targets(images, grid, places):
     "The pixels (n,3·p·p) of n hidden patches, each with mean 0 and (unbiased) variance 1"
     B, C, H, W = images.shape
-    p, q = H // grid[0], W // grid[1]
-    x = images[..., : grid[0] * p, : grid[1] * q].reshape(B, C, grid[0], p, grid[1], q).permute(0, 2, 4, 3, 5, 1)
-    x = x[places.row, places.column // grid[1], places.column % grid[1]].flatten(1)
+    rows, columns = grid
+    p = H // rows
+    q = W // columns
+    fitting = images[..., : rows * p, : columns * q]
+    patches = fitting.reshape(B, C, rows, p, columns, q).permute(0, 2, 4, 3, 5, 1)
+
+    x = patches[places.row, places.column // columns, places.column % columns].flatten(1)
     x = x - x.mean(-1, keepdim=True)
-    return x / (x.square().sum(-1, keepdim=True) / (x.shape[1] - 1) + 1e-6).sqrt()
+    variance = x.square().sum(-1, keepdim=True) / (x.shape[1] - 1)
+    return x / (variance + 1e-6).sqrt()
 
 # %% ../../../nbs/3_relatives/06_macco.ipynb #126b959d
 def _masked_contrast(image, masked_image, caption, masked_caption, scale, bias, rows):
     "MCA: whole and masked images of this rank against whole and masked captions of all, and back; the whole is right"
-    N, total = len(image), 0
+    N = len(image)
+    images = (image, masked_image)
+    captions = (caption, masked_caption)
     target = torch.arange(rows, device=image.device).repeat(2)
-    images, captions = (image, masked_image), (caption, masked_caption)
+    losses = []
     for queries, keys in ((images, captions), (captions, images)):
-        logits = scaled_cosines(torch.cat([x[:rows] for x in queries]), torch.cat(keys), scale)
+        own = torch.cat([x[:rows] for x in queries])
+        logits = scaled_cosines(own, torch.cat(keys), scale)
         if bias is None:
-            total += F.cross_entropy(logits, target, reduction="sum") / (2 * N)
+            losses.append(F.cross_entropy(logits, target, reduction="sum") / (2 * N))
         else:
-            total += sigmoid_loss(logits + bias, 2 * F.one_hot(target, 2 * N) - 1)
-    return total / 2
+            signs = 2 * F.one_hot(target, 2 * N) - 1
+            losses.append(sigmoid_loss(logits + bias, signs))
+    return sum(losses) / 2
 
 
 def _mean_of_hidden(losses, places):
@@ -141,7 +163,8 @@ def _mean_of_hidden(losses, places):
     return (losses / count[places.row]).sum() / rows
 
 # %% ../../../nbs/3_relatives/06_macco.ipynb #9ff0861e
-_IMAGES, _CAPTIONS = ("image", "masked_image"), ("caption", "masked_caption")
+_IMAGES = ("image", "masked_image")
+_CAPTIONS = ("caption", "masked_caption")
 
 
 class _Macco(Objective):
@@ -149,17 +172,21 @@ class _Macco(Objective):
 
     def __init__(self, towers, weights, softmax):
         super().__init__(self._losses, weights, columns=_IMAGES + _CAPTIONS)
-        model = towers.model
-        text, convolution = getattr(model, "text", model), _patch_convolution(model)
+        convolution = _patch_convolution(towers.model)
+        text = getattr(towers.model, "text", towers.model)
         if not hasattr(text, "token_embedding"):
-            hidden = f"{towers.name} has a text tower whose token embedding is hidden"
-            raise UserError(f"{hidden}; method macco needs open_clip's own")
-        self.grid, self.sigmoid = _patch_grid(towers), has_bias(towers) and not softmax
+            raise UserError(
+                f"{towers.name} has a text tower whose token embedding is hidden; method macco needs open_clip's own"
+            )
+        self.grid = _patch_grid(towers)
+        self.sigmoid = has_bias(towers) and not softmax
+
         vocabulary, width = text.token_embedding.weight.shape
         D = joint_width(towers)
         self.image_mask = nn.Parameter(0.02 * torch.randn(convolution.out_channels))
         self.text_mask = nn.Parameter(0.02 * torch.randn(width))
-        self.word_blocks, self.patch_blocks = (nn.ModuleList(_CrossBlock(D) for _ in range(n)) for n in (2, 3))
+        self.word_blocks = nn.ModuleList(_CrossBlock(D) for _ in range(2))
+        self.patch_blocks = nn.ModuleList(_CrossBlock(D) for _ in range(3))
         self.words = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, vocabulary))
         self.patch_in = nn.Linear(D, D)
         self.patches = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3 * math.prod(convolution.kernel_size)))
@@ -168,66 +195,79 @@ class _Macco(Objective):
     def encode(self, model: Any, batch: Batch) -> Features:
         "Unit embeddings of all four entries and, for the predictors, tokens averaged with their sequence's embedding"
         predict = "mlm" in self.terms or "mim" in self.terms
-        whole, masked = (batch.texts[name] for name in _CAPTIONS)
-        assert whole.ids is not None and masked.ids is not None and masked.mask is not None  # as the view makes them
-        hide_patches = partial(_hide_patches, mask=batch.masks["masked_image"], token=self.image_mask)
-        hide_words = partial(_hide_words, mask=masked.mask, token=self.text_mask)
-        with _changed_output(_patch_convolution(model), hide_patches):
+        hide = partial(_hide_patches, mask=batch.masks["masked_image"], token=self.image_mask)
+        with _changed_output(_patch_convolution(model), hide):
             image, patches = encode_images(model, batch.images["image"], tokens=predict, unit=False)
-        with _changed_output(getattr(model, "text", model).token_embedding, hide_words):
-            caption, words = encode_texts(model, torch.cat([whole.ids, masked.ids]), tokens=predict, unit=False)
+
+        ids = torch.cat([batch.texts[name].ids for name in _CAPTIONS])
+        hide = partial(_hide_words, mask=batch.texts["masked_caption"].mask, token=self.text_mask)
+        with _changed_output(getattr(model, "text", model).token_embedding, hide):
+            caption, words = encode_texts(model, ids, tokens=predict, unit=False)
+
         f = scale_and_bias(model)
         for names, pooled, tokens in ((_IMAGES, image, patches), (_CAPTIONS, caption, words)):
             n = len(pooled) // 2
             f.update(zip(names, F.normalize(pooled, dim=-1).split(n)))
-            if tokens is not None:
-                mixed = (tokens + pooled[:, None]) / 2
-                if names == _IMAGES:
-                    mixed = mixed.detach()
-                f.update(zip((f"{name}_mixed" for name in names), mixed.split(n)))
+            if tokens is None:
+                continue
+            mixed = (tokens + pooled[:, None]) / 2
+            if names == _IMAGES:
+                mixed = mixed.detach()  # restoring does not train the image tower
+            f.update(zip((f"{name}_mixed" for name in names), mixed.split(n)))
         return f
 
     def entry_of(self, batch: Batch) -> dict[str, str]:
         "Feature → the entry whose rows it has, the predictors' tokens among them"
-        return {**entry_of(batch), **{f"{name}_mixed": name for name in _IMAGES + _CAPTIONS}}
+        mixed = {f"{name}_mixed": name for name in _IMAGES + _CAPTIONS}
+        return entry_of(batch) | mixed
 
     def _mixed(self, f, name):
         return f[f"{name}_mixed"].to(self.place.dtype)  # predictors work in full precision
 
     def _mca(self, f, batch):
         embeddings = (f[name] for name in _IMAGES + _CAPTIONS)
-        return _masked_contrast(*embeddings, f["scale"], f["bias"] if self.sigmoid else None, batch.rows)
+        bias = f["bias"] if self.sigmoid else None
+        return _masked_contrast(*embeddings, f["scale"], bias, batch.rows)
 
     def _mir(self, f, batch):
         captions = softmax_loss(f["masked_caption"], f["caption"], f["scale"], batch.rows)
-        return (captions + softmax_loss(f["masked_image"], f["image"], f["scale"], batch.rows)) / 2
+        images = softmax_loss(f["masked_image"], f["image"], f["scale"], batch.rows)
+        return (captions + images) / 2
 
     def _mlm(self, f, batch):
-        mask, other = batch.texts["masked_caption"].mask, self._mixed(f, "image")
-        places, x = _hidden_places(mask), self._mixed(f, "masked_caption")[mask]
+        mask = batch.texts["masked_caption"].mask
+        places = _hidden_places(mask)
+        image = self._mixed(f, "image")
+        x = self._mixed(f, "masked_caption")[mask]
         for block in self.word_blocks:
-            x = block(x, places, other)
+            x = block(x, places, image)
+
         ids = batch.texts["caption"].ids[mask]
-        return _mean_of_hidden(F.cross_entropy(full_precision(self.words(x)), ids, reduction="none"), places)
+        losses = F.cross_entropy(full_precision(self.words(x)), ids, reduction="none")
+        return _mean_of_hidden(losses, places)
 
     def _mim(self, f, batch):
-        mask, padding = batch.masks["masked_image"], batch.texts["caption"].mask
-        longest = int((~padding).sum(1).max())
-        other, padding = self._mixed(f, "caption")[:, :longest], padding[:, :longest]
+        mask = batch.masks["masked_image"]
         places = _hidden_places(mask)
+        padding = batch.texts["caption"].mask
+        longest = int((~padding).sum(1).max())
+        padding = padding[:, :longest]
+        caption = self._mixed(f, "caption")[:, :longest]
         x = self.patch_in(self._mixed(f, "masked_image")[mask]) + self.place[places.column]
         for block in self.patch_blocks:
-            x = block(x, places, other, padding)
+            x = block(x, places, caption, padding)
+
         target = _patch_targets(batch.images["image"], self.grid, places)
-        return _mean_of_hidden((self.patches(x).to(target.dtype) - target).square().mean(-1), places)
+        errors = self.patches(x).to(target.dtype) - target
+        return _mean_of_hidden(errors.square().mean(-1), places)
 
     def _losses(self, f: Features, batch: Batch, terms: list) -> dict[str, Tensor]:
         losses = {"mca": self._mca, "mir": self._mir, "mlm": self._mlm, "mim": self._mim}
         return {name: loss(f, batch) for name, loss in losses.items() if name in terms}
 
-
+# %% ../../../nbs/3_relatives/06_macco.ipynb #5e4406dc
 def macco(
-    towers: Towers,
+    towers: Towers,  # a vision transformer and open_clip's text tower
     lambda_mca: float = 1.0,  # weight of the masked contrast
     lambda_mir: float = 0.1,  # weight of masked against whole, of one kind
     lambda_mlm: float = 20.0,  # weight of hidden words
@@ -239,8 +279,8 @@ def macco(
     predictor_decay: float = 0.01,  # weight decay of the predictors
 ) -> Method:
     "MACCO: masked concepts in text and image, restored across; towers keep their form"
-    weights = {"mca": lambda_mca, "mir": lambda_mir, "mlm": lambda_mlm, "mim": lambda_mim}
-    trainable = ".*" if has_bias(towers) and not softmax else ALL_BUT_BIAS
     view = macco_view(towers, _patch_grid(towers), boxes, rectangles)
-    heads: dict = dict(head_lr=predictor_lr, head_decay=predictor_decay)
-    return Method(view, _Macco(towers, weights, softmax), trainable, **heads)
+    weights = {"mca": lambda_mca, "mir": lambda_mir, "mlm": lambda_mlm, "mim": lambda_mim}
+    objective = _Macco(towers, weights, softmax)
+    trainable = ".*" if objective.sigmoid else ALL_BUT_BIAS
+    return Method(view, objective, trainable, head_lr=predictor_lr, head_decay=predictor_decay)

@@ -16,8 +16,9 @@ import torch
 
 from ...concepts import load_pipeline, phrases_of
 from ...core import Phrase
+from ...core.files import read_by_key
 from ...encoding import text_ends
-from .concrete_jungle import read_by_key, world_scene
+from ..world.captions import world_scene
 from ...methods import caption_view, print_once, step_generator
 from ...spans import token_spans
 from ...towers import Towers

@@ -13,8 +13,9 @@ from typing import Annotated, Literal
 import torch
 
 from ...core import Range, UserError, check_choice
-from .concrete_jungle import replaced_view, world_scene
 from .edits import ALL_KINDS, WAYS, edit_captions
+from .replaced import replaced_view
+from ..world.captions import world_scene
 from ...losses import choice_loss, pair_signs, scaled_cosines, sigmoid_loss
 from ...methods import Method, Objective, caption_view, further_texts, step_generator
 from ...towers import Towers, has_bias
@@ -26,11 +27,20 @@ def _negclip_view(towers, kinds=ALL_KINDS, way="swap", hard=1):
     plain = caption_view(towers)
 
     def view(samples, step):
-        batch, chance = plain(samples, step), step_generator(step, samples)
-        captions, phrases = [s.caption for s in samples], [s.phrases for s in samples]
-        drawn = [edit_captions(way, captions, phrases, chance, kinds) for _ in range(hard)]
-        found = [(i, edit[1]) for edits in drawn for i, edit in enumerate(edits) if edit]
-        batch.texts["hard"] = further_texts(towers, [text for _, text in found], [i for i, _ in found])
+        batch = plain(samples, step)
+        chance = step_generator(step, samples)
+        captions = [sample.caption for sample in samples]
+        phrases = [sample.phrases for sample in samples]
+
+        texts = []
+        owner = []
+        for _ in range(hard):
+            edits = edit_captions(way, captions, phrases, chance, kinds)
+            for i, edit in enumerate(edits):
+                if edit:
+                    texts.append(edit[1])
+                    owner.append(i)
+        batch.texts["hard"] = further_texts(towers, texts, owner)
         return batch
 
     return view
@@ -40,18 +50,22 @@ def _negclip_softmax(image, caption, hard, scale, rows):
     """½ [cross-entropy of images over captions and hard captions + of captions over images], a rank's share.
 
     Images and captions (N,D) and hard captions (K,D) of all ranks, own first; τ; own images"""
-    both = choice_loss(image[:rows], torch.cat([caption, hard]), scale) + choice_loss(caption[:rows], image, scale)
-    return both / (2 * len(image))
+    image_to_text = choice_loss(image[:rows], torch.cat([caption, hard]), scale)
+    text_to_image = choice_loss(caption[:rows], image, scale)
+    return (image_to_text + text_to_image) / (2 * len(image))
 
 
 def _negclip_sigmoid(image, caption, hard, scale, bias):
     """The sigmoid loss with hard captions as columns of −1, divided by the number of right captions; a rank's share.
 
     Own images (B,D), captions (N,D) and hard captions (K,D) of all ranks, own first; τ and b"""
-    B, N = len(image), len(caption)
-    signs = torch.cat([pair_signs(B, N, image.device), -torch.ones(B, len(hard), device=image.device)], 1)
+    B = len(image)
+    N = len(caption)
+    K = len(hard)
+    wrong = -torch.ones(B, K, device=image.device)
+    signs = torch.cat([pair_signs(B, N, image.device), wrong], 1)
     logits = scaled_cosines(image, torch.cat([caption, hard]), scale) + bias
-    return sigmoid_loss(logits, signs) * ((N + len(hard)) / N)
+    return sigmoid_loss(logits, signs) * ((N + K) / N)
 
 
 def _hard_contrast(sigmoid):
@@ -69,14 +83,15 @@ def _chosen_kinds(kinds):
     "The kinds given as a list, or as one text with commas or spaces between; `UserError` for an unknown one"
     if kinds == "all":
         return ALL_KINDS
-    chosen = tuple(kinds.replace(",", " ").split() if isinstance(kinds, str) else kinds)
-    for kind in chosen:
+    if isinstance(kinds, str):
+        kinds = kinds.replace(",", " ").split()
+    for kind in kinds:
         check_choice("kinds", kind, ALL_KINDS)
-    return chosen
+    return tuple(kinds)
 
 
 def negclip(
-    towers: Towers,
+    towers: Towers,  # of either kind
     kinds: list | str = "all",  # which kinds are exchanged: noun, adjective, verb, adverb, phrase; "all" of them
     negatives: Literal["swap", "replace", "add"] = "swap",  # how a hard caption is made
     hard: Annotated[int, Range(1, 20)] = 1,  # hard captions of each caption
@@ -94,16 +109,18 @@ def negclip(
 # %% ../../../nbs/3_relatives/08_negclip.ipynb #930ce84a
 def _last_map(towers):
     "The names of the weight and bias of the linear map that ends the text tower; `UserError` where it ends otherwise"
-    names = [name for name, _ in towers.model.named_parameters()]
-    found = [name for name in names if re.fullmatch(r"(text\.)?text_projection(\.weight|\.bias)?", name)]
-    if not found:
-        why = f"the text tower of {towers.name} does not end in a linear map, which is all that labclip trains"
-        raise UserError(f"{why}; use method negclip")
-    return found
+    last = re.compile(r"(text\.)?text_projection(\.weight|\.bias)?")
+    names = [name for name, _ in towers.model.named_parameters() if last.fullmatch(name)]
+    if not names:
+        raise UserError(
+            f"the text tower of {towers.name} does not end in a linear map, which is all that labclip trains; "
+            "use method negclip"
+        )
+    return names
 
 
 def labclip(
-    towers: Towers,
+    towers: Towers,  # whose text tower ends in a linear map
     kinds: list | str = "noun, adjective",  # which are exchanged: noun, adjective, verb, adverb, phrase; "all" of them
     negatives: Literal["swap", "replace", "add"] = "swap",  # how a hard caption is made
 ) -> Method:
@@ -116,10 +133,11 @@ def _triplet_losses(f, rows, pairs, loss, terms=("contrastive", "negative")):
     """NegCLIP's loss of the pairs against all negative captions, and of the negative pairs against the captions.
 
     `pairs` are own negatives with an image. There is no `negative` where no rank has one."""
-    found = {"contrastive": loss(f["image"], f["caption"], torch.cat([f["negative"], f["alone"]]), f, rows)}
+    hard = torch.cat([f["negative"], f["alone"]])
+    losses = {"contrastive": loss(f["image"], f["caption"], hard, f, rows)}
     if "negative" in terms and len(f["negative"]):
-        found["negative"] = loss(f["negative_image"], f["negative"], f["caption"], f, pairs)
-    return found
+        losses["negative"] = loss(f["negative_image"], f["negative"], f["caption"], f, pairs)
+    return losses
 
 # %% ../../../nbs/3_relatives/08_negclip.ipynb #3fcbdff5
 def _tripletclip_view(towers, ratings="", negatives_file=""):
@@ -128,29 +146,32 @@ def _tripletclip_view(towers, ratings="", negatives_file=""):
 
     def with_images(samples, step):
         if not negatives_file and all(world_scene(s.key) is None for s in samples):
-            why = "tripletclip needs an image for each negative caption, and only the embedded world can draw them"
-            way = "give negatives_file (key → captions and images), or use method negclip, which needs none"
-            raise UserError(f"{why}: {way}")
+            raise UserError(
+                "tripletclip needs an image for each negative caption, and only the embedded world can draw them: "
+                "give negatives_file (key → captions and images), or use method negclip, which needs none"
+            )
         return view(samples, step)
 
     return with_images
 
 # %% ../../../nbs/3_relatives/08_negclip.ipynb #dfadca5c
 def tripletclip(
-    towers: Towers,
+    towers: Towers,  # of either kind
     lambda_negative: float = 1.0,  # weight of the negative pairs
     ratings: str = "",  # a file of concreteness ratings, whose words can be replaced; "": the workbook's own small list
     negatives_file: str = "",  # a JSON file of a user's own negatives with images
 ) -> Method:
     "TripletCLIP: NegCLIP's loss of pairs, and of negative captions and their images; sigmoid for towers with a bias"
     loss = _hard_contrast(has_bias(towers))
-
-    def losses(f, batch, terms):
-        return _triplet_losses(f, batch.rows, len(batch.images["negative_image"]), loss, terms)
-
     if lambda_negative:
         view = _tripletclip_view(towers, ratings, negatives_file)
     else:
         view = replaced_view(towers, "unconstrained", ratings, negative_images=False)
+
+    def losses(f, batch, terms):
+        pairs = len(batch.images["negative_image"])
+        return _triplet_losses(f, batch.rows, pairs, loss, terms)
+
     columns = ("image", "caption", "negative", "negative_image", "alone")
-    return Method(view, Objective(losses, {"contrastive": 1.0, "negative": lambda_negative}, columns=columns))
+    weights = {"contrastive": 1.0, "negative": lambda_negative}
+    return Method(view, Objective(losses, weights, columns=columns))

@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core import Batch, Features, Range, Texts, UserError
-from ...core.files import shipped, user_path
+from ...core.files import read_by_key, shipped, user_path
 from ...encoding import sum_over_ranks
-from .concrete_jungle import read_by_key, world_scene
 from .negclip import negclip
-from ..world.captions import caption_scene
+from ..world.captions import caption_scene, world_scene
 from ...losses import scaled_cosines
 from ...methods import Method, Objective, further_texts, joint_width, print_once, step_generator
 from ...towers import Towers
@@ -31,27 +30,34 @@ def _load_decoder(name):
     from transformers.utils import logging
 
     folder = user_path(name) if name else shipped("decoder")
-    place = folder if folder.is_dir() else name
+    source = folder if folder.is_dir() else name
+    if folder.is_dir():  # a bar is for what is downloaded
+        logging.disable_progress_bar()
     try:
-        if place == folder:  # a bar is for what is downloaded
-            logging.disable_progress_bar()
         with quiet_loading():
-            tokenizer = AutoTokenizer.from_pretrained(place)
-            how: dict = dict(dtype=torch.float32, use_safetensors=True, output_loading_info=True)
-            model, found = T5ForConditionalGeneration.from_pretrained(place, **how)
-        if missing := found["missing_keys"]:  # transformers fills another model's gaps with random numbers
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            model, report = T5ForConditionalGeneration.from_pretrained(
+                source,
+                dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        missing = report["missing_keys"]
+        if missing:  # transformers fills another model's gaps with random numbers
             raise ValueError(f"{len(missing)} weights are missing")
     except Exception as e:  # of a strange folder transformers raises many
         raise UserError(f"decoder {name} is no T5 of transformers with safetensors and a tokenizer: {e}") from None
     finally:
         logging.enable_progress_bar()
+
     model.encoder = None
     return model.eval().requires_grad_(False), tokenizer
 
 # %% ../../../nbs/3_relatives/10_read_clip.ipynb #rd000009
 def _other_captions(sample, given, chance):
     "What else is said of a sample's image: by the data, by a file, in the embedded world in another wording"
-    others, scene = [*sample.captions, *given.get(sample.key, ())], world_scene(sample.key)
+    others = [*sample.captions, *given.get(sample.key, ())]
+    scene = world_scene(sample.key)
     if scene is not None:
         others.append(caption_scene(scene, chance.random()))
     return [text for text in others if text != sample.caption]
@@ -61,17 +67,20 @@ def _read_view(towers, plain, tokenizer, given):
     "The entries of a method's `plain` view, a paraphrase of each image and, for a decoder, a caption to reconstruct"
 
     def view(samples, step):
-        batch, chance = plain(samples, step), step_generator(step, samples)
+        batch = plain(samples, step)
+        chance = step_generator(step, samples)
         others = [_other_captions(sample, given, chance) for sample in samples]
-        rows = [i for i, found in enumerate(others) if found]
-        if 2 * len(rows) < len(samples):
+
+        owner = [i for i, captions in enumerate(others) if captions]
+        if 2 * len(owner) < len(samples):
             print_once("most images have one caption, and no paraphrase; `paraphrases_file` names further captions")
-        batch.texts["paraphrase"] = further_texts(towers, [chance.choice(others[i]) for i in rows], rows)
-        if tokenizer is None:
-            return batch
-        texts = [chance.choice([sample.caption, *found]) for sample, found in zip(samples, others)]
-        read = tokenizer(texts, padding=True, truncation=True, max_length=128, return_tensors="pt")
-        batch.texts["target"] = Texts(read.input_ids, mask=read.attention_mask == 0)
+        paraphrases = [chance.choice(others[i]) for i in owner]
+        batch.texts["paraphrase"] = further_texts(towers, paraphrases, owner)
+
+        if tokenizer is not None:
+            texts = [chance.choice([sample.caption, *captions]) for sample, captions in zip(samples, others)]
+            tokens = tokenizer(texts, padding=True, truncation=True, max_length=128, return_tensors="pt")
+            batch.texts["target"] = Texts(tokens.input_ids, mask=tokens.attention_mask == 0)
         return batch
 
     return view
@@ -93,38 +102,43 @@ class _ReadClip(Objective):
 
     def __init__(self, towers, weights, plain, decoder):
         super().__init__(self._losses, weights, columns=plain.columns)
-        self.plain, self._decoder = plain.losses, [decoder]  # in a list: it is neither trained nor stored
+        self.plain = plain.losses
+        self._decoder = [decoder]  # in a list: it is neither trained nor stored
         if decoder is not None:
             self.projector = nn.Linear(joint_width(towers), decoder.config.d_model, bias=False)
 
     def encode(self, model, batch: Batch) -> Features:
         "The features of all texts but those that no loss reads, and the target, whose ids only the decoder knows"
-        left = ("target",) if "align" in self.terms else ("target", "paraphrase")
-        texts = {name: entry for name, entry in batch.texts.items() if name not in left}
+        unread = {"target"} if "align" in self.terms else {"target", "paraphrase"}
+        texts = {name: entry for name, entry in batch.texts.items() if name not in unread}
         return super().encode(model, Batch(batch.images, texts, batch.masks))
 
     def _read(self, f, batch):
-        target, decoder = batch.texts["target"], self._decoder[0].to(self.projector.weight)
-        text = f["caption"][: batch.rows].to(self.projector.weight.dtype)
-        x = self.projector(math.sqrt(text.shape[1]) * text)[:, None]
-        loss = decoder(encoder_outputs=(x,), labels=target.ids.masked_fill(target.mask, -100)).loss
+        weight = self.projector.weight
+        decoder = self._decoder[0].to(weight)
+        caption = f["caption"][: batch.rows].to(weight.dtype)
+        x = self.projector(math.sqrt(caption.shape[1]) * caption)[:, None]
+
+        target = batch.texts["target"]
+        labels = target.ids.masked_fill(target.mask, -100)
+        loss = decoder(encoder_outputs=(x,), labels=labels).loss
         words = (~target.mask).sum().float()
         return loss * words / sum_over_ranks(words.clone())
 
     def _align(self, f, batch):
         owner = batch.texts["paraphrase"].owner
         logits = scaled_cosines(f["paraphrase"], f["caption"], f["scale"])
-        rows = sum_over_ranks(torch.tensor(float(len(owner)), device=owner.device)).clamp(min=1)
-        return F.cross_entropy(logits, owner, reduction="sum") / rows
+        count = torch.tensor(float(len(owner)), device=owner.device)
+        return F.cross_entropy(logits, owner, reduction="sum") / sum_over_ranks(count).clamp(min=1)
 
     def _losses(self, f: Features, batch: Batch, terms: list) -> dict[str, Tensor]:
         further = {"read": self._read, "align": self._align}
-        own = {name: loss(f, batch) for name, loss in further.items() if name in terms}
-        return self.plain(f, batch, terms) | own
+        losses = {name: loss(f, batch) for name, loss in further.items() if name in terms}
+        return self.plain(f, batch, terms) | losses
 
 
 def read_clip(
-    towers: Towers,
+    towers: Towers,  # of either kind
     lambda_read: Annotated[float, Range(0, 1000)] = 0.1,  # weight of the reconstruction
     lambda_align: Annotated[float, Range(0, 1000)] = 0.5,  # weight of the alignment
     hard: Annotated[int, Range(1, 20)] = 3,  # hard captions of each caption
@@ -132,7 +146,9 @@ def read_clip(
     paraphrases_file: str = "",  # a JSON file of further captions, key → list of texts
 ) -> Method:
     "READ-CLIP: NegCLIP, and on its text side reconstruction by a frozen decoder and alignment of paraphrases"
-    plain, (model, tokenizer) = negclip(towers, hard=hard), _load_decoder(decoder) if lambda_read else (None, None)
+    plain = negclip(towers, hard=hard)
+    model, tokenizer = _load_decoder(decoder) if lambda_read else (None, None)
     weights = {"contrastive": 1.0, "read": lambda_read, "align": lambda_align}
     objective = _ReadClip(towers, weights, plain.objective, model)
-    return Method(_read_view(towers, plain.view, tokenizer, _read_paraphrases(paraphrases_file)), objective)
+    view = _read_view(towers, plain.view, tokenizer, _read_paraphrases(paraphrases_file))
+    return Method(view, objective)
