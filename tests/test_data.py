@@ -28,7 +28,7 @@ from c2lip.core import Phrase, UserError
 from c2lip.lab.data import sources
 from c2lip.lab.data.images import TarPart, open_image
 from c2lip.lab.data.loading import Samples, batches, loader
-from c2lip.lab.data.records import Record, Skips, holdout_fraction, with_phrases
+from c2lip.lab.data.records import Record, Skips, with_phrases
 from c2lip.lab.data.sources import find_source, open_data
 from c2lip.lab.data.tables import Index, write_table
 
@@ -337,7 +337,7 @@ def test_index_is_what_the_source_gives(tmp_path):
         for workers in (0, 2):
             found = open_data(source, index_folder=tmp_path / f"cache{workers}", workers=workers)
             assert list(found) == wanted and found.phrase_count == sum(len(r.phrases) for r in wanted)
-            assert found.holdout_fractions.tolist() == [holdout_fraction(r.key) for r in wanted]
+            assert found.numbers("holdout_fraction").tolist() == [r.holdout_fraction for r in wanted]
     kept = [[p.read_bytes() for p in sorted((tmp_path / f"cache{n}").glob("*.arrow"))] for n in (0, 2)]
     assert kept[0] == kept[1], "the same bytes for any number of workers"
     part = found[1:3]

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from ...core import UserError, short
 from ...core.files import cache_folder, regular, replacing
+from .records import BadSample
 
 # %% ../../../nbs/4_data/02_images.ipynb #032cc4d7
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")  # extensions of image files
@@ -31,12 +32,8 @@ SHARD_IMAGES = ("jpg", "jpeg", "png", "webp")  # of images in shards
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
 
-class BadImage(Exception):
-    "An image that cannot be used: `cause`, `detail`"
-
-    def __init__(self, cause, detail=""):
-        super().__init__(cause, detail)
-        self.cause, self.detail = cause, detail
+class BadImage(BadSample):
+    "An image that cannot be used"
 
 
 def open_image(

@@ -8,6 +8,7 @@ __all__ = ['MAX_SHARDS', 'MEMBERS', 'PACKED', 'URL_NAMES', 'KEY_NAMES', 'JOIN_SC
 
 # %% ../../../nbs/4_data/04_shards.ipynb #e386a939
 import itertools
+import math
 import os
 import re
 import tarfile
@@ -21,76 +22,86 @@ import pyarrow.compute
 from ...core import UserError
 from ...core.files import is_utf8, parse_json, project_root, regular, user_path
 from .images import MAX_MEMBER, SHARD_IMAGES, TarPart, local_copy, remote_scheme, version_of
-from .records import Record, Skips, caption_texts, captions_of
-from .tables import CAPTION_NAMES, RECORD_SCHEMA, TABLES, arrow_tables, columns, row_captions, table_rows
+from .records import BadSample, Record, Skips, caption_texts, captions_of
+from c2lip.lab.data.tables import (
+    CAPTION_NAMES,
+    RECORD_SCHEMA,
+    TABLES,
+    arrow_tables,
+    caption_columns,
+    find_column,
+    row_captions,
+    table_rows,
+)
 
 # %% ../../../nbs/4_data/04_shards.ipynb #50ba7c6f
 MAX_SHARDS = 10**6  # braces can name more shards than there is memory
+
+
+def _choices(part, text):
+    "What a part of a text in braces names: {000..011} or {a,b}"
+    ends = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", part)
+    if ends:
+        numbers = range(int(ends[1]), int(ends[2]) + 1)
+        width = len(ends[1])
+        return [f"{number:0{width}}" for number in numbers[: MAX_SHARDS + 1]]
+    if "," not in part:
+        raise UserError(f"{text}: braces hold a range such as 000..011, or names with commas, and no braces")
+    return part.split(",")
+
+
+def _spelled_out(text):
+    "The texts that braces name"
+    outside, *parts = re.split(r"\{([^{}]*)\}", text)
+    choices = [[outside]]
+    for inside, outside in zip(parts[::2], parts[1::2]):
+        choices += [_choices(inside, text), [outside]]
+
+    if any("{" in part or "}" in part for (part, *_) in choices[::2]):
+        raise UserError(f"{text}: braces hold a range such as 000..011, or names with commas, and no braces")
+    if math.prod(map(len, choices)) > MAX_SHARDS:
+        raise UserError(f"{text} names more than {MAX_SHARDS:,} shards")
+    return map("".join, itertools.product(*choices))
+
+
+def _files(url):
+    "What a path with wildcards names"
+    path = project_root() / user_path(re.sub(r"^file:(//)?", "", url))
+    if not re.search(r"[*?\[]", path.name):
+        return [str(path)]
+    return sorted(map(str, path.parent.glob(path.name)))
+
+
+def _urls_of(text):
+    "The paths and addresses that a text names"
+    named = project_root() / user_path(text)
+    if "://" not in text and os.path.exists(named):
+        return [str(named)]
+    urls = []
+    for url in _spelled_out(text):
+        urls += [url] if remote_scheme(url) else _files(url)
+    return urls
 
 
 def shard_urls(
     source,  # path, address, with braces {000..011} or wildcards; or a list of such
 ) -> list[str]:  # paths and addresses, in order
     "The shards that `source` names; raise `UserError` for an address that is not allowed"
-    found = []
+    urls = []
     for text in [source] if isinstance(source, (str, Path)) else source:
-        if os.path.exists(named := project_root() / user_path(text)) and "://" not in str(text):
-            found.append(str(named))
-            continue
         try:
-            for url in _spelled_out(str(text)):
-                found += [url] if remote_scheme(url) else _files(url)
+            urls += _urls_of(str(text))
         except UserError:
             raise
         except (ValueError, OSError) as e:  # ** inside a name, a name too long
             raise UserError(f"{text} cannot be read as a pattern: {e}") from None
-    if not found:
+    if not urls:
         raise UserError(f"no shard matches {source}")
-    return found
-
-
-def _spelled_out(text):
-    # the texts that braces name: {000..011} or {a,b}
-    parts, choices, count = re.split(r"\{([^{}]*)\}", text), [], 1
-    for i, part in enumerate(parts):
-        ends = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", part) if i % 2 else None
-        if not ends and ("," not in part if i % 2 else re.search("[{}]", part)):
-            raise UserError(f"{text}: braces hold a range such as 000..011, or names with commas, and no braces")
-        some = range(int(ends[1]), int(ends[2]) + 1) if ends else part.split(",") if i % 2 else [part]
-        if (count := count * len(some)) > MAX_SHARDS:
-            raise UserError(f"{text} names more than {MAX_SHARDS:,} shards")
-        choices.append([f"{n:0{len(ends[1])}}" for n in some] if ends else some)
-    return map("".join, itertools.product(*choices))
-
-
-def _files(url):
-    # what a path with wildcards names
-    path = project_root() / user_path(re.sub(r"^file:(//)?", "", url))
-    return list(map(str, sorted(path.parent.glob(path.name)) if re.search(r"[*?\[]", path.name) else [path]))
+    return urls
 
 # %% ../../../nbs/4_data/04_shards.ipynb #8c890810
 MEMBERS = {*SHARD_IMAGES, "txt", "json", "cls", "key"}
 PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
-
-
-class _StrictInfo(tarfile.TarInfo):
-    "A tar header; damage is an error rather than the end of the shard"
-
-    @classmethod
-    def fromtarfile(cls, tar):
-        try:
-            return super().fromtarfile(tar)
-        except tarfile.EOFHeaderError:
-            raise  # two blocks of zeros: the proper end
-        except tarfile.HeaderError as e:
-            raise tarfile.ReadError(f"damaged after {tar.offset} bytes: {e}") from None
-
-    @classmethod
-    def frombuf(cls, buf, encoding, errors):
-        info = super().frombuf(buf, encoding, errors)
-        if info.size > (2**34 if info.type in tarfile.REGULAR_TYPES else 2**20):  # tarfile reads other headers whole
-            raise tarfile.InvalidHeaderError("absurd size")
-        return info
 
 
 def shard_samples(
@@ -104,33 +115,23 @@ def shard_samples(
 
     name = (name or Path(url).stem) + Path(url).suffix
 
-    yield from group_by_keys(
-        _members(url, skips, name),
-        handler=lambda e: skips.add(f"{name}/{str(e.args[0]).split(': ')[0]}"[:160], "duplicate member"),
-    )
+    def count(error):
+        member = str(error.args[0]).split(": ")[0]
+        return skips.add(f"{name}/{member}"[:160], "duplicate member")
+
+    yield from group_by_keys(_members(url, skips, name), handler=count)
 
 
 def _members(url, skips, name):
-    # the members of a shard, as webdataset groups them; an error ends the shard and is counted
+    "The members of a shard, as webdataset groups them; an error ends the shard and is counted"
     cause = "unreachable shard"
     try:
         with regular(local_copy(url)).open("rb") as file:
             cause = "compressed shard" if file.read(6).startswith(PACKED) else "damaged shard"
             file.seek(0)
-            end = os.fstat(file.fileno()).st_size
-            with tarfile.open(fileobj=file, mode="r:", tarinfo=_StrictInfo) as tar:
-                for info in tar:
-                    tar.members = []  # tarfile would keep every header of the shard
-                    kind = _wanted_kind(info, name, skips)
-                    if kind and info.offset_data + info.size > end:
-                        raise tarfile.ReadError("unexpected end of data")
-                    if kind in SHARD_IMAGES:
-                        yield dict(fname=info.name, data=TarPart(url, info.offset_data, info.size), __url__=url)
-                    elif kind:
-                        yield dict(fname=info.name, data=tar.extractfile(info).read(), __url__=url)
-            file.seek(min(tar.offset, end))
-            if any(part.strip(b"\0") for part in iter(lambda: file.read(2**20), b"")):
-                raise tarfile.ReadError("it goes on after its end, as tars joined by cat or with zeroed blocks do")
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                yield from _read_members(tar, url, skips, name)
+            _check_end(file, tar.offset)
     except FileNotFoundError:
         skips.add(name, "missing shard", url)
     except UserError:
@@ -139,19 +140,50 @@ def _members(url, skips, name):
         skips.add(name, cause, f"{type(e).__name__}: {e}")
 
 
+def _read_members(tar, url, skips, name):
+    "The members that are wanted; images stay in the shard"
+    end = os.fstat(tar.fileobj.fileno()).st_size
+    for info in tar:
+        tar.members = []  # tarfile would keep every header of the shard
+        kind = _wanted_kind(info, name, skips)
+        if not kind:
+            continue
+        if info.offset_data + info.size > end:
+            raise tarfile.ReadError("unexpected end of data")
+        if kind in SHARD_IMAGES:
+            data = TarPart(url, info.offset_data, info.size)
+        else:
+            data = tar.extractfile(info).read()
+        yield dict(fname=info.name, data=data, __url__=url)
+
+
+def _check_end(file, offset):
+    "tarfile takes whatever is no header for the end: only zeros may follow, and some must"
+    file.seek(offset)
+    part = file.read(2**20)
+    if not part:
+        raise tarfile.ReadError(f"it ends after {offset} bytes, without a tar's end")
+    while part:
+        if part.strip(b"\0"):
+            raise tarfile.ReadError(f"damaged after {offset} bytes, or several tars joined by cat")
+        part = file.read(2**20)
+
+
 def _wanted_kind(info, name, skips):
-    # the extension of a member, or None where it is not read, and counted
+    "The extension of a member, or None where it is not read, and counted"
     from webdataset.tariterators import base_plus_ext
 
-    kind = (base_plus_ext(info.name)[1] or "").lower()
     if not info.isreg():
         return None
+    kind = (base_plus_ext(info.name)[1] or "").lower()
     if kind not in MEMBERS:
-        skips.unread["*." + kind.split(".")[-1] if "." in kind else kind or "without extension"] += 1
-    elif info.issparse() or info.size > MAX_MEMBER:
+        ending = "*." + kind.split(".")[-1] if "." in kind else kind
+        skips.unread[ending or "without extension"] += 1
+        return None
+    if info.issparse() or info.size > MAX_MEMBER:
         skips.add(f"{name}/{info.name}", "member too large", f"{info.size} bytes")
-    else:
-        return kind
+        return None
+    return kind
 
 # %% ../../../nbs/4_data/04_shards.ipynb #4891e561
 URL_NAMES = ("url", "image path", "image_url", "image_path")
@@ -161,91 +193,117 @@ JOIN_SCHEMA = pyarrow.schema([("place", pyarrow.string()), *list(RECORD_SCHEMA)[
 
 def index_captions(
     table,  # .csv, .tsv, .jsonl, .json or .parquet
-    path,  # the .arrow file to write
+    path: Path,  # the .arrow file to write
     caption_column: str | None = None,  # or several, with commas between; None looks for a usual one
 ) -> dict:  # match ("url" where the table has such a column, else "key"), rows (of images), skipped, made_of
     "Write a table of captions by the image's address or key; of two rows of an image the first counts"
-    table, path, skips = Path(table), Path(path), Skips()
+    table = Path(table)
+    skips = Skips()
     if not table.is_file() or table.suffix[1:].lower() not in TABLES:
         raise UserError(f"there is no table {table}; captions come from a file of the kinds {', '.join(TABLES)}")
     rows = table_rows(table, skips)
     first = next(rows, None)
     if first is None:
         raise UserError(f"{table} has no rows")
-    match = "url" if {str(name).lower() for name in first[1]} & set(URL_NAMES) else "key"
-    (place,) = columns(first[1], URL_NAMES if match == "url" else KEY_NAMES, match, table)
-    names = columns(first[1], CAPTION_NAMES, "caption", table, caption_column)
-    count, made_of = 0, [str(table), *version_of(str(table)), caption_column]
+
+    names = list(first[1])
+    match = "url" if {name.lower() for name in names} & set(URL_NAMES) else "key"
+    place = find_column(names, URL_NAMES if match == "url" else KEY_NAMES, match, table)
+    captions = caption_columns(names, table, caption_column)
+
+    count = 0
+    rows = _captions(itertools.chain([first], rows), skips, place, captions)
     with pyarrow.ipc.new_file(str(path), JOIN_SCHEMA) as file:
-        for part in arrow_tables(_captions(itertools.chain([first], rows), skips, place, names), JOIN_SCHEMA):
+        for part in arrow_tables(rows, JOIN_SCHEMA):
             file.write_table(part)
             count += len(part)
     skips.check(table)
     skipped = skips.counts | {"repeated": skips.seen - len(skips.rows) - count}
+    made_of = [str(table), *version_of(str(table)), caption_column]
     return dict(made_of=made_of, match=match, rows=count, skipped=skipped)
 
 
 def _captions(rows, skips, place_name, caption_names):
-    # the rows of `JOIN_SCHEMA`
+    "The rows of `JOIN_SCHEMA`"
     known = set()
     for where, row in rows:
-        texts, place = caption_texts(*map(row.get, caption_names)), str(row.get(place_name) or "").strip()
+        texts = caption_texts(*map(row.get, caption_names))
+        place = str(row.get(place_name) or "").strip()
         if not texts or not place:
             skips.add(where, "empty caption" if place else "no url or key")
             continue
         try:
-            caption, phrases, further = captions_of(texts, row)
-        except ValueError as e:
-            skips.add(where, "bad phrases", str(e))
+            first, *further = captions_of(texts, row)
+        except BadSample as e:
+            skips.add(where, e.cause, e.detail)
             continue
         if hash(place) not in known:
             known.add(hash(place))
-            yield dict(place=place, caption=caption, phrases=phrases, further=[c._asdict() for c in further])
-
-
-def _joined_rows(samples, path, match):
-    # place of each sample that has a row in the table → (the row's number, its captions); and all places
-    places = [_join_place(found, match) for found in samples]
-    table = pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
-    wanted = pyarrow.array(places, pyarrow.string())
-    numbers = np.flatnonzero(pyarrow.compute.is_in(table["place"], wanted).to_numpy())
-    rows = zip(numbers.tolist(), table.take(numbers).to_pylist())
-    return {row["place"]: (number, row_captions(row)) for number, row in rows}, places
-
-
-def _join_place(found, match):
-    # the address or the key of a sample in a shard
-    if match == "key":
-        return found["__key__"].rsplit("/", 1)[-1]
-    try:
-        return str(_facts(found).get("url") or "").strip()
-    except ValueError:
-        return ""
+            others = [c._asdict() for c in further]
+            yield dict(place=place, caption=first.text, phrases=first.phrases, further=others)
 
 # %% ../../../nbs/4_data/04_shards.ipynb #d149abe9
 LOST = ("missing shard", "damaged shard", "compressed shard", "unreachable shard")
 
 
-def _facts(found):
-    # the JSON member of a sample; raises `ValueError`
-    facts = parse_json(found.get("json", b"{}"))
+def _facts(sample):
+    "The JSON member of a sample; raises `BadSample`"
+    try:
+        facts = parse_json(sample.get("json", b"{}"))
+    except UnicodeError as e:
+        raise BadSample("bad text file", str(e)) from None
+    except ValueError as e:
+        raise BadSample("bad JSON", str(e)) from None
     if not isinstance(facts, dict):
-        raise ValueError("not an object")
+        raise BadSample("bad JSON", "not an object")
     return facts
 
 
-def _own_captions(found, facts, caption_column):
-    # (caption, phrases, further captions) of a sample: those of the keys that the user names, else of the first
-    # usual key, else of the .txt member; raises `ValueError` where they have another form
-    if caption_column:
-        names = [caption_column] if caption_column in facts else [name.strip() for name in caption_column.split(",")]
-        texts = caption_texts(*map(facts.get, names))
-    else:
-        usual = next(filter(None, (caption_texts(facts.get(name)) for name in CAPTION_NAMES)), [])
-        texts = usual or caption_texts(found.get("txt", b"").decode("utf-8-sig"))
-    return captions_of(texts, facts) if texts else ("", None, ())
+def _own_captions(sample, caption_column):
+    "The captions of the keys that the user names, else of the first usual key, else of the .txt; raises `BadSample`"
+    facts = _facts(sample)
+    names = [[name] for name in CAPTION_NAMES]
+    if caption_column in facts:
+        names = [[caption_column]]
+    elif caption_column:
+        names = [[name.strip() for name in caption_column.split(",")]]
+    texts = next(filter(None, (caption_texts(*map(facts.get, group)) for group in names)), [])
+
+    if not texts and not caption_column:
+        try:
+            texts = caption_texts(sample.get("txt", b"").decode("utf-8-sig"))
+        except UnicodeError as e:
+            raise BadSample("bad text file", str(e)) from None
+    if not texts:
+        raise BadSample("empty caption")
+    return captions_of(texts, facts)
 
 
+def _join_place(sample, match):
+    "The address or the key of a sample"
+    if match == "key":
+        return sample["__key__"].rsplit("/", 1)[-1]
+    try:
+        return str(_facts(sample).get("url") or "").strip()
+    except BadSample:
+        return ""
+
+
+def _join_rows(samples, path, match):
+    "The samples that have a row in the table, their rows, the rows' numbers, and the places that have none"
+    places = [_join_place(sample, match) for sample in samples]
+    table = pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
+    wanted = pyarrow.array(places, pyarrow.string())
+    numbers = np.flatnonzero(pyarrow.compute.is_in(table["place"], wanted).to_numpy())
+
+    rows = {}
+    for number, row in zip(numbers.tolist(), table.take(numbers).to_pylist()):
+        rows[row["place"]] = row | dict(number=number)
+    missing = [place for place in places if place not in rows]
+    joined = [(sample, rows[place]) for sample, place in zip(samples, places) if place in rows]
+    return joined, missing
+
+# %% ../../../nbs/4_data/04_shards.ipynb #33fce598
 def shard_records(
     url: str,  # one of `shard_urls`
     skips: Skips,  # counts what is left out; an image without a row in the joined table is not among that
@@ -254,41 +312,41 @@ def shard_records(
     join: tuple | None = None,  # the file of `index_captions` that holds the captions, and "url" or "key"
 ) -> tuple[list[Record], dict]:  # of a join: unmatched images, example (one of them), matched: numbers of rows found
     "The records of one shard, phrases as their source gives them; images stay in the shard"
-    records, more, matched_rows = {}, {}, list[int | None]()
-    samples: Iterable[dict] = shard_samples(url, skips, name)
+    records = {}
+    matched = []
+    counts = {}
+    samples: Iterable = ((sample, None) for sample in shard_samples(url, skips, name))
     if join:
-        rows, places = _joined_rows(samples := list(samples), *join)
-        missing = [place for place in places if place not in rows]
-        more = dict(unmatched=len(missing), example=missing[0] if missing else None, matched=matched_rows)
-        samples = (found for found, place in zip(samples, places) if place in rows)
-        matched = (rows[place] for place in places if place in rows)
-    for found in samples:
+        samples, missing = _join_rows([sample for sample, _ in samples], *join)
+        counts = dict(unmatched=len(missing), example=missing[0] if missing else None, matched=matched)
+
+    for sample, row in samples:
         skips.seen += 1
-        key, cause, detail = f"{name or Path(url).stem}/{found['__key__']}", "bad JSON", ""
-        image, *others = [found[kind] for kind in SHARD_IMAGES if kind in found] or [None]
-        skips.unread.update(["further image of a sample"] * len(others))
+        key = f"{name or Path(url).stem}/{sample['__key__']}"
+        images = [sample[kind] for kind in SHARD_IMAGES if kind in sample]
+        skips.unread.update(["further image of a sample"] * len(images[1:]))
         try:
-            if join:
-                number, captions = next(matched)
-            else:
-                number, facts, cause = None, _facts(found), "bad phrases"
-                captions = _own_captions(found, facts, caption_column)
-            cause = "empty caption" if not captions[0] else "" if image else "missing file"
-        except ValueError as e:
-            cause, detail = "bad text file" if isinstance(e, UnicodeError) else cause, str(e)
-        if not is_utf8(key) or not is_utf8(url):
-            cause = "name is not UTF-8"
-        if not cause and key in records:
-            key, cause = f"{key} again", "duplicate key"
-        if cause:
-            skips.add(key, cause, detail)
-        else:
-            records[key] = Record(key, image, *captions)
-            matched_rows.append(number)
-    return list(records.values()), more
+            if not is_utf8(key + url):
+                raise BadSample("name is not UTF-8")
+            captions = row_captions(row) if row else _own_captions(sample, caption_column)
+            if not images:
+                raise BadSample("missing file")
+        except BadSample as e:
+            skips.add(key, e.cause, e.detail)
+            continue
+        if key in records:
+            skips.add(f"{key} again", "duplicate key")
+            continue
+        records[key] = Record.of(key, images[0], captions)
+        if row:
+            matched.append(row["number"])
+    return list(records.values()), counts
 
 
-def check_shards(urls: list[str], skips: Skips):
+def check_shards(
+    urls: list[str],  # of all shards
+    skips: Skips,  # what they lost
+):
     "Raise `UserError` if too many shards are lost, since the number of their samples is unknown"
     lost = [(where, detail) for where, (cause, detail) in skips.rows.items() if cause in LOST]
     if len(lost) > skips.limit * len(urls):

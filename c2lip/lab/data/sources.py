@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 from filelock import FileLock
@@ -24,7 +23,7 @@ from filelock import FileLock
 from ...core import UserError, did_you_mean, files, in_workers
 from ...core.files import MAX_TEXT, is_utf8, project_root, read_json, regular, replacing, write_json
 from .images import IMAGES, Bar, remote_scheme, version_of
-from .records import Record, Records, Skips, caption_texts, with_phrases
+from .records import BadSample, Record, Records, Skips, caption_texts, with_phrases
 from .shards import check_shards, shard_records, shard_urls
 from .tables import INDEX_SCHEMA, TABLES, Index, index_table, place_names, table_records
 from ..world.captions import train_records
@@ -34,34 +33,44 @@ PIECE = 5000  # records of a table or a folder that make a part
 
 
 class Tables:
-    "Tables (paths or addresses) of one data set; other sources have the same methods. `skips` counts losses"
+    "Tables of one data set; other sources have the same methods. `skips` counts losses"
 
     indexed = True  # False: so little that it stays in memory
     join: tuple | None = None  # of shards: the file of `index_captions`, and "url" or "key"
 
-    def __init__(self, places: list, image_folder=None, caption_column: str | None = None, folder=None):
-        self.places, self.image_folder, self.caption_column, self.folder = places, image_folder, caption_column, folder
+    def __init__(
+        self,
+        places: list[str],  # paths or addresses
+        image_folder=None,  # folder that a table's image paths start from; None takes the table's own
+        caption_column: str | None = None,  # or several, with commas between; None: a usual one
+    ):
+        self.places = places
+        self.image_folder = image_folder
+        self.caption_column = caption_column
 
-    def rows(self, skips: Skips) -> Iterable[Record]:
+    def rows(self, skips: Skips) -> Iterable[Record]:  # to count in
         "The records in order, phrases as the source gives them"
-        skips.unread.update("text in a subfolder" for _ in (self.folder.glob("*/**/*.txt") if self.folder else ()))
         return table_records(self.places, skips, self.image_folder, self.caption_column)
 
-    def parts(self, skips: Skips) -> Iterable:
+    def parts(self, skips: Skips) -> Iterable:  # to count in
         "What one process reads at a time, in order"
         rows = iter(self.rows(skips))
         return iter(lambda: list(itertools.islice(rows, PIECE)), [])
 
-    def read(self, part, skips: Skips) -> tuple[list[Record], dict]:
+    def read(
+        self,
+        part,  # one of `parts`
+        skips: Skips,  # to count in
+    ) -> tuple[list[Record], dict]:
         "The records of a part, and further counts"
         return part, {}
 
-    def mark(self, part):
+    def mark(self, part):  # one of `parts`
         "The version of a part, as JSON"
         rows = repr([(r.key, str(r.image), r.caption, r.phrases, r.further) for r in part])
         return hashlib.sha256(rows.encode("utf8", "surrogatepass")).hexdigest()
 
-    def records(self, skips: Skips) -> list[Record]:
+    def records(self, skips: Skips) -> list[Record]:  # to count in
         "All records"
         return [record for part in self.parts(skips) for record in self.read(part, skips)[0]]
 
@@ -73,14 +82,15 @@ class Shards(Tables):
         return [(place, str(Path(name).with_suffix(""))) for place, name in place_names(self.places).items()]
 
     def read(self, part, skips):
-        return shard_records(part[0], skips, self.caption_column, part[1], self.join)
+        place, name = part
+        return shard_records(place, skips, self.caption_column, name, self.join)
 
     def mark(self, part):
         return _version(part[0])
 
 
 def _version(place):
-    # [name, size, time or ETag] of a file; None for what is not there
+    "[name, size, time or ETag] of a file; None for what is not there"
     try:
         return [place, *version_of(place)]
     except OSError:
@@ -88,7 +98,7 @@ def _version(place):
 
 # %% ../../../nbs/4_data/05_sources.ipynb #47c2114d
 def _walk_files(folder):
-    # every file below a folder, in no order; `UserError` where the folder holds programs rather than images
+    "Every file below a folder, in no order; `UserError` where the folder holds programs rather than images"
     folder = Path(folder).resolve()
     if folder in (Path(folder.anchor), files.project_of(folder)):
         raise UserError(f"{folder} is no folder of images: name the one that holds them")
@@ -102,6 +112,19 @@ def _walk_files(folder):
         yield from (Path(place, name) for name in names)
 
 
+def _read_captions(text):
+    "The captions in the text file of an image; raises `BadSample`"
+    try:
+        captions = caption_texts(regular(text, MAX_TEXT).read_text(encoding="utf8"))
+    except FileNotFoundError:
+        raise BadSample("no text file", str(text)) from None
+    except (ValueError, OSError) as e:
+        raise BadSample("bad text file", str(e)) from None
+    if not captions:
+        raise BadSample("empty caption")
+    return captions
+
+
 class Folder(Tables):
     "A folder in which each image has a text file of its name beside it, sorted by path"
 
@@ -110,47 +133,24 @@ class Folder(Tables):
     def rows(self, skips):
         folder = Path(self.places[0]).resolve()
         for path in sorted(p for p in _walk_files(folder) if p.suffix[1:].lower() in IMAGES):
-            key, text, captions = path.relative_to(folder).as_posix(), path.with_suffix(".txt"), []
-            cause, detail = "empty caption" if is_utf8(path) else "name is not UTF-8", ""
             skips.seen += 1
+            key = path.relative_to(folder).as_posix()
             try:
-                captions = caption_texts(regular(text, MAX_TEXT).read_text(encoding="utf8")) if is_utf8(path) else []
-            except FileNotFoundError:
-                cause, detail = "no text file", str(text)
-            except (ValueError, OSError) as e:
-                cause, detail = "bad text file", str(e)
-            if captions:
+                if not is_utf8(path):
+                    raise BadSample("name is not UTF-8")
+                captions = _read_captions(path.with_suffix(".txt"))
                 yield Record(key, path, captions[0])
-            else:
-                skips.add(key, cause, detail)
+            except BadSample as e:
+                skips.add(key, e.cause, e.detail)
 
 # %% ../../../nbs/4_data/05_sources.ipynb #ddcd7dc6
-def find_source(source, image_folder=None, caption_column: str | None = None) -> Tables:
-    "The source of a name; raise `UserError` if there is none"
-    how = image_folder, caption_column
-    if not str(source).strip():
-        raise UserError("data is empty: name world, a folder, a table or tar shards")
-    places = shard_urls(source)
-    if len(set(places)) < len(places):
-        raise UserError(f"{source} names {next(p for p in places if places.count(p) > 1)} twice")
-    if isinstance(source, (str, Path)) and len(places) == 1 and not remote_scheme(places[0]):
-        path = Path(places[0])
-        if not os.path.exists(path):  # where Path.exists raises for a name too long
-            names = [p.name for p in path.parent.iterdir()] if os.path.isdir(path.parent) else []
-            raise UserError(f"there is no data at {path}{did_you_mean(path.name, names)}")
-        if path.is_dir():
-            kind, places = _find_in_folder(path)
-            return kind(places, *how, path)
-        if path.suffix[1:].lower() not in (*TABLES, "tar"):
-            raise UserError(f"{path} is neither a table ({', '.join(TABLES)}) nor a tar shard")
-    tables = [place for place in places if Path(place).suffix[1:].lower() in TABLES]
-    if tables and (len(tables) < len(places) or any(map(remote_scheme, tables))):
-        raise UserError(f"{source} names tables beside shards, or tables on another machine: {tables[0]}")
-    return (Tables if tables else Shards)(places, *how)
+def _kind(place):
+    "The extension of a path or an address"
+    return Path(place).suffix[1:].lower()
 
 
 def _find_in_folder(path):
-    # (class, places) of what a folder holds
+    "(class, places) of what a folder holds"
     captions = [str(path / f"captions.{kind}") for kind in TABLES if (path / f"captions.{kind}").is_file()]
     if len(captions) > 1:
         raise UserError(f"{path} holds {', '.join(Path(c).name for c in captions)}: name the one that counts")
@@ -161,51 +161,100 @@ def _find_in_folder(path):
         return Tables, captions
     if any(file.suffix == ".txt" for file in _walk_files(path)):
         return Folder, [str(path)]
-    shards, tables = (sorted(map(str, path.glob(pattern))) for pattern in ("*.tar", "*.parquet"))
+
+    shards = sorted(map(str, path.glob("*.tar")))
+    tables = sorted(map(str, path.glob("*.parquet")))
     if shards and tables:
         raise UserError(f"{path} holds .tar shards and .parquet tables: name those that count, as {path}/*.tar")
-    if shards or tables:
-        return (Shards, shards) if shards else (Tables, tables)
-    usual = "captions.{" + ",".join(TABLES) + "}"
-    raise UserError(f"{path} holds no {usual}, no images with .txt files, no .tar shards and no .parquet tables")
+    if not shards and not tables:
+        usual = "captions.{" + ",".join(TABLES) + "}"
+        raise UserError(f"{path} holds no {usual}, no images with .txt files, no .tar shards and no .parquet tables")
+    return (Shards, shards) if shards else (Tables, tables)
+
+
+def _find_at(path):
+    "(class, places) of the one path that was named"
+    if not os.path.exists(path):  # where Path.exists raises for a name too long
+        names = os.listdir(path.parent) if os.path.isdir(path.parent) else []
+        raise UserError(f"there is no data at {path}{did_you_mean(path.name, names)}")
+    if path.is_dir():
+        return _find_in_folder(path)
+    if _kind(path) not in (*TABLES, "tar"):
+        raise UserError(f"{path} is neither a table ({', '.join(TABLES)}) nor a tar shard")
+    return (Shards if _kind(path) == "tar" else Tables), [str(path)]
+
+
+def find_source(
+    source,  # a folder, tables or tar shards, as `shard_urls` takes them
+    image_folder=None,  # folder that a table's image paths start from; None takes the table's own
+    caption_column: str | None = None,  # column or key of captions, or several with commas between; None: a usual one
+) -> Tables:
+    "The source of a name; raise `UserError` if there is none"
+    if not str(source).strip():
+        raise UserError("data is empty: name world, a folder, a table or tar shards")
+    places = shard_urls(source)
+    place, count = Counter(places).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"{source} names {place} twice")
+
+    if isinstance(source, (str, Path)) and len(places) == 1 and not remote_scheme(place):
+        source_class, places = _find_at(Path(place))
+        return source_class(places, image_folder, caption_column)
+    tables = [place for place in places if _kind(place) in TABLES]
+    if tables and (len(tables) < len(places) or any(map(remote_scheme, tables))):
+        raise UserError(f"{source} names tables beside shards, or tables on another machine: {tables[0]}")
+    return (Tables if tables else Shards)(places, image_folder, caption_column)
 
 # %% ../../../nbs/4_data/05_sources.ipynb #d82f37ab
-INDEX_FORMAT = 13  # changes with what an index holds: an older one is not found
+INDEX_FORMAT = 14  # changes with what an index holds: an older one is not found
 
 
 def _index_part(source, rules, part):
-    # the index rows of a part, and what was left out of it
+    "The index rows of a part, and what was left out of it"
     skips = Skips()
-    return index_table(with_phrases(source.read(part, skips)[0], None, rules)), skips
+    records, _ = source.read(part, skips)
+    return index_table(with_phrases(records, None, rules)), skips
 
 
 def _write_index(path, source, limit, workers, rules):
-    # (index, what was left out), in the order of the source whatever the number of processes; kept beside each other
-    skips, arrow = Skips(limit), path.with_suffix(".arrow")
+    "(index, what was left out), in the order of the source whatever the number of processes; kept beside each other"
+    skips = Skips(limit)
+    arrow = path.with_suffix(".arrow")
     parts = in_workers(partial(_index_part, source, rules), source.parts(skips), workers)
     with replacing(arrow) as temp, pyarrow.ipc.new_file(str(temp), INDEX_SCHEMA) as file:
         for part, left_out in Bar(parts, "index", delay=3, unit="part", leave=False):
             skips.merge(left_out)
             file.write_table(part.combine_chunks())
+
     notes = dict(file=version_of(str(arrow)), seen=skips.seen, left_out=skips.rows, unread=skips.unread)
     write_json(path.with_suffix(".json"), notes)
     return Index(arrow), skips
 
 
+def _read_notes(notes):
+    "What was left out when an index was made"
+    skips = Skips()
+    skips.seen = notes["seen"]
+    skips.unread = Counter(notes["unread"])
+    skips.rows = {where: (cause, detail) for where, (cause, detail) in notes["left_out"].items()}
+    return skips
+
+
 def _load_index(path):
-    # (index, what was left out), or None where there is none that can be used
-    beside, arrow = path.with_suffix(".json"), path.with_suffix(".arrow")
+    "(index, what was left out), or None where there is none that can be used"
+    beside = path.with_suffix(".json")
+    arrow = path.with_suffix(".arrow")
     if not beside.exists():
         return None
     try:
-        notes, left_out = read_json(beside), Skips()
-        left_out.seen, left_out.unread = notes["seen"], Counter(notes["unread"])
-        left_out.rows = {where: tuple(why) for where, why in notes["left_out"].items()}
-        there = any(cause == "missing file" and os.path.isfile(detail) for cause, detail in left_out.rows.values())
-        if notes["file"] == [*version_of(str(arrow))] and not there:
-            return Index(arrow), left_out
+        notes = read_json(beside)
+        skips = _read_notes(notes)
+        missing = [detail for cause, detail in skips.rows.values() if cause == "missing file"]
+        if notes["file"] == [*version_of(str(arrow))] and not any(map(os.path.isfile, missing)):
+            return Index(arrow), skips
     except (UserError, LookupError, TypeError, AttributeError, ValueError, OSError):
         pass
+
     print(f"{path} is damaged, or lacks images that are there now; it is made anew", flush=True)
     with suppress(OSError):
         beside.unlink()
@@ -213,13 +262,15 @@ def _load_index(path):
 
 
 def _open_index(source, name, skips, workers, folder, rules):
-    # the index of a source, made where it is not there, by one process of several that want it
+    "The index of a source, made where it is not there, by one process of several that want it"
     with ThreadPoolExecutor(16) as pool:
         versions = list(pool.map(_version, source.places))
     made_of = json.dumps([INDEX_FORMAT, versions, str(source.image_folder), source.caption_column, rules])
-    path = Path(folder or files.cache_folder(), f"index-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}")
-    found = _load_index(path)
-    if not found:
+    digest = hashlib.sha256(made_of.encode()).hexdigest()
+    path = Path(folder or files.cache_folder(), f"index-{digest[:16]}")
+
+    loaded = _load_index(path)
+    if not loaded:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.with_suffix(".lock").touch()
@@ -227,13 +278,15 @@ def _open_index(source, name, skips, workers, folder, rules):
             path = files.cache_instead(path.parent, e) / path.name
         try:
             with FileLock(path.with_suffix(".lock")):
-                found = _load_index(path) or _write_index(path, source, skips.limit, workers, rules)
+                loaded = _load_index(path) or _write_index(path, source, skips.limit, workers, rules)
         except OSError as e:
             raise UserError(f"the index of {name} cannot be written to {path.parent}: {e.strerror}") from None
-    skips.merge(found[1])
-    return found[0]
 
+    index, left_out = loaded
+    skips.merge(left_out)
+    return index
 
+# %% ../../../nbs/4_data/05_sources.ipynb #edcebde8
 def open_data(
     name,  # "world", a folder, tables, or tar shards (path, braces, wildcards, addresses, list); paths from the root
     images: int = 10000,  # number of images of the embedded world
@@ -248,11 +301,15 @@ def open_data(
     skips = Skips() if skips is None else skips
     if name == "world":
         skips.seen += images
-        return Records(with_phrases([Record(*row) for row in train_records(images)], None, rules), drawn=True)
+        drawn = [Record(*row) for row in train_records(images)]
+        return Records(with_phrases(drawn, None, rules), drawn=True)
+
     source = find_source(name, image_folder, caption_column)
-    found: Any = _open_index(source, name, skips, workers, index_folder, rules) if source.indexed else None
-    read = [] if source.indexed else source.records(skips)
+    if source.indexed:
+        records = _open_index(source, name, skips, workers, index_folder, rules)
+    else:
+        records = source.records(skips)
     if isinstance(source, Shards):
         check_shards(source.places, skips)
     skips.check(name)
-    return found if source.indexed else Records(with_phrases(read, None, rules))
+    return records if source.indexed else Records(with_phrases(records, None, rules))
