@@ -3,8 +3,8 @@
     python docs/exercises.py make FOLDER      writes a notebook a room; one that is there is left as it is
     python docs/exercises.py check FOLDER     runs them, and says which exercises pass
 
-An exercise is a row: the room, the function whose body is taken out, the cell that holds it, the cell whose assertions
-check it, a question and a hint. The solution is the room's own body; nothing is written twice.
+An exercise is a row: the room, the function whose body is taken out, the cell whose assertions check it, a question
+and a hint. The cell that is emptied is the one that defines the function. The solution is the room's own body.
 """
 
 import ast
@@ -24,9 +24,23 @@ EMPTY = "...  # your code"
 
 
 def rows() -> list[dict]:  # one exercise each, numbered within its room
-    "The exercises of data/exercises.yaml, in the order of the rooms"
-    found = yaml.safe_load((ROOT / "data" / "exercises.yaml").read_text(encoding="utf8"))
-    return [{"room": room, **row} for room, exercises in sorted(found.items()) for row in exercises]
+    "The exercises of data/exercises.yaml, in the order of the rooms, each with the cell that defines its function"
+    chapters = yaml.safe_load((ROOT / "data" / "exercises.yaml").read_text(encoding="utf8"))
+    exercises = []
+    for room, written in sorted(chapters.items()):
+        cells = read_room(room)["cells"]
+        for row in written:
+            exercises.append({"room": room, "cell": defining_cell(cells, row["function"]), **row})
+    return exercises
+
+
+def defining_cell(cells: list[dict], function: str) -> str:  # of a room; a function, or a method as Class.method
+    "The id of the first cell that defines a function"
+    first = re.compile(rf"^(def|class) {function.partition('.')[0]}\b", re.M)
+    for cell in cells:
+        if cell["cell_type"] == "code" and first.search(cell["source"]):
+            return cell["id"]
+    raise SystemExit(f"data/exercises.yaml: no cell defines {function}")
 
 
 def room_file(file: Path) -> Path:  # of a room; one that got another number is found by its name

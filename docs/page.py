@@ -15,17 +15,17 @@ from PIL import Image
 from safetensors.torch import save
 from timm.layers import resample_abs_pos_embed
 
-from c2lip.lab.attention.controls import MAP_CONTROLS, Selection
-from c2lip.lab.attention.columns import AMOUNT_COLOURS, CHANGE_COLOURS, add_outline
-from c2lip.lab.attention.maps import MAP_KINDS
-from c2lip.lab.attention.questions import PHOTO_COLOURS, PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
 from c2lip.core import UserError
 from c2lip.core.files import shipped
+from c2lip.lab.attention.columns import AMOUNT_COLOURS, CHANGE_COLOURS, add_outline
+from c2lip.lab.attention.controls import MAP_CONTROLS, Selection
+from c2lip.lab.attention.maps import MAP_KINDS
+from c2lip.lab.attention.questions import PHOTO_COLOURS, PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
 from c2lip.lab.evaluation.readouts import Readout
+from c2lip.lab.world.captions import caption_scene, name_thing
+from c2lip.lab.world.drawn import COLOURS, NOUNS, PATTERNS, SIZES, draw_scene, make_scene, object_mask
 from c2lip.lab.world.scenes import binding_scenes
 from c2lip.towers import load
-from c2lip.lab.world.drawn import COLOURS, NOUNS, PATTERNS, SIZES, draw_scene, make_scene, object_mask
-from c2lip.lab.world.captions import caption_scene, name_thing
 
 HERE = Path(__file__).resolve().parent
 
