@@ -16,21 +16,31 @@ from ..evaluation.records import change_text, item_changes, read_answers, read_r
 from ..evaluation.tables import Table, frame_table, pick_rows, row_list, suite_label, task_label
 
 # %% ../../../nbs/9_study/02_claims.ipynb #1a250005
-def _summarise_changes(changes, against, answers=None):
-    "(variant, suite, name) → mean and half of the 95 % interval of its change against the base, plain or another"
-    if against in ("base", "plain"):
-        found = changes[changes.against == against]
-    elif answers:
-        others = {model: of_seeds for model, of_seeds in answers.items() if model not in ("base", against)}
-        found = [item_changes(answers[against], of_seeds).assign(model=model) for model, of_seeds in others.items()]
-        found = pd.concat(found)
-    else:
-        base = changes[changes.against == "base"]
-        found = base.merge(base[base.model == against], on=["suite", "name", "seed"], suffixes=("", "_other"))
-        found = found.assign(value=found.value - found.value_other, se=(found.se**2 + found.se_other**2) ** 0.5)
-    found = summarise(found)
-    mean = found["mean"].round(9) + 0.0  # changes that cancel out are +0.0, not -0.0 by the last bit of a sum
-    return dict(zip(zip(found.model, found.suite, found.name), zip(mean.tolist(), found.half.tolist())))
+def _item_by_item(answers, against):
+    "The change of every variant from another one, by what every item gave"
+    parts = []
+    for model, of_seeds in answers.items():
+        if model not in ("base", against):
+            changes = item_changes(answers[against], of_seeds)
+            parts.append(changes.assign(model=model))
+    return pd.concat(parts)
+
+
+def _as_if_independent(changes, against):
+    "The change of every variant from another one, by their changes from the base; both errors count"
+    base = changes[changes.against == "base"]
+    other = base[base.model == against]
+    pairs = base.merge(other, on=["suite", "name", "seed"], suffixes=("", "_other"))
+    value = pairs.value - pairs.value_other
+    se = (pairs.se**2 + pairs.se_other**2) ** 0.5
+    return pairs.assign(value=value, se=se)
+
+
+def _intervals(changes):
+    found = summarise(changes)
+    means = found["mean"].round(9) + 0.0  # changes that cancel out are +0.0, not -0.0 by the last bit of a sum
+    keys = zip(found.model, found.suite, found.name)
+    return dict(zip(keys, zip(means.tolist(), found.half.tolist())))
 
 
 @cache
@@ -39,10 +49,14 @@ def stored_changes(
     against: str,  # base, plain, or another variant
 ) -> dict[tuple, tuple]:  # (variant, suite, name) → mean in points, half of its 95 % interval
     "Every mean change of a record over its seeds, with an interval that counts items and seeds"
-    answers = None if against in ("base", "plain") else read_answers(record)
-    return _summarise_changes(read_record(record, "changes"), against, answers)
+    changes = read_record(record, "changes")
+    if against in ("base", "plain"):
+        return _intervals(changes[changes.against == against])
+    if answers := read_answers(record):
+        return _intervals(_item_by_item(answers, against))
+    return _intervals(_as_if_independent(changes, against))
 
-
+# %% ../../../nbs/9_study/02_claims.ipynb #2b34677a
 def verdict(
     mean: float,  # of a change, in points
     half: float,  # of its 95 % interval
@@ -54,37 +68,62 @@ def verdict(
     return "does not hold" if mean + half < above else "undecided"
 
 
-def row_label(row: str) -> str:
-    "What a row, suite/name, is called in tables: sugarcrepe_pp/average → SugarCrepe++, average"
-    suite, name = row.rsplit("/", 1)
+def row_label(
+    suite: str,  # as `evaluate` names it
+    name: str,  # of the task
+) -> str:
+    "What a row is called in sentences: sugarcrepe_pp, average → SugarCrepe++, average"
     return f"{suite_label(suite)}, {task_label(name)}"
+
+
+def _chance(mean, half, above):
+    "How probable so large a deviation is where the change is really `above`, two-sided"
+    if half == 0:
+        return float(mean == above)
+    return 2 * ndtr(-1.96 * abs(mean - above) / half)
 
 
 def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, finds, record, q
     "Every claim of data/claims.yaml beside what its record says"
     from scipy.stats import false_discovery_control  # takes a second to import
 
-    rows, p = [], []
+    rows = []
     for claim in read_yaml(shipped("claims.yaml")):
-        row, against, above = "/".join(claim["row"]), claim["against"], claim.get("above", 0)
-        for variant in claim["variant"] if isinstance(claim["variant"], list) else [claim["variant"]]:
-            mean, half = stored_changes(claim["record"], against)[variant, *claim["row"]]
-            measured = f"{row_label(row)}: {variant} against {against}, {change_text(mean, half)}"
-            sure = verdict(mean, half, above), f"± {1.43 * half:.1f}"
-            rows.append((claim["claim"], claim["source"], measured, *sure, claim["record"]))
-            p.append(2 * ndtr(-1.96 * abs(mean - above) / half) if half else float(mean == above))
-    found = pd.DataFrame(rows, columns=["claim", "of", "measured here, points", "verdict", "finds", "record"])
-    return found.assign(q=[f"{q:.3f}" for q in false_discovery_control(p)])  # Benjamini and Hochberg's
+        against = claim["against"]
+        above = claim.get("above", 0)
+        changes = stored_changes(claim["record"], against)
+        variants = claim["variant"]
+        if isinstance(variants, str):
+            variants = [variants]
+        for variant in variants:
+            mean, half = changes[variant, *claim["row"]]
+            label = f"{row_label(*claim['row'])}: {variant} against {against}"
+            row = {
+                "claim": claim["claim"],
+                "of": claim["source"],
+                "measured here, points": f"{label}, {change_text(mean, half)}",
+                "verdict": verdict(mean, half, above),
+                "finds": f"± {1.43 * half:.1f}",
+                "record": claim["record"],
+                "chance": _chance(mean, half, above),
+            }
+            rows.append(row)
+
+    found = pd.DataFrame(rows)
+    q = false_discovery_control(found.pop("chance"))  # Benjamini and Hochberg's
+    return found.assign(q=[f"{share:.3f}" for share in q])
 
 # %% ../../../nbs/9_study/02_claims.ipynb #1a250008
 def ladder_table(
     found: pd.DataFrame,  # a record, or what `run_trials` returns
     run: pd.DataFrame | None = None,  # rows of one run's trained model, for a last column
-    caption: str = "",
+    caption: str = "",  # a line above it
 ) -> Table:
     "The variants side by side, mean ± standard deviation between the seeds"
-    parts = [found] if run is None else [found, run.assign(model="this run", seed=0)]
     columns = ["model", "seed", "suite", "name", "value", "se", "n"]
-    together = pd.concat([part.assign(**{c: 0 for c in columns if c not in part})[columns] for part in parts])
+    together = found[columns]
+    if run is not None:
+        of_run = run.assign(model="this run", seed=0)
+        together = pd.concat([together, of_run[columns]])
     wanted = row_list("ladder table") + row_list("readme")  # and the mixture
     return frame_table(pick_rows(together, wanted), caption, spread="sd")
