@@ -27,22 +27,33 @@ from .scores import Hits, Mean, Values, change_of_items, over_seeds, weighted
 FRAME = ["model", "seed", "suite", "name", "value", "se", "n", "against"]
 
 
+def _mean_change(before, after):
+    "The change of a row in points, without its error, which takes most of the time"
+    change = 0.0
+    for (weight, first), (_, second) in zip(weighted(before), weighted(after)):
+        differences = second.values.double() - first.values
+        change += weight * differences.nanmean().item()
+    return 100 * change
+
+
 def item_changes(
     before: dict[int, dict],  # seed → (suite, name) → items of the first model, what `evaluate(hits=…)` filled
     after: dict[int, dict],  # of the second, on the same items
 ) -> pd.DataFrame:  # suite, name, value (change in points), se, n, seed
     """The paired change of every row that both models have, for every seed of the second; a first model without that
     seed takes part with its own first. `se` is of the items alone: of each item's mean change over the seeds"""
-    pairs = [(seed, before.get(seed, next(iter(before.values()))), items) for seed, items in after.items()]
+    default = next(iter(before.values()))
+    firsts = [before.get(seed, default) for seed in after]
+    seconds = list(after.values())
+
     rows = []
-    for key in pairs[0][2]:
-        if all(first.get(key) and second.get(key) for _, first, second in pairs):
-            both = [(first[key], second[key]) for _, first, second in pairs]
-            _, se, n = change_of_items(*map(over_seeds, zip(*both)))
-            for own, (seed, *_) in zip(both, pairs):
-                tasks = zip(*map(weighted, own))  # without its error, which takes most of the time
-                change = sum(w * (b.values.double() - a.values).nanmean().item() for (w, a), (_, b) in tasks)
-                rows.append((*key, 100 * change, se, n, seed))
+    for key in seconds[0]:
+        pairs = [(first.get(key), second.get(key)) for first, second in zip(firsts, seconds)]
+        if not all(first and second for first, second in pairs):
+            continue
+        _, se, n = change_of_items(*map(over_seeds, zip(*pairs)))
+        for seed, (first, second) in zip(after, pairs):
+            rows.append((*key, _mean_change(first, second), se, n, seed))
     return pd.DataFrame(rows, columns=["suite", "name", "value", "se", "n", "seed"])
 
 
@@ -54,14 +65,28 @@ def results_frame(
     first, *others = tables
     parts = [table.assign(model=model, against="") for model, table in tables.items()]
     for model in others:
-        parts.append(item_changes({0: items[first]}, {0: items[model]}).assign(model=model, against=first))
-    return pd.concat(parts, ignore_index=True).assign(seed=0)[[*FRAME, "ties", "nan"]]
+        changes = item_changes({0: items[first]}, {0: items[model]})
+        parts.append(changes.assign(model=model, against=first))
+    frame = pd.concat(parts, ignore_index=True).assign(seed=0)
+    return frame[[*FRAME, "ties", "nan"]]
 
 
-def split_changes(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:  # values, changes
+def split_changes(
+    frame: pd.DataFrame,  # of results
+) -> tuple[pd.DataFrame, pd.DataFrame]:  # values, changes
     "The rows of a frame of results that compare with no other model, and those that do"
-    against = frame["against"].fillna("") if "against" in frame else pd.Series("", frame.index)
-    return frame[against == ""], frame[against != ""]
+    if "against" not in frame:
+        return frame, frame[:0]
+    alone = frame["against"].fillna("") == ""
+    return frame[alone], frame[~alone]
+
+
+def _folder_name(model):
+    "The name of a model's folder; that of its run where the folder is called model"
+    parts = [part for part in Path(model).parts if part not in ("..", "/")]
+    if len(parts) > 1 and parts[-1] == "model":
+        return parts[-2]
+    return parts[-1] if parts else ""
 
 
 def name_models(
@@ -69,15 +94,17 @@ def name_models(
 ) -> dict[str, str]:  # short name → model, in the same order
     "Short names for the columns of a table; raise `UserError` where two models have the same"
     found: dict[str, str] = {}
-    for model in models:
-        label, _, where = model.partition("=") if "=" in model.split("/")[0] else ("", "", model)
-        if not label:
-            parts = [part for part in Path(where).parts if part not in (".", "..", "/")] or [""]
-            label = parts[-2] if len(parts) > 1 and parts[-1] == "model" else parts[-1]
-        if not label or not where or label in found:
-            what = f"two models are called {label!r}" if label in found else f"the model {model!r} has no name"
-            raise UserError(f"{what}; give base, a release folder or an open_clip name, each optionally as name=model")
-        found[label] = where
+    for given in models:
+        label = ""
+        model = given
+        if "=" in given.split("/")[0]:
+            label, model = given.split("=", 1)
+        label = label or _folder_name(model)
+        if not label or not model:
+            raise UserError(f"the model {given!r} has no name; give base, a release folder or an open_clip name")
+        if label in found:
+            raise UserError(f"two models are called {label!r}; give one of them as name=model")
+        found[label] = model
     return found
 
 # %% ../../../nbs/5_evaluation/02_records.ipynb #0c1f2a09
@@ -86,57 +113,94 @@ def summarise(
 ) -> pd.DataFrame:  # suite, name, model, mean, sd (between seeds), seeds, half (of the 95 % interval)
     "Mean, deviation and interval over the seeds, in the order of the rows"
     groups = frame.groupby(["suite", "name", "model"], sort=False)
-    values = groups.value
-    found = pd.DataFrame({"mean": values.mean(), "sd": values.std(), "seeds": values.size()})
+    found = groups.value.agg(mean="mean", sd="std", seeds="size")
     of_seeds = found.sd.fillna(0) ** 2 / found.seeds
     variance = groups.se.mean() ** 2 + of_seeds
-    freedom = (variance / of_seeds.where(of_seeds > 0)) ** 2 * (found.seeds - 1)
-    found["half"] = stdtrit(freedom.fillna(np.inf), 0.975) * variance**0.5
+
+    ratio = variance / of_seeds.where(of_seeds > 0)
+    freedom = ratio**2 * (found.seeds - 1)
+    quantile = stdtrit(freedom.fillna(np.inf), 0.975)
+    found["half"] = quantile * variance**0.5
     return found.reset_index()
 
 
-def change_text(change: float, half: float) -> str:
-    "A change in points and half of its 95 % interval, NaN where there is none, as +1.2 ± 0.9; never -0.0"
-    text = f"{round(change, 1) + 0.0:+.1f}"
-    return text if math.isnan(half) else f"{text} ± {half:.1f}"
+def change_text(
+    change: float,  # in points
+    half: float,  # of its 95 % interval; NaN where there is none
+) -> str:
+    "A change as +1.2 ± 0.9; never -0.0"
+    rounded = round(change, 1) + 0.0
+    if math.isnan(half):
+        return f"{rounded:+.1f}"
+    return f"{rounded:+.1f} ± {half:.1f}"
 
 # %% ../../../nbs/5_evaluation/02_records.ipynb #629cc992
-def keep_items(items: dict, file):
-    "Write what `evaluate(hits=…)` filled into a Parquet file, packed; a mean has a row for each of its tasks"
+def _pack(part):
+    "A bit for right or wrong, else a byte for 254 levels, 255 for NaN"
+    if isinstance(part, Hits):
+        return np.packbits(part.correct.numpy()).tobytes()
+    levels = np.nan_to_num(254 * part.values.numpy(), nan=255)
+    return levels.round().astype(np.uint8).tobytes()
+
+
+def _unpack(row):
+    levels = np.frombuffer(row.answers, np.uint8)
+    if row.bits:
+        return np.unpackbits(levels, count=row.n).astype(float)
+    return np.where(levels == 255, np.nan, levels / 254)
+
+
+def keep_items(
+    items: dict,  # (suite, name) → items, what `evaluate(hits=…)` filled
+    file,  # of Parquet
+):
+    "Write what every item gave, packed; a mean has a row for each of its tasks"
     rows = []
     for (suite, name), item in items.items():
-        for weight, part in weighted(item) if item else []:
-            bits = isinstance(part, Hits)
-            levels = np.nan_to_num(254 * part.values.numpy(), nan=255).round().astype(np.uint8)
-            answers = (np.packbits(part.correct.numpy()) if bits else levels).tobytes()
-            cluster = None if part.cluster is None else part.cluster.int().numpy().tobytes()
-            row = dict(suite=suite, name=name, weight=weight, n=len(levels), bits=bits, answers=answers)
-            rows.append(row | {"cluster": cluster})
+        for weight, part in weighted(item):
+            row = dict(suite=suite, name=name, weight=weight, n=len(part.values), bits=isinstance(part, Hits))
+            row["answers"] = _pack(part)
+            row["cluster"] = None
+            if part.cluster is not None:
+                row["cluster"] = part.cluster.int().numpy().tobytes()
+            rows.append(row)
     pd.DataFrame(rows).to_parquet(file, index=False)
 
 
-def kept_items(file) -> dict:  # (suite, name) → `Mean` of `Values`
-    "What `keep_items` wrote into a file, or its rows, for `item_changes`"
+def kept_items(
+    rows: pd.DataFrame,  # of a file of `keep_items`
+) -> dict:  # (suite, name) → `Mean` of `Values`
+    "What `keep_items` wrote, for `item_changes`"
     found: dict = {}
-    for row in (file if isinstance(file, pd.DataFrame) else pd.read_parquet(file)).itertuples():
-        levels = np.frombuffer(row.answers, np.uint8)
-        values = np.unpackbits(levels, count=row.n) if row.bits else np.where(levels == 255, np.nan, levels / 254)
-        cluster = None if row.cluster is None else torch.from_numpy(np.frombuffer(row.cluster, np.int32).copy())
+    for row in rows.itertuples():
+        cluster = None
+        if row.cluster is not None:
+            numbers = np.frombuffer(row.cluster, np.int32)
+            cluster = torch.from_numpy(numbers.copy())
+        values = torch.from_numpy(_unpack(row))
         mean = found.setdefault((row.suite, row.name), Mean([], []))
-        mean.parts.append(Values(torch.from_numpy(values.astype(float)), cluster))
+        mean.parts.append(Values(values, cluster))
         mean.weights.append(row.weight)
     return found
 
 # %% ../../../nbs/5_evaluation/02_records.ipynb #7ec04d05
-def machine(device="cpu") -> dict:  # name → text or number
+def _processor():
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.processor()
+
+
+def machine(
+    device="cpu",  # a name, or torch's
+) -> dict:  # name → text or number
     "What a figure was measured on"
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     found = {
         "date": f"{date.today()}",
         "device": str(device),
-        "cpu": names[0] if names else platform.processor(),
+        "cpu": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -145,7 +209,8 @@ def machine(device="cpu") -> dict:  # name → text or number
         "torch": torch.__version__,
     }
     if torch.device(device).type == "cuda":
-        found |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["cuda"] = torch.version.cuda
     return found
 
 # %% ../../../nbs/5_evaluation/02_records.ipynb #7ec04d07
@@ -163,9 +228,12 @@ def read_answers(
 ) -> dict[str, dict[int, dict]]:  # model → seed → items, for `item_changes`; empty where the record keeps none
     "What every item of every model of a record gave"
     file = Path(folder or shipped("results")) / name / "answers.parquet"
+    if not file.is_file():
+        return {}
     found: dict[str, dict[int, dict]] = {}
-    for (model, seed), rows in pd.read_parquet(file).groupby(["model", "seed"], sort=False) if file.is_file() else ():
-        found.setdefault(model, {})[seed] = kept_items(rows)
+    for (model, seed), rows in pd.read_parquet(file).groupby(["model", "seed"], sort=False):
+        of_seeds = found.setdefault(model, {})
+        of_seeds[seed] = kept_items(rows)
     return found
 
 
@@ -181,12 +249,19 @@ def _commit():
 def _index_records(home):
     "Write index.csv of a folder of records: a row a record"
     rows = []
-    for file in sorted(Path(home).glob("*/record.json")):
+    for file in sorted(home.glob("*/record.json")):
         made = read_json(file)
-        on = made["machine"] if isinstance(made["machine"], dict) else {}
-        row = {"record": file.parent.name, **{key: made.get(key, "") for key in ("question", "command", "commit")}}
-        rows.append(row | {"machine": on.get("gpu", on.get("cpu", "not recorded")), "date": on.get("date", "")})
-    pd.DataFrame(rows).to_csv(Path(home) / "index.csv", index=False)
+        row = {"record": file.parent.name}
+        for key in ("question", "command", "commit"):
+            row[key] = made.get(key, "")
+
+        measured_on = made["machine"]
+        if measured_on == "not recorded":  # of three early records
+            measured_on = {}
+        row["machine"] = measured_on.get("gpu", measured_on.get("cpu", "not recorded"))
+        row["date"] = measured_on.get("date", "")
+        rows.append(row)
+    pd.DataFrame(rows).to_csv(home / "index.csv", index=False)
 
 
 def keep_record(
@@ -203,11 +278,13 @@ def keep_record(
     home = Path(folder or project_root() / "data" / "results")
     kept = home / name
     kept.mkdir(parents=True, exist_ok=True)
+
     for what, table in tables.items():
         if "answers" in table:
             table.to_parquet(kept / f"{what}.parquet", index=False, compression="zstd", compression_level=19)
         else:
             table.round({"value": 4, "se": 4}).to_csv(kept / f"{what}.csv", index=False)
+
     file = kept / "record.json"
     if file.exists() and not question:
         question = read_json(file).get("question", "")

@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, fields
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -42,39 +42,58 @@ _CONCEPT_SETTINGS = ("lambda_npc", "lambda_xac", *_READING, "concept_loss", "phr
 "Settings that plain fine-tuning does not have"
 
 
-def _taken(loss, values):
-    "Those of the values that a loss reads"
+def _reads(loss, name, value):
+    "Whether a loss reads a value of a block; a weight of 0 stays 0"
+    if value == "" or loss.get(name) == 0:
+        return False
+    if name == "xac_scale" and not loss.get("lambda_xac"):
+        return False
     plain = "method" in loss or loss["lambda_npc"] == loss["lambda_xac"] == 0
-    taken = {}
-    for name, value in values.items():
-        absent = loss.get(name) == 0 or value == ""  # a weight of 0 stays 0
-        unread = plain and name in _CONCEPT_SETTINGS or name == "xac_scale" and not loss.get("lambda_xac")
-        if not absent and not unread:
-            taken[name] = value
-    return taken
+    return not plain or name not in _CONCEPT_SETTINGS
 
 
-def _make_variants(entry, losses, short):
-    "The variants of one entry of the file, each once"
+def _make_variant(name, loss, varied, short):
+    "A loss with the values that it reads; its name has them all"
+    words = [name]
+    settings = dict(loss)
+    drawn = []
+    for setting, value in varied.items():
+        text = f"{value:g}" if isinstance(value, int | float) else value
+        words.append(f"{short.get(setting, setting)} {text}")
+        if setting not in _DRAWN:
+            settings[setting] = value
+        elif value != _DRAWN[setting]:
+            drawn.append((setting, value))
+    return _Variant(", ".join(words), settings, tuple(drawn))
+
+
+def _make_variants(names, vary, losses, short):
+    "The variants of one block, each once"
     variants: dict[str, _Variant] = {}
-    for loss, values in itertools.product(entry["losses"], itertools.product(*entry["vary"].values())):
-        taken = _taken(losses[loss], dict(zip(entry["vary"], values)))
-        shown = {k: f"{v:g}" if isinstance(v, int | float) else v for k, v in taken.items()}
-        settings = {**losses[loss], **{k: v for k, v in taken.items() if k not in _DRAWN}}
-        drawn = tuple((k, v) for k, v in taken.items() if k in _DRAWN and v != _DRAWN[k])
-        name = ", ".join([loss, *(f"{short.get(k, k)} {text}" for k, text in shown.items())])
-        variants.setdefault(name, _Variant(name, settings, drawn))
+    for name, values in itertools.product(names, itertools.product(*vary.values())):
+        loss = losses[name]
+        varied = {setting: value for setting, value in zip(vary, values) if _reads(loss, setting, value)}
+        variant = _make_variant(name, loss, varied, short)
+        variants.setdefault(variant.name, variant)
     return list(variants.values())
+
+# %% ../../../nbs/9_study/03_blocks.ipynb #8f867c93
+def _read_file():
+    "data/blocks.yaml, and of its blocks those that are run"
+    file = read_yaml(shipped("blocks.yaml"))
+    return file, {name: entry for name, entry in file["blocks"].items() if "losses" in entry}
 
 
 def _read_blocks(names):
     "Block → its variants; all blocks where no names are given, `UserError` for a name that the file does not have"
-    file = read_yaml(shipped("blocks.yaml"))
-    known = {name: entry for name, entry in file["blocks"].items() if "losses" in entry}
-    for name in names:
+    file, known = _read_file()
+    blocks = {}
+    for name in names or known:
         if name not in known:
             raise UserError(f"there is no block {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
-    return {name: _make_variants(known[name], file["losses"], file["short"]) for name in names or known}
+        entry = known[name]
+        blocks[name] = _make_variants(entry["losses"], entry["vary"], file["losses"], file["short"])
+    return blocks
 
 
 def _ladder(launcher):
@@ -85,13 +104,14 @@ def _ladder(launcher):
     if lists["lambda_xac"]:
         losses["+ npc + xac"] = first
     vary = {name: values for name, values in lists.items() if len(values) > 1}
-    return _make_variants(dict(losses=losses, vary=vary), losses, read_yaml(shipped("blocks.yaml"))["short"])
+    file, _ = _read_file()
+    return _make_variants(losses, vary, losses, file["short"])
 
 
 def block_questions() -> dict[str, str]:  # name of a block, or ladder → its question
     "What each block is for"
-    known = read_yaml(shipped("blocks.yaml"))["blocks"]
-    questions = {name: entry["question"] for name, entry in known.items() if "losses" in entry}
+    _, known = _read_file()
+    questions = {name: entry["question"] for name, entry in known.items()}
     return {"ladder": "What does each loss add (Table 5)?", **questions}
 
 # %% ../../../nbs/9_study/03_blocks.ipynb #b10c0008
@@ -103,13 +123,11 @@ def _drawn_records(
     **shares: float,  # thing, colour: how often a caption names it; salient: 1 names the largest things
 ) -> Records:
     "Training images of the embedded world with what a block varies"
-    scenes: dict[str, Any] = {"single": single, "objects": objects}
-    named = shares if any(share < 1 for share in shares.values()) else None
-    rows = train_records(images, shares=named, **scenes)
-    records = Records(rows, drawn=True)
-    if not phrases:
-        return records
-    return Records([record._replace(phrases=record.phrases[:phrases]) for record in records], drawn=True)
+    leaves_out = any(share < 1 for share in shares.values())
+    rows = train_records(images, shares=shares if leaves_out else None, single=single, objects=objects)
+    if phrases:
+        rows = [record._replace(phrases=record.phrases[:phrases]) for record in Records(rows, drawn=True)]
+    return Records(rows, drawn=True)
 
 # %% ../../../nbs/9_study/03_blocks.ipynb #b10c000b
 def _plan_block(variants, seeds, shared, steps=0):
@@ -117,18 +135,20 @@ def _plan_block(variants, seeds, shared, steps=0):
     plan = []
     for variant, seed in itertools.product(variants, seeds):
         settings = {**shared, "method": "c2lip", **variant.settings, "seed": seed}
-        if own := settings.pop("steps", steps):
-            settings["epochs"] = own * settings["batch_size"] / settings["images"]
-        known = json.dumps([asdict(Config.of(settings)), variant.drawn], sort_keys=True)  # with the defaults
-        folder = f"{hashlib.sha256(known.encode()).hexdigest()[:10]}-seed{seed}"
-        plan.append(PlannedTrial(variant.name, settings, folder, drawn=variant.drawn))
+        steps_here = settings.pop("steps", steps)
+        if steps_here:
+            settings["epochs"] = steps_here * settings["batch_size"] / settings["images"]
+        whole = asdict(Config.of(settings))  # with the defaults
+        known = json.dumps([whole, variant.drawn], sort_keys=True)
+        digest = hashlib.sha256(known.encode()).hexdigest()
+        plan.append(PlannedTrial(variant.name, settings, f"{digest[:10]}-seed{seed}", drawn=variant.drawn))
     return plan
 
 
 def plan_study(
     names: list[str],  # of blocks; none for the ladder of the launcher's lists
-    seeds: list[int],
-    setup: TrialSetup,
+    seeds: list[int],  # of each variant
+    setup: TrialSetup,  # what all trials share
 ) -> dict[str, list[PlannedTrial]]:  # name of a block, or ladder → its trials
     "The trials of a launcher; its images and passes say how many steps a trial of a block has"
     shared = setup.settings
@@ -142,31 +162,40 @@ def plan_study(
 
 def run_study(
     plans: dict[str, list[PlannedTrial]],  # of `plan_study`
-    setup: TrialSetup,
+    setup: TrialSetup,  # what all trials share
     run,  # the run folder
 ):
     "Run the trials of all blocks, each once, those with the same images one after the other"
     groups: dict[tuple, dict[str, PlannedTrial]] = {}
     for planned in itertools.chain.from_iterable(plans.values()):
-        groups.setdefault((planned.settings["images"], planned.drawn), {})[planned.folder] = planned
+        images = (planned.settings["images"], planned.drawn)
+        of_images = groups.setdefault(images, {})
+        of_images[planned.folder] = planned
 
     @lru_cache(maxsize=1)
-    def samples_of(images, drawn):
+    def draw(images, drawn):
         if (images, drawn) == (setup.settings["images"], ()):
             return setup.samples
         if not setup.drawn:
             raise UserError("the blocks on data draw images of the embedded world; leave out data, or such a block")
-        return Samples(_drawn_records(images, **dict(drawn)), setup.base.preprocess, setup.base.tokenizer, cache=True)
+        records = _drawn_records(images, **dict(drawn))
+        return Samples(records, setup.base.preprocess, setup.base.tokenizer, cache=True)
 
     ordered = [planned for group in groups.values() for planned in group.values()]
-    run_trials(ordered, setup, run, lambda planned: samples_of(planned.settings["images"], planned.drawn))
+    run_trials(ordered, setup, run, lambda planned: draw(planned.settings["images"], planned.drawn))
 
 # %% ../../../nbs/9_study/03_blocks.ipynb #56b57822
 def _shared_settings(planned):
     "What a trial has in common with the plain one that it is measured against"
+    shared = {}
     of_any_method = {f.name for f in fields(Config)} - {"method", "options"}
-    run = {name: value for name, value in planned.settings.items() if name in of_any_method}
-    return run | {name: value for name, value in planned.drawn if name not in _CONCEPT_SETTINGS}
+    for name, value in planned.settings.items():
+        if name in of_any_method:
+            shared[name] = value
+    for name, value in planned.drawn:
+        if name not in _CONCEPT_SETTINGS:
+            shared[name] = value
+    return shared
 
 
 def _plain_of(planned, plan):
@@ -184,13 +213,22 @@ def paired_changes(
     run,  # the run folder
 ) -> pd.DataFrame:  # suite, name, value (change in points), se, n, seed, model, against (base or plain)
     "How far every variant lies from the base, and from plain fine-tuning with the same seed and batches"
-    kept, parts = cache(lambda folder: kept_items(Path(run) / folder / "items.parquet")), []
+
+    @cache
+    def items_of(folder):
+        return kept_items(pd.read_parquet(Path(run) / folder / "items.parquet"))
+
+    parts = []
     for model in dict.fromkeys(planned.model for planned in plan):
-        own = {planned.settings["seed"]: planned for planned in plan if planned.model == model}
-        plains = {seed: plain for seed, planned in own.items() if (plain := _plain_of(planned, plan))}
-        others = {"base": {0: kept("base")}}
-        if plains.keys() == own.keys() and plains != own:
-            others["plain"] = {seed: kept(plain.folder) for seed, plain in plains.items()}
-        after = {seed: kept(planned.folder) for seed, planned in own.items()}
-        parts += [item_changes(before, after).assign(model=model, against=name) for name, before in others.items()]
+        trials = {planned.settings["seed"]: planned for planned in plan if planned.model == model}
+        after = {seed: items_of(planned.folder) for seed, planned in trials.items()}
+        of_base = item_changes({0: items_of("base")}, after)
+        parts.append(of_base.assign(model=model, against="base"))
+
+        plains = {seed: _plain_of(planned, plan) for seed, planned in trials.items()}
+        if None in plains.values() or plains == trials:
+            continue
+        before = {seed: items_of(plain.folder) for seed, plain in plains.items()}
+        of_plain = item_changes(before, after)
+        parts.append(of_plain.assign(model=model, against="plain"))
     return pd.concat(parts, ignore_index=True)
