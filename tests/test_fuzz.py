@@ -37,8 +37,9 @@ from c2lip.lab.data.sources import find_source, open_data
 from c2lip.lab.dev.command import main
 from c2lip.lab.evaluation.suites import read_folder
 from c2lip.lab.training.checkpoint import disk_errors, load_checkpoint, save_checkpoint
-from c2lip.lab.training.config import Config, check, read_parameters, read_settings
+from c2lip.lab.training.config import Config, check, read_settings
 from c2lip.lab.training.launch import check_run, failure
+from c2lip.lab.training.launchers import read_parameters
 from c2lip.lab.training.log import read_log
 from c2lip.lab.training.runs import list_runs
 from c2lip.lab.training.step import parameter_groups

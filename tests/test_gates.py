@@ -20,9 +20,9 @@ from thought import measure
 from c2lip.lab.dev import upkeep
 from c2lip.lab.dev.command import main
 from c2lip.lab.relatives import method_names
-from c2lip.lab.training.config import KINDS, check, read_parameters
+from c2lip.lab.training.config import KINDS, check
 from c2lip.lab.training.launch import check_run
-from c2lip.lab.training.launchers import launcher_settings
+from c2lip.lab.training.launchers import launcher_settings, read_parameters
 
 NBS = upkeep.notebooks_of(ROOT)
 LAUNCHERS = [p for p in NBS if p.parent.name == "nbs" and p.stem != "index"]

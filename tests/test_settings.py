@@ -10,8 +10,8 @@ from c2lip.lab.data.sources import open_data
 from c2lip.lab.relatives import find_methods
 from c2lip.lab.training import config
 from c2lip.lab.training.checkpoint import binding, load_checkpoint, save_checkpoint
-from c2lip.lab.training.config import AUTO, KINDS, MAY_CHANGE, Config, check, complete, read_methods, read_parameters
-from c2lip.lab.training.launchers import launcher_settings
+from c2lip.lab.training.config import AUTO, KINDS, MAY_CHANGE, Config, check, complete, read_methods
+from c2lip.lab.training.launchers import launcher_settings, read_parameters
 from c2lip.lab.training.step import BY_MODEL, CHOSEN, parameter_groups
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import HIDDEN_SETTINGS, load
@@ -51,7 +51,7 @@ def test_settings_are_well_formed():
     for method in METHODS:
         options = read_methods()[method]
         assert not set(options) & set(SETTINGS), f"{method} takes a setting of the run as its own"
-        check({name: s for name, s in options.items() if s.default is not ...}, {})
+        check({name: s for name, s in options.items() if s.default is not None}, {})
 
 
 def test_small_runs_hold_known_names_and_allowed_values():
@@ -94,13 +94,13 @@ def test_a_checkpoint_belongs_to_every_setting_that_may_not_change(tmp_path):
     "given, words",
     [
         ({"lr": 0}, "lr must be auto or a number above 0, at most 1, not 0"),
-        ({"lr": "atuo"}, "lr must be auto or a number above 0, at most 1, not atuo; did you mean auto"),
-        ({"warmup": "auto 5"}, "warmup must be auto or a whole number of at least 0, not auto 5"),
-        ({"scalar_lr": "auto"}, "scalar_lr must be a number from 0 to 1000, not auto"),
-        ({"epochs": "many"}, "epochs must be a number above 0, at most 100,000, not many"),
+        ({"lr": "atuo"}, "lr must be auto or a number above 0, at most 1, not 'atuo'; did you mean auto"),
+        ({"warmup": "auto 5"}, "warmup must be auto or a whole number at least 0, not 'auto 5'"),
+        ({"scalar_lr": "auto"}, "scalar_lr must be a number from 0 to 1000, not 'auto'"),
+        ({"epochs": "many"}, "epochs must be a number above 0, at most 100,000, not 'many'"),
         ({"batches": "neighbour"}, "batches must be one of: random, .*neighbours, not .*did you mean neighbours"),
         ({"seed": 1.5}, "seed must be a whole number"),
-        ({"trainable": "(visual"}, r"trainable must be a regular expression, not \(visual"),
+        ({"trainable": "(visual"}, r"trainable must be a regular expression, not '\(visual"),
         ({"data": "\udcff"}, "data must be a text, not "),
         ({"phrase_rules": "[1]"}, "phrase_rules must be a mapping of the form {name: value, …}, not "),
     ],

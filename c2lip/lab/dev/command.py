@@ -12,8 +12,9 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from ... import __version__
 from ...core import UserError, did_you_mean, one_line
@@ -53,84 +54,97 @@ def _add_prepare(p):
     add("-q", "--quiet", dest="progress", action="store_false", help="no progress bar and no summary")
 
 # %% ../../../nbs/dev/01_command.ipynb #199e3641
-def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress, **options):
-    from c2lip.lab.data.prepare import prepare  # heavy (torch, spaCy); --help and wrong options answer at once
-    from c2lip.lab.training.config import read_settings
-
-    rules = (read_settings(_absolute(recipe))["phrase_rules"] if recipe else {}) | dict(map(_rule, rule))
-    source = [_absolute(place) for place in source] if len(source) > 1 else _absolute(source[0])
-    options |= dict(image_folder=_absolute(image_folder), captions=_absolute(captions), nlp=_folder_or_name(nlp))
-    manifest = prepare(source, _absolute(folder), rules=rules, progress=progress, **options)
-    if progress:
-        _print_summary(manifest, folder, f"-f {_absolute(recipe)}" if recipe else "-p model ViT-B-16-SigLIP")
-
-
 def _absolute(path):
-    # from the current folder; an address stays, and so does None
+    "From the current folder; an address stays, and so does None"
     if not path or "://" in path or path.startswith("~"):
         return path
     return os.path.join(os.getcwd(), path)
 
 
 def _folder_or_name(name):
-    # a name stays, and the path of a folder that there is starts in the current folder
+    "A name stays; the path of an existing folder starts in the current folder"
     return _absolute(name) if name and Path(name).is_dir() else name
 
 
-def _rule(text):
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UserError(f"--rule {text}: expected NAME=VALUE, such as strip_determiners=true")
-    return name.strip(), parse_yaml(value, f"--rule {text}")  # true, 8, all
+def _read_rules(recipe, words):
+    "The rules of a recipe, and those of the form NAME=VALUE, which win"
+    from c2lip.lab.training.config import read_settings
 
-# %% ../../../nbs/dev/01_command.ipynb #59499cc6
-_SUMMARY = {
-    "none": "without a phrase",
-    "not_english": "not English",
-    "truncated": "truncated",
-    "given": "given by the source",
-    "few_sentences": "with fewer than two sentences left out",
-    "images_without_row": "images without a row",
-    "rows_without_image": "rows without an image",
-}
+    rules = read_settings(_absolute(recipe))["phrase_rules"] if recipe else {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"--rule {word}: expected NAME=VALUE, such as strip_determiners=true")
+        rules[name.strip()] = parse_yaml(value, f"--rule {word}")  # true, 8, all
+    return rules
 
 
-def _print_summary(manifest, target, chosen):
-    captions, phrases = manifest["captions"], manifest["phrases"]
-    print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {target}")
-    found = manifest | manifest.get("joined", {})
-    counts = [f"{found[name]:,} {words}" for name, words in _SUMMARY.items() if found.get(name)]
-    counts += [f"{n:,} left out: {cause}" for cause, n in manifest["skipped"].items()]
-    pipeline = manifest["made_by"]
-    print(*counts, f"pipeline {pipeline['pipeline']} {pipeline['version']}, digest {pipeline['digest'][:12]}", sep="\n")
-    line = f"papermill nbs/train.ipynb {chosen} -p data {_absolute(target)}"
-    print(f"train on it, in a clone of the workbook:  {line}")
+def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress, **options):
+    from c2lip.lab.data.prepare import prepare  # heavy (torch, spaCy); --help and wrong options answer at once
+
+    places = [_absolute(place) for place in source]
+    manifest = prepare(
+        places if len(places) > 1 else places[0],
+        _absolute(folder),
+        rules=_read_rules(recipe, rule),
+        image_folder=_absolute(image_folder),
+        captions=_absolute(captions),
+        nlp=_folder_or_name(nlp),
+        progress=progress,
+        **options,
+    )
+    if progress:
+        _print_summary(manifest, folder, recipe)
+
+
+_COUNTS = {"none": "without a phrase", "given": "given by the source"}  # the others are words
+
+
+def _print_summary(manifest, folder, recipe):
+    captions = manifest["captions"]
+    phrases = manifest["phrases"]
+    print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {folder}")
+    for name, count in (manifest | manifest.get("joined", {})).items():
+        if type(count) is int and count and name not in ("captions", "phrases", "parts"):
+            print(f"{count:,} {_COUNTS.get(name, name.replace('_', ' '))}")
+    for cause, count in manifest["skipped"].items():
+        print(f"{count:,} left out: {cause}")
+
+    chosen = f"-f {_absolute(recipe)}" if recipe else "-p model ViT-B-16-SigLIP"
+    print(f"train on it:  papermill nbs/train.ipynb {chosen} -p data {_absolute(folder)}")
 
 # %% ../../../nbs/dev/01_command.ipynb #606bad42
 def _first_line(text):
-    return (text or "").strip().partition("\n")[0].lstrip("# ").strip()
+    return (text or "").strip().partition("\n")[0].lstrip("# ")
 
 
 def _methods(word):
     from c2lip.lab.relatives import find_methods
-    from c2lip.lab.training.config import method_options
+    from c2lip.lab.training.config import read_methods
 
-    found, wrong = find_methods()
-    for name, function in sorted(found.items()):
-        options = [n if s.default is ... else f"{n}={s.default}" for n, s in method_options(name)[0].items()]
-        yield name, _first_line(function.__doc__), ", ".join(options)
-    yield from ((name, why, "") for name, why in wrong.items() if not name.startswith("__"))
+    methods, wrong = find_methods()
+    options = read_methods()
+    for name, method in sorted(methods.items()):
+        defaults = [f"{option}={setting.default}" for option, setting in options[name].items()]
+        yield name, _first_line(method.__doc__), ", ".join(defaults)
+    for name, why in wrong.items():
+        if not name.startswith("__"):
+            yield name, why, ""
 
 
 def _models(word):
-    from c2lip.lab.training.launchers import open_clip_models
     from c2lip.lab.training.runs import release_folders
 
     yield "base", "SigLIP's form, of the embedded world"
     yield "base_clip", "CLIP's form, of the embedded world"
     yield "tuned", "what C2LIP made of base"
-    yield from ((place, "a run") for place in release_folders().values())
-    yield from ((name, ", ".join(tags)) for name, tags in open_clip_models().items() if tags and word)
+    for place in release_folders().values():
+        yield place, "a run"
+    if word:
+        import open_clip
+
+        for name in open_clip.list_models():
+            yield name, ", ".join(open_clip.list_pretrained_tags_by_model(name))
 
 
 def _suites(word):
@@ -142,50 +156,50 @@ def _suites(word):
 def _settings(word):
     from c2lip.lab.training.config import settings_of
 
-    for name, s in settings_of().items():
-        limits = f"one of: {', '.join(s.words)}" if s.words else str(s.range or "")
-        yield name, s.kind, str(s.default), "; ".join(filter(None, [s.help, limits]))
+    for name, setting in settings_of().items():
+        limits = ", ".join(setting.words) or str(setting.range or "")
+        about = f"{setting.help}; {limits}" if limits else setting.help
+        yield name, setting.kind, str(setting.default), about
 
 
 def _recipes(word):
     for path in sorted(shipped("recipes").glob("*.yaml")):
         text = path.read_text(encoding="utf8")
-        launcher = re.search(r"nbs/(\w+)\.ipynb", text)
-        yield path.stem, launcher[1] if launcher else "train", _first_line(text)
+        launcher = re.search(r"nbs/(\w+)\.ipynb|$", text)[1] or "train"
+        yield path.stem, launcher, _first_line(text)
 
 
-_LISTINGS = {  # what → rows, heads, how a name is used
+_LISTINGS = {
     "methods": (_methods, "method, what it does, options", "papermill nbs/train.ipynb -p method NAME -p OPTION VALUE"),
     "models": (_models, "model, weights", "-p model NAME; c2lip list models WORD searches what open_clip knows"),
     "recipes": (_recipes, "recipe, launcher, about", "papermill nbs/LAUNCHER.ipynb -f {recipes}/RECIPE.yaml"),
     "suites": (_suites, "suite, size, from", "papermill nbs/evaluate.ipynb -p data FOLDER -p suites NAME"),
     "settings": (_settings, "setting, type, default, meaning", "papermill nbs/train.ipynb -p NAME VALUE"),
-}
+}  # what → rows, heads, how a name is used
+
+# %% ../../../nbs/dev/01_command.ipynb #636f3746
+def _columns():
+    "The width of the terminal; a file takes whole lines"
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 1_000_000
 
 
-def _room():
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
-
-
-def _print_table(heads, rows):
-    "Columns as wide as their words, but for the last"
-    room = _room()
-    lines = [heads, *([str(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in list(zip(*lines))[:-1]] + [0]
-    indent = min(sum(widths) + 2 * len(widths) - 2, room // 2)
+def _print_table(lines):
+    "Rows of texts in columns as wide as their words; a long row goes on below, indented"
+    widths = [max(map(len, column)) for column in zip(*lines)]
     for line in lines:
-        text = "  ".join(map(str.ljust, line, widths))
-        text = "".join(c if c.isprintable() else "?" for c in text).rstrip()
-        print(textwrap.fill(text, room, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False))
+        cells = [cell.ljust(width) for cell, width in zip(line, widths)]
+        text = "  ".join(cells).rstrip()
+        print(textwrap.fill(text, _columns(), subsequent_indent="    ", break_on_hyphens=False))
 
 
 def _list(what, word):
-    rows, heads, hint = _LISTINGS[what]
-    found, heads = list(rows(word)), heads.split(", ")
-    chosen = [row for row in found if word.lower() in row[0].lower()]
+    find, heads, hint = _LISTINGS[what]
+    rows = list(find(word))
+    chosen = [row for row in rows if word.lower() in row[0].lower()]
     if not chosen:
-        raise UserError(f"there is no {heads[0]} with {word!r} in its name{did_you_mean(word, [r[0] for r in found])}")
-    _print_table(heads, chosen)
+        meant = did_you_mean(word, [row[0] for row in rows])
+        raise UserError(f"no name among the {what} has {word!r} in it{meant}")
+    _print_table([heads.split(", "), *chosen])
     print("\n" + hint.replace("{recipes}", os.path.relpath(shipped("recipes"))))
 
 
@@ -196,11 +210,11 @@ def _runs(folder):
     if not len(table):
         print("no runs yet")
         return
+
     table["when"] = table["when"].dt.strftime("%Y-%m-%d %H:%M")
-    table["data"] = table.pop("data")  # the longest comes last and wraps
-    table = table.drop(columns="when" if _room() < 100 else [])  # a dated folder has it in its name
-    rows = table.astype(object).where(table.notna(), "").values.tolist()
-    _print_table(list(table.columns), [[f"{c:.1f}" if type(c) is float else c for c in row] for row in rows])
+    table["data"] = table.pop("data")  # the longest comes last
+    cells = table.round(1).astype(object).where(table.notna(), "").astype(str)
+    _print_table([list(cells.columns), *cells.values.tolist()])
 
 # %% ../../../nbs/dev/01_command.ipynb #9b1de005
 def _add_explore(p):
@@ -212,17 +226,19 @@ def _add_explore(p):
 def _explore(output, state, **controls):
     from c2lip.lab.attention.explorer import Explorer  # heavy (torch, open_clip)
 
-    changes = flag_changes(argparse.Namespace(**controls)) | ({"state": state} if state else {})
+    changes = flag_changes(argparse.Namespace(**controls))
+    if state:
+        changes["state"] = state
     if not changes.get("image", "0").isdecimal():
         changes["image"] = _absolute(changes["image"])
     if "model" in changes:
         changes["model"] = [_folder_or_name(name) for name in changes["model"]]
-    explorer = Explorer(["base"] if controls["model"] or state else ("base", "tuned"))
+
+    explorer = Explorer(["base"] if controls["model"] or state else ["base", "tuned"])
     if not explorer.update(**changes):
         raise UserError(explorer.error)
     folder = explorer.save(_absolute(output))
-    print(textwrap.fill(explorer.status, _room(), break_long_words=False, break_on_hyphens=False))
-    print(f"written: {folder}/maps.png, maps.svg, maps.pdf, maps.json")
+    print(f"{explorer.status}\nwritten: {folder}/maps.png, maps.svg, maps.pdf, maps.json")
 
 # %% ../../../nbs/dev/01_command.ipynb #199e3640
 def _add_list(p):
@@ -230,64 +246,77 @@ def _add_list(p):
     p.add_argument("word", nargs="?", default="", metavar="WORD", help="names that hold it; of models, open_clip's")
 
 
-def _launch(name, *words):
-    "Become papermill, which takes the words as they are"
-    from c2lip.lab.training.launchers import launcher
-
-    words = tuple("--help-notebook" if word in ("-h", "--help") else word for word in words)
-    os.execv(sys.executable, [sys.executable, "-m", "papermill", str(launcher(name)), *words])
-
-
 def _add_runs(p):
     p.add_argument("folder", nargs="?", default="", metavar="FOLDER", help="where the runs lie (default: runs/)")
 
 
-_ABOUT_EXPLORE = "Write the explorer's figure: image, maps of one to four models and, of two, their difference."
+def _launch(name, words):
+    "Become papermill, which takes the words as they are"
+    from c2lip.lab.training.launchers import launcher
+
+    words = ["--help-notebook" if word in ("-h", "--help") else word for word in words]
+    os.execv(sys.executable, [sys.executable, "-m", "papermill", str(launcher(name)), *words])
 
 
+_LAUNCHERS = {
+    "train": "fine-tune a model: papermill nbs/train.ipynb, with all that it takes",
+    "evaluate": "measure models: papermill nbs/evaluate.ipynb, with all that it takes",
+}
+
+
+class _Command(NamedTuple):
+    work: Callable
+    add: Callable  # its options, to a parser
+    help: str  # a line about it
+    about: str = ""  # a page about it
+
+
+_MAPS = "Write the explorer's figure: image, maps of one to four models and, of two, their difference."
+_COMMANDS = {
+    "prepare": _Command(_prepare, _add_prepare, "find the noun phrases of a data set, once", _ABOUT_PREPARE),
+    "explore": _Command(_explore, _add_explore, "where in an image models find a phrase", _MAPS),
+    "list": _Command(_list, _add_list, "settings, methods, models, recipes or suites that there are"),
+    "runs": _Command(_runs, _add_runs, "what has been run, the newest first, and how it ended"),
+}
+
+# %% ../../../nbs/dev/01_command.ipynb #d8289fb2
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
         super().error(one_line(message))
 
 
-_COMMANDS: dict[str, tuple[Any, Any, str, str]] = {  # its work, its options, a line and a page about it
-    "prepare": (_prepare, _add_prepare, "find the noun phrases of a data set's captions, once", _ABOUT_PREPARE),
-    "explore": (_explore, _add_explore, "where in an image models find a phrase", _ABOUT_EXPLORE),
-    "train": (_launch, str, "fine-tune a model: papermill nbs/train.ipynb, with all that it takes", ""),
-    "evaluate": (_launch, str, "measure models: papermill nbs/evaluate.ipynb, with all that it takes", ""),
-    "list": (_list, _add_list, "settings, methods, models, recipes or suites that there are", ""),
-    "runs": (_runs, _add_runs, "what has been run, the newest first, and how it ended", ""),
-}
-
-
-def main(words: list[str] | None = None) -> int:  # 0 done, 2 something outside the program is wrong, 130 stopped
-    """The command `c2lip` with the words typed after it, None: the terminal's; argparse ends the process itself for
-    --help (0) and wrong options (2)"""
+def _parser():
     about = "Fine-tune contrastive vision-language models with noun-phrase concepts."
     parser = _Parser(prog="c2lip", description=about)
     parser.add_argument("--version", action="version", version=f"c2lip {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (_, add, short, long) in _COMMANDS.items():
+    for name, help in _LAUNCHERS.items():
+        commands.add_parser(name, help=help)
+    for name, command in _COMMANDS.items():
         form = argparse.RawDescriptionHelpFormatter
-        add(commands.add_parser(name, help=short, description=long, formatter_class=form))
+        command.add(commands.add_parser(name, help=command.help, description=command.about, formatter_class=form))
+    return parser
+
+
+def main(
+    words: list[str] | None = None,  # typed after c2lip; None: the terminal's
+) -> int:  # 0 done, 2 something outside the program is wrong, 130 stopped
+    "The command `c2lip`; argparse ends the process itself for --help (0) and wrong options (2)"
     words = sys.argv[1:] if words is None else words
-    if words and _COMMANDS.get(words[0], [0])[0] is _launch:
-        _launch(*words)
-    options = vars(parser.parse_args(words))
-    command = options.pop("command")
+    if words and words[0] in _LAUNCHERS:
+        _launch(words[0], words[1:])
+    options = vars(_parser().parse_args(words))
+    name = options.pop("command")
+
     try:
-        _COMMANDS[command][0](**options)
+        _COMMANDS[name].work(**options)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as head, has enough
     except (UserError, OSError) as e:
-        message = f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}" if isinstance(e, OSError) else str(e)
-        # the library's names of options are written as the command's
-        message = re.sub(r"\b(max|caption)_(skipped|column)\b", r"--\1-\2", " ".join(message.split()))
-        print(f"c2lip {command}: error: {message}", file=sys.stderr)
+        print(f"c2lip {name}: error: {one_line(e)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        kept = "; finished parts are kept, and the same command goes on from there"
-        print(f"\nc2lip {command}: stopped{kept if command == 'prepare' else ''}", file=sys.stderr)
+        print(f"\nc2lip {name}: stopped; the same command goes on from there", file=sys.stderr)
         return 130
     return 0

@@ -37,11 +37,8 @@ def notebooks_of(root: Path) -> list[Path]:  # the project's, sorted; without dr
 # %% ../../../nbs/dev/02_upkeep.ipynb #43580528
 def index_names():
     "Write data/names.json, by which a launcher checks names before it starts a kernel"
-    import open_clip
-
-    models = {name: open_clip.list_pretrained_tags_by_model(name) for name in open_clip.list_models()}
-    found = {"sources": digest_methods(), "methods": index_methods(), "open_clip": open_clip.__version__}
-    write_json(project_root() / "data" / "names.json", found | {"models": models})
+    index = {"sources": digest_methods(), "methods": index_methods()}
+    write_json(project_root() / "data" / "names.json", index)
 
 
 def tidy():

@@ -7,6 +7,7 @@ __all__ = ['complete_line', 'check_run', 'failure', 'Engine', 'enter']
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a32
 import base64
+import json
 import logging
 import os
 import re
@@ -16,98 +17,111 @@ import sys
 import time
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
-from itertools import groupby
 from pathlib import Path
-from textwrap import fill
 
 from ...core import UserError, did_you_mean, one_line
 from ...core.files import output_place, project_of, project_root, read_yaml, run_folder, shipped
 from .config import Setting, check
-from .launchers import check_run_dir, launcher_settings
+from .launchers import HANDED_OVER, check_call, launcher_settings
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a35
+_PLAIN = ("-h", "--help", "--version", "--help-notebook", "--engine")  # words of a line that is papermill's own
 _dated: list[str] = []  # run_dir of the line, where the user gave none
 
 
 def _root_of(notebook):
     "Where a launcher's relative paths start; None for a notebook of another project"
+    if not str(notebook).endswith(".ipynb") or "://" in str(notebook):
+        return None
     ships = Path(notebook).resolve().parent == shipped("base").parent / "nbs"
     return project_root() if ships else project_of(notebook)
+
+
+def _check_files(words):
+    "papermill would wait for a pipe, and read a device or a YAML that multiplies without end"
+    for option, file in zip(words, words[1:]):
+        if option in ("-f", "--parameters_file") and os.path.exists(file):
+            read_yaml(file)
 
 
 def complete_line(
     argv: list[str],  # a command line, program first
 ) -> list[str]:  # the line that papermill shall read; the same where it runs no notebook of this project
     "Choose our engine, and the place of the executed notebook; `UserError` where there is no such notebook"
-    notebook, rest = Path(argv[1] if len(argv) > 1 else ""), argv[2:]
-    root = _root_of(notebook) if notebook.suffix == ".ipynb" and "://" not in argv[1] else None
-    if root is None or {"-h", "--help", "--version", "--help-notebook", "--engine"} & set(rest):
+    root = _root_of(argv[1]) if len(argv) > 1 else None
+    if root is None or set(_PLAIN).intersection(argv):
         return argv
+
+    program, launcher, *rest = argv
+    notebook = Path(launcher)
     if not notebook.is_file():
-        others = [path.name for path in (root / "nbs").glob("*.ipynb")]
+        others = [path.name for path in root.glob("nbs/*.ipynb")]
         raise UserError(f"there is no notebook {notebook}{did_you_mean(notebook.name, others)}")
-    for option, file in zip(rest, rest[1:]):
-        if option in ("-f", "--parameters_file") and os.path.exists(file):
-            read_yaml(file)  # papermill would wait for a pipe, and read a device or a YAML that multiplies without end
-    added = ["--engine", "c2lip", "--no-progress-bar", "--log-level", "CRITICAL", *rest]
-    second = next((word for word in (rest[:1] + rest[-1:]) if word.endswith(".ipynb")), "")
-    if second:
-        if "://" not in second:
-            output_place(Path.cwd() / second)  # not the launcher itself
-        return [*argv[:2], *added]
+    _check_files(rest)
+
+    words = ["--engine", "c2lip", "--no-progress-bar", "--log-level", "CRITICAL", *rest]
+    for place in rest[:1] + rest[-1:]:
+        if place.endswith(".ipynb"):
+            if "://" not in place:
+                output_place(Path.cwd() / place)  # not the launcher itself
+            return [program, launcher, *words]
     if rest and not rest[0].startswith("-"):
         raise UserError(f"{rest[0]} is no place for the executed notebook: give a name that ends in .ipynb")
+
     if not any("run_dir" in word for word in rest):
-        _dated.append(f"runs/{notebook.stem}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
-        added += ["-b", base64.b64encode(f"run_dir: {_dated[-1]}".encode()).decode()]
-    return [*argv[:2], f"{{run_dir}}/{notebook.name}", *added]
+        run_dir = f"runs/{notebook.stem}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+        _dated.append(run_dir)
+        words += ["-b", base64.b64encode(f"run_dir: {run_dir}".encode()).decode()]
+    return [program, launcher, f"{{run_dir}}/{notebook.name}", *words]
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a38
 def check_run(
     notebook,  # path of a launcher
     given: dict,  # name → value, as papermill has read them
-) -> Path:  # the run folder, existing or not
+) -> dict:  # name → checked value
     "Raise `UserError` for an unknown parameter, a wrong value, and a folder that must not be written over"
-    settings = check({"run_dir": Setting("str", "")} | launcher_settings(notebook, given), given, notebook)
+    declared = {"run_dir": Setting("str", "")} | launcher_settings(notebook, given)
+    settings = check(declared, given, notebook)
     run_dir = settings["run_dir"]
     if run_dir.startswith("~"):
         raise UserError(f"run_dir {run_dir}: write the home folder out")
+
     folder = (_root_of(notebook) or Path.cwd()) / run_dir
-    check_run_dir(output_place(folder) if run_dir else folder, Path(notebook).stem, settings)
-    return folder
+    check_call(Path(notebook).stem, output_place(folder) if run_dir else folder, settings)
+    return settings
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a3a
-_wrap = partial(fill, break_long_words=False, break_on_hyphens=False)
-
-
 def _print(text):
-    "Our own line; a terminal breaks it between words"
-    wide = shutil.get_terminal_size().columns if sys.stderr.isatty() else 10**6
-    for line in f"c2lip: {text}".split("\n"):
-        print(_wrap(line, wide), file=sys.stderr, flush=True)
+    print(f"c2lip: {text}", file=sys.stderr, flush=True)
 
 
 class _Screen:
     "A file for the output of cells, as papermill writes it"
 
     def __init__(self, file):
-        self.file, self.drawn, self.bar = file, "", ""  # what the next carriage return replaces, and the last such line
-        self.next, self.printed = 0.0, ""  # moment of the next line of progress, and the last one
+        self.file = file
+        self.drawn = ""  # what the next carriage return replaces
+        self.bar = ""  # the last such line
+        self.next = 0.0  # moment of the next line of progress in a file
+        self.printed = ""  # the last one
 
     def write(self, text: str):
         "Print whole lines, and the current one"
-        terminal, wipe = self.file.isatty(), "\r\x1b[K" if self.drawn else ""
-        *lines, drawn = (line.rpartition("\r")[2].rstrip() for line in f"{self.drawn}{text}".split("\n"))
-        shown = "".join(f"{line}\n" for line in lines if not line or line != self.printed)
-        if terminal:
-            wide = shutil.get_terminal_size().columns
-            shown = "".join(f"{_wrap(line, wide)}\n" for line in lines)
-            shown = wipe + shown + drawn[: wide - 1]
-        elif drawn and time.monotonic() > self.next:
-            self.next, self.printed = time.monotonic() + 10.0, drawn
-            shown += f"{drawn}\n"
-        self.drawn, self.bar = drawn, drawn.strip() or self.bar
+        pieces = f"{self.drawn}{text}".split("\n")
+        *lines, drawn = [piece.rpartition("\r")[2].rstrip() for piece in pieces]
+        if self.file.isatty():
+            columns = shutil.get_terminal_size().columns
+            wipe = "\r\x1b[K" if self.drawn else ""
+            shown = wipe + "".join(f"{line}\n" for line in lines) + drawn[: columns - 1]
+        else:
+            shown = "".join(f"{line}\n" for line in lines if not line or line != self.printed)
+            if drawn and time.monotonic() > self.next:
+                self.next = time.monotonic() + 10.0
+                self.printed = drawn
+                shown += f"{drawn}\n"
+
+        self.drawn = drawn
+        self.bar = drawn.strip() or self.bar
         with suppress(OSError, ValueError):  # a closed terminal
             self.file.write(shown)
             self.file.flush()
@@ -116,40 +130,116 @@ class _Screen:
         "Nothing waits"
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a3d
+def _cause_of(error, drawn):
+    kind = type(error).__name__
+    if isinstance(error, SystemExit):  # of `_stop`
+        name = signal.Signals(int(error.code or 0) - 128).name.replace("SIGINT", "Ctrl-C")
+        step = re.match(r"(\d+)/(\d+) .* left", drawn)
+        return f"stopped by {name} at step {step[1]} of {step[2]}" if step else f"stopped by {name}"
+    if kind == "DeadKernelError":
+        return "the kernel died: it was killed from outside, as a system without memory does"
+    return f"{kind}: {one_line(str(error))}; --log-level DEBUG shows the traceback"
+
+
+def failure(
+    error: BaseException,
+    output: Path,  # the executed notebook
+    drawn: str,  # the last line of progress
+) -> str:
+    "An end in two lines: the cause, and where to read more or how to go on"
+    if hasattr(error, "ename"):  # of a cell
+        name = "" if error.ename == "UserError" else f"{error.ename}: "
+        return f"{name}{one_line(error.evalue) or 'stopped'}\n       the executed notebook: {output}"
+
+    cause = _cause_of(error, drawn)
+    folder = output.parent
+    again = f"the same line with -p run_dir {folder}"
+    if list(folder.glob("checkpoint*.pt")):
+        return f"{cause}\n       {again} -p resume True goes on from its checkpoint"
+    if [*folder.glob("*/checkpoint*.pt"), *folder.glob("*/model")]:
+        return f"{cause}\n       {again} goes on after what is done"
+    return f"{cause}\n       {folder} holds no checkpoint yet, so start again"
+
+# %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a3f
+class _Run:
+    "One run of a launcher, and its place"
+
+    def __init__(self, nb, notebook):
+        self.notebook = Path(notebook)
+        self.notes = nb.metadata.papermill
+        self.given = dict(self.notes["parameters"])
+        self.output = Path(self.notes["output_path"])
+        self.start = time.time()
+        self.screen = _Screen(sys.stdout)
+
+        root = _root_of(notebook) or Path.cwd()
+        run_dir = self.given.get("run_dir")
+        self.in_folder = str(self.output) == f"{run_dir}/{self.notebook.name}"  # as `complete_line` has put it
+        self.folder = root / run_dir if self.in_folder else self.output.parent
+
+    def check(self):
+        "Check the parameters, and hand them over to the kernel"
+        run_dir = self.given.get("run_dir", "")
+        named = self.given | {"run_dir": ""} if run_dir in _dated else self.given
+        settings = check_run(self.notebook, named)
+        os.environ[HANDED_OVER] = json.dumps({**settings, "run_dir": run_dir})
+
+    def open_folder(self):
+        "Make the run folder, and show where it is"
+        from papermill.iorw import papermill_io
+
+        run_folder(str(self.folder))
+        papermill_io.get_handler("local").cwd(str(_root_of(self.notebook)))
+        self.output = Path(os.path.relpath(self.folder)) / self.output.name
+        _print(f"the executed notebook and the results go to {self.output.parent}")
+
+    def check_cells(self, nb):
+        "Raise the error of a cell; `UserError` for one that refuses before anything is begun"
+        from papermill.execute import raise_for_execution_errors
+
+        outputs = [output for cell in nb.cells for output in cell.get("outputs", ())]
+        refused = [output.evalue for output in outputs if output.get("ename") == "UserError"]
+        params = self.folder / "params.json"
+        begun = params.exists() and params.stat().st_mtime > self.start
+        if self.in_folder and refused and not begun:
+            raise UserError(one_line(refused[0]))
+        raise_for_execution_errors(nb, self.notes["output_path"])
+
+    def clean(self):
+        "A folder in which nothing was begun is left as it was"
+        os.environ.pop(HANDED_OVER, None)
+        with suppress(OSError):
+            (self.folder / "unfinished.ipynb").unlink()
+            self.folder.rmdir()
+
+    def end(self, nb, error):
+        "Mark the notebook, and print the cause; exit code 1: an error, 138: a dead kernel"
+        from papermill.iorw import write_ipynb
+
+        if not hasattr(error, "ename"):  # no cell shows it
+            self.notes["stopped" if isinstance(error, SystemExit) else "exception"] = True
+            with suppress(OSError):
+                write_ipynb(nb, self.notes["output_path"])
+        if logging.getLogger("papermill").isEnabledFor(logging.DEBUG) and isinstance(error, Exception):
+            raise error
+
+        self.screen.write("\n" if self.screen.drawn else "")
+        _print(failure(error, self.output, self.screen.bar))
+        dead = type(error).__name__ == "DeadKernelError"
+        raise SystemExit(getattr(error, "code", 138 if dead else 1)) from None
+
+# %% ../../../nbs/6_training/03_launch.ipynb #510dab26
 def _stop(number, frame):
     signal.signal(number, signal.SIG_DFL)  # a second one ends this process at once
     logging.getLogger("asyncio").disabled = True  # its tasks that watch the kernel see it end
     raise SystemExit(128 + number)
 
 
-def failure(error, output, drawn):
-    "An end in two lines: the cause, and where to read more or how to go on"
-    if hasattr(error, "ename"):  # of a cell
-        name = "" if error.ename == "UserError" else f"{error.ename}: "
-        return f"{name}{one_line(error.evalue) or 'stopped'}\n       the executed notebook: {output}"
-    cause = f"{type(error).__name__}: {one_line(str(error))}; --log-level DEBUG shows the traceback"
-    if isinstance(error, SystemExit):
-        step = re.match(r"(\d+)/(\d+) .* left", drawn)
-        cause = f"stopped by {signal.Signals(int(error.code or 0) - 128).name.replace('SIGINT', 'Ctrl-C')}"
-        cause += f" at step {step[1]} of {step[2]}" if step else ""
-    elif type(error).__name__ == "DeadKernelError":
-        cause = "the kernel died: it was killed from outside, as a system without memory does"
-    folder, way = output.parent, "goes on after what is done"
-    if list(folder.glob("checkpoint*.pt")):
-        way = "-p resume True goes on from its checkpoint"
-    elif not [*folder.glob("*/checkpoint*.pt"), *folder.glob("*/model")]:
-        return f"{cause}\n       {folder} holds no checkpoint yet, so start again"
-    return f"{cause}\n       the same line with -p run_dir {folder} {way}"
-
-# %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a3f
-def _join_streams(outputs):
-    "A cell's output in one piece, as on a terminal: of a bar its last line"
-    for name, some in groupby(outputs, lambda output: output.get("name")):
-        first, *others = some
-        if name:
-            lines = (first.text + "".join(output.text for output in others)).split("\n")
-            first.text, others = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines), []
-        yield from (first, *others)
+def _catch_signals():
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _stop)
 
 
 class Engine:
@@ -159,56 +249,39 @@ class Engine:
     nb_language = staticmethod(lambda nb, language=None: "python")
 
     @staticmethod
-    def execute_notebook(nb, kernel_name, output_path=None, input_path=None, **options):
-        "Check, run, and print how it ended; exit code 2: a wrong parameter, 1: an error, 138: a dead kernel"
+    def execute_notebook(
+        nb,  # the notebook, with its parameters
+        kernel_name,  # such as python3
+        output_path=None,  # of the executed notebook
+        input_path=None,  # of the launcher
+        **options,  # of papermill's own engine
+    ):
+        "Check, run, and print how it ended; exit code 2: a wrong parameter"
         from papermill.engines import NBClientEngine
-        from papermill.execute import raise_for_execution_errors
-        from papermill.iorw import papermill_io, write_ipynb
         from traitlets.config import Config
 
-        notes, start, screen, root = nb.metadata.papermill, time.time(), _Screen(sys.stdout), _root_of(input_path)
-        given, output = dict(notes["parameters"]), Path(notes["output_path"])
-        ours = str(output) == f"{given.get('run_dir')}/{Path(input_path).name}"
-        folder = root / given["run_dir"] if ours else output.parent
-        options |= {"stdout_file": screen, "stderr_file": screen, "extra_arguments": ["--IPKernelApp.log_level=50"]}
+        run = _Run(nb, input_path)
+        options |= {"stdout_file": run.screen, "stderr_file": run.screen, "coalesce_streams": True}
+        options["extra_arguments"] = ["--IPKernelApp.log_level=50"]
         options["config"] = Config(KernelManager={"shutdown_wait_time": 60})  # time for a step and its checkpoint
         try:
-            check_run(input_path, given | ({"run_dir": ""} if not ours or given["run_dir"] in _dated else {}))
-            if ours:
-                run_folder(str(folder))
-                papermill_io.get_handler("local").cwd(str(root))
-                output, output_path = Path(os.path.relpath(folder)) / output.name, str(folder / "unfinished.ipynb")
-                _print(f"the executed notebook and the results go to {output.parent}")
-            for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):
-                if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:  # nohup
-                    signal.signal(getattr(signal, name), _stop)
+            run.check()
+            if run.in_folder:
+                run.open_folder()
+                output_path = str(run.folder / "unfinished.ipynb")
+            _catch_signals()
             nb = NBClientEngine.execute_notebook(nb, kernel_name, output_path=output_path, **options)
-            for cell in nb.cells:
-                if "outputs" in cell:
-                    cell.outputs = list(_join_streams(cell.outputs))
-            refused = [o.evalue for c in nb.cells for o in c.get("outputs", []) if o.get("ename") == "UserError"]
-            if ours and refused and not any(file.stat().st_mtime > start for file in folder.glob("params.json")):
-                raise UserError(one_line(refused[0]))  # before anything was begun
-            raise_for_execution_errors(nb, notes["output_path"])
+            run.check_cells(nb)
         except UserError as e:
             _print(e)
             raise SystemExit(2) from None
         except BaseException as e:
-            if not hasattr(e, "ename"):  # no cell shows it
-                notes["stopped" if isinstance(e, SystemExit) else "exception"] = True
-                with suppress(OSError):
-                    write_ipynb(nb, notes["output_path"])
-            if logging.getLogger("papermill").isEnabledFor(logging.DEBUG) and isinstance(e, Exception):
-                raise
-            screen.write("\n" if screen.drawn else "")
-            _print(failure(e, output, screen.bar))
-            raise SystemExit(getattr(e, "code", 138 if type(e).__name__ == "DeadKernelError" else 1)) from None
+            run.end(nb, e)
         finally:
-            with suppress(OSError):
-                (folder / "unfinished.ipynb").unlink()
-                folder.rmdir()
-        minutes, seconds = divmod(round(time.time() - start), 60)
-        _print(f"done in {minutes} min {seconds} s; everything is in {output.parent}")
+            run.clean()
+
+        minutes, seconds = divmod(round(time.time() - run.start), 60)
+        _print(f"done in {minutes} min {seconds} s; everything is in {run.output.parent}")
         return nb
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a41
@@ -219,13 +292,15 @@ def enter():
     except (UserError, OSError) as e:
         _print(e)
         raise SystemExit(2) from None
-    if line is not sys.argv and "DEBUG" not in line:
+    if line is sys.argv:  # another project's
+        return
+
+    if "DEBUG" not in line:
         sys.excepthook = lambda kind, error, trace: _print(f"{kind.__name__}: {one_line(error)}")
     sys.argv[:] = line
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # their defaults warn in every run
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-_is_papermill = Path(sys.argv[0]).stem == "papermill" or (sys.argv[0] == "-m" and "papermill" in sys.orig_argv)
-if _is_papermill and os.environ.get("C2LIP_PAPERMILL") != "plain":
+if Path(sys.argv[0]).stem == "papermill" or (sys.argv[0] == "-m" and "papermill" in sys.orig_argv):
     enter()
