@@ -17,6 +17,7 @@ import torch
 
 from ...core import UserError
 from ...core.files import regular, replacing
+from ..data.records import Records
 from .config import MAY_CHANGE, Config
 from ...methods import Method
 from ...towers import Towers
@@ -25,16 +26,21 @@ from ...towers import Towers
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")  # newest first
 
 
-def binding(cfg: Config, records) -> dict:  # to train on; name → value
+def binding(
+    cfg: Config,  # of the run
+    records: Records,  # to train on
+) -> dict:  # name → value
     "The settings and the data that a checkpoint belongs to"
     settings = asdict(cfg)
     options = settings.pop("options")
-    data = {"per_epoch": len(records) // cfg.batch_size}
+    fixed = {name: value for name, value in {**options, **settings}.items() if name not in MAY_CHANGE}
+
+    fixed["per_epoch"] = len(records) // cfg.batch_size
     if not records.drawn:
-        data["captions"] = records.digest()[:12]
-    return {name: value for name, value in {**options, **settings}.items() if name not in MAY_CHANGE} | data
+        fixed["captions"] = records.digest()[:12]
+    return fixed
 
-
+# %% ../../../nbs/6_training/06_checkpoint.ipynb #8d4365f2
 def _digest(path, size):
     "The SHA-256 of the first `size` bytes of a file"
     sha = hashlib.sha256()
@@ -60,13 +66,13 @@ def _read(path):
         size = regular(path).stat().st_size - 32
         with open(path, "rb") as f:
             f.seek(size)
-            whole = f.read() == _digest(path, size)
-        return torch.load(path, map_location="cpu", weights_only=True) if whole else None
+            intact = f.read() == _digest(path, size)
+        return torch.load(path, map_location="cpu", weights_only=True) if intact else None
     except Exception:
         return None  # whatever a damaged or hostile file does to the reader
 
-
-def _way_on(folder):
+# %% ../../../nbs/6_training/06_checkpoint.ipynb #64d39dd0
+def _advice(folder):
     "How to go on after a failed write"
     kept = any((Path(folder) / name).exists() for name in CHECKPOINTS)
     return "resume True goes on from its last checkpoint" if kept else "there is no checkpoint yet"
@@ -76,7 +82,9 @@ _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 
 @contextmanager
-def disk_errors(folder):
+def disk_errors(
+    folder: Path | str,  # the run folder
+):
     "Turn disk errors into a `UserError`: what happened, and how to go on"
     try:
         yield
@@ -84,15 +92,27 @@ def disk_errors(folder):
         if e.errno not in _DISK_ERRORS and not e.filename:
             raise
         room = "make room; " if e.errno in _DISK_ERRORS else ""
-        where = e.filename if str(folder) in str(e.filename) else folder
-        raise UserError(f"{where} cannot be written ({e.strerror}); {room}{_way_on(folder)}") from None
+        place = e.filename if str(folder) in str(e.filename) else folder
+        raise UserError(f"{place} cannot be written ({e.strerror}); {room}{_advice(folder)}") from None
 
 
-def save_checkpoint(folder, towers: Towers, method: Method, optimizer, step: int, settings=None):  # steps done
-    "Write checkpoint.pt in one move and keep the one before as checkpoint.previous.pt; `settings` are its `binding`"
+def save_checkpoint(
+    folder: Path | str,  # the run folder
+    towers: Towers,  # in training
+    method: Method,  # whose objective may have weights
+    optimizer: torch.optim.Optimizer,  # with its moments
+    step: int,  # steps done
+    settings: dict | None = None,  # what the checkpoint belongs to, of `binding`
+):
+    "Write checkpoint.pt in one move and keep the one before as checkpoint.previous.pt"
     path = Path(folder) / "checkpoint.pt"
-    state = {"step": step, "settings": settings or {}, "model": towers.model.state_dict()}
-    state |= {"objective": method.objective.state_dict(), "optimizer": optimizer.state_dict()}
+    state = {
+        "step": step,
+        "settings": settings or {},
+        "model": towers.model.state_dict(),
+        "objective": method.objective.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
     try:
         with replacing(path) as temp:
             _write(state, temp)
@@ -102,15 +122,18 @@ def save_checkpoint(folder, towers: Towers, method: Method, optimizer, step: int
         os.fsync(handle)  # what was moved is on the disk
         os.close(handle)
     except (OSError, RuntimeError) as e:
-        what = f"step {step}: the checkpoint cannot be written to {folder} ({e})"
-        raise UserError(f"{what}; {_way_on(folder)}") from None
+        raise UserError(f"step {step}: the checkpoint cannot be written to {folder} ({e}); {_advice(folder)}") from None
 
-
-def read_checkpoint(folder, settings=None) -> dict | None:  # the run's `binding`; None where there is no checkpoint
+# %% ../../../nbs/6_training/06_checkpoint.ipynb #7e671b8c
+def read_checkpoint(
+    folder: Path | str,  # the run folder
+    settings: dict | None = None,  # of the run that resumes, of `binding`
+) -> dict | None:  # None where there is no checkpoint
     "The newest intact checkpoint; `UserError` if all are damaged, or it belongs to other settings"
     files = [path for name in CHECKPOINTS if (path := Path(folder) / name).exists()]
     if not files:
         return None
+
     for path in files:
         state = _read(path)
         if state is not None:
@@ -118,17 +141,28 @@ def read_checkpoint(folder, settings=None) -> dict | None:  # the run's `binding
         print(f"{path} is damaged and is not used", flush=True)
     else:
         names = " and ".join(path.name for path in files)
-        damaged = f"{folder}: {names} is damaged and no other checkpoint is whole, so the run cannot go on"
-        raise UserError(f"{damaged}: restore one from a copy, or start again in another run_dir")
+        raise UserError(
+            f"{folder}: {names} is damaged and no other checkpoint is whole, so the run cannot go on: "
+            "restore one from a copy, or start again in another run_dir"
+        )
+
     for name, value in (settings or {}).items():
         made_with = state["settings"].get(name, value)
         if made_with != value:
-            message = f"{path} was made with {name} {made_with!r}, not {value!r}"
-            raise UserError(f"{message}: resume with the same settings, or take another run_dir")
+            raise UserError(
+                f"{path} was made with {name} {made_with!r}, not {value!r}: "
+                "resume with the same settings, or take another run_dir"
+            )
     return state
 
 
-def load_checkpoint(folder, towers: Towers, method: Method, optimizer, settings=None) -> int:  # steps done
+def load_checkpoint(
+    folder: Path | str,  # the run folder
+    towers: Towers,  # changed in place, as are the next two
+    method: Method,  # whose objective may have weights
+    optimizer: torch.optim.Optimizer,  # made as the run's was
+    settings: dict | None = None,  # of the run that resumes, of `binding`
+) -> int:  # steps done
     "Restore what `read_checkpoint` finds; 0 where there is no checkpoint"
     state = read_checkpoint(folder, settings)
     if state is None:

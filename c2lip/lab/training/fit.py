@@ -10,7 +10,6 @@ import hashlib
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy, deepcopy
@@ -27,8 +26,8 @@ from ...core import UserError, derive_seed, seeded
 from ...core.files import check_free, sole_writer
 from ...encoding import rank_and_world_size, sum_over_ranks
 from ..data.loading import Samples, batches, loader, neighbours_of
+from ..data.records import Records
 from ..evaluation.suites import choose_benchmark, evaluate
-from . import step
 from .checkpoint import CHECKPOINTS, binding, disk_errors, load_checkpoint, save_checkpoint
 from .config import Config
 from .log import Log
@@ -38,6 +37,7 @@ from c2lip.lab.training.step import (
     halve_weights,
     make_optimizer,
     recompute_all,
+    schedule,
     train_step,
 )
 from ...methods import Method, Step
@@ -47,58 +47,95 @@ from ...towers import Towers, has_bias
 RUN_RESULTS = ("metrics.jsonl", *CHECKPOINTS)  # what `fit` would overwrite
 
 
-def count_steps(samples, cfg: Config, ranks: int = 1) -> tuple[int, int]:  # steps in all, steps of an epoch
+def count_steps(
+    samples: Samples | Records,  # to train on: their number counts
+    cfg: Config,  # of the run
+    ranks: int = 1,  # processes that share a batch
+) -> tuple[int, int]:  # steps in all, steps of an epoch
     "The steps of a run; raise `UserError` if a batch is larger than the data, or cannot be cut into equal parts"
     if cfg.batch_size % (ranks * cfg.accumulate):
-        parts = f"{ranks} processes × accumulate {cfg.accumulate}"
-        raise UserError(f"batch_size {cfg.batch_size} is not a multiple of {parts}")
+        raise UserError(
+            f"batch_size {cfg.batch_size} is not a multiple of {ranks} processes × accumulate {cfg.accumulate}"
+        )
+
     per_epoch = len(samples) // cfg.batch_size
     if per_epoch == 0:
-        images = f"{len(samples)} images"
-        raise UserError(f"a batch of {cfg.batch_size} is larger than the data ({images}); lower batch_size")
+        raise UserError(
+            f"a batch of {cfg.batch_size} is larger than the data ({len(samples)} images); lower batch_size"
+        )
     return max(1, round(cfg.epochs * per_epoch)), per_epoch
 
 # %% ../../../nbs/6_training/07_fit.ipynb #d51aad8d
 def _summary(table):
     "Averages of the compositional suites, every number of retrieval and zero-shot, and their mean, in percent"
-    rows = {}
-    for r in table.dropna(subset="value").itertuples():
-        if r.name.startswith("average") or "sugarcrepe" not in r.suite:
-            rows[f"{r.suite} {r.name}"] = r.value
-    zero_shot = [v for k, v in rows.items() if k.startswith("zeroshot ")]
-    recall = [v for k, v in rows.items() if k.startswith("retrieval ") and k.endswith("R@1")]
-    found = zero_shot or recall
-    if not found:
-        return rows
-    at = table.suite.eq("zeroshot") if zero_shot else table.suite.eq("retrieval") & table.name.str.endswith("R@1")
-    return {"zero-shot" if zero_shot else "R@1": sum(found) / len(found), "items": float(table[at].n.sum()), **rows}
+    table = table.dropna(subset="value")
+    shown = table[table.name.str.startswith("average") | ~table.suite.str.contains("sugarcrepe")]
+    numbers = dict(zip(shown.suite + " " + shown.name, shown.value))
+
+    zero_shot = table[table.suite == "zeroshot"]
+    recall = table[(table.suite == "retrieval") & table.name.str.endswith("R@1")]
+    guarded = zero_shot if len(zero_shot) else recall
+    if guarded.empty:
+        return numbers
+    name = "zero-shot" if len(zero_shot) else "R@1"
+    return {name: guarded.value.mean(), "items": float(guarded.n.sum()), **numbers}
 
 
-def _compare_with_start(now, start, alarm):
-    "A line of the main numbers with their changes since the start, and a second where zero-shot fell by over `alarm`"
-    shown = [name for name in now if name.endswith(("zero-shot", "average", "R@1")) and not name.startswith("heldout/")]
-    line = " · ".join(f"{name} {now[name]:.1f} ({now[name] - start.get(name, now[name]):+.1f})" for name in shown)
-    kept = next((name for name in ("zero-shot", "R@1") if name in now and name in start), "")
-    lost = start[kept] - now[kept] if kept else 0.0
+def _changes(numbers, start):
+    "The main numbers with their changes since the start, as a line"
+    texts = []
+    for name, value in numbers.items():
+        if name.endswith(("zero-shot", "average", "R@1")) and not name.startswith("heldout/"):
+            texts.append(f"{name} {value:.1f} ({value - start[name]:+.1f})")
+    return " · ".join(texts)
+
+
+def _half_interval(percentages, items):
+    "Half of the 95 % interval of a difference of two percentages of so many items, after Agresti and Caffo (2000)"
+    variance = 0.0
+    for percent in percentages:
+        share = (percent / 100 * items + 1) / (items + 2)
+        variance += share * (1 - share) / items
+    return 196 * math.sqrt(variance)
+
+
+def _fall(numbers, start, alarm):
+    "What to print of a fall of zero-shot by over `alarm` points; empty where there is none"
+    name = "zero-shot" if "zero-shot" in numbers else "R@1"
+    lost = start.get(name, 0.0) - numbers.get(name, 0.0)
     if lost <= alarm:
-        return line
-    n = now.get("items", math.inf)
-    shares = [(numbers[kept] / 100 * n + 1) / (n + 2) if n < math.inf else 0.0 for numbers in (start, now)]
-    wide = 196 * math.sqrt(sum(p * (1 - p) / n for p in shares))
-    if lost < wide:
-        fall = f"warning: {kept} is {lost:.1f} points below the start, within ± {wide:.1f}"
-        return f"{line}\n{fall}: {n:.0f} items are too few to tell; raise hold_back, or give validation a folder"
-    fall = f"ALARM: {kept} has fallen {lost:.1f} points below the start, more than {alarm:g}"
-    return f"{line}\n{fall}; a lower lr, fewer epochs or a smaller alpha would keep more"
+        return ""
 
+    items = numbers["items"]
+    chance = _half_interval((start[name], numbers[name]), items)
+    if lost < chance:
+        return (
+            f"warning: {name} is {lost:.1f} points below the start, within ± {chance:.1f}: "
+            f"{items:.0f} items are too few to tell; raise hold_back, or give validation a folder"
+        )
+    return (
+        f"ALARM: {name} has fallen {lost:.1f} points below the start, more than {alarm:g}; "
+        "a lower lr, fewer epochs or a smaller alpha would keep more"
+    )
 
-def make_validator(cfg: Config, held, folder) -> Callable:  # records held back, run folder; towers → {name: percent}
+# %% ../../../nbs/6_training/07_fit.ipynb #d4efa40d
+def make_validator(
+    cfg: Config,  # of the run
+    held: Records | list,  # held back from training
+    folder: Path | str,  # the run folder
+) -> Callable[[Towers], dict]:  # name → percent
     "A function that validates: on the world's split, the held-back images, or a benchmark folder"
-    place, counts = Path(folder) / "validation", {"items": cfg.items, "images": cfg.bench_images}
-    home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", **counts)
+    place = Path(folder) / "validation"
+    sizes = {"items": cfg.items, "images": cfg.bench_images}
+    home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", **sizes)
     if home is None:
         raise UserError("evaluate_every needs validation images: raise hold_back, or give validation a folder")
-    return lambda towers: _summary(evaluate(towers, home, batch_size=250, progress=False, cache=None, readouts={}))
+
+    def _validate(towers):
+        table = evaluate(towers, home, batch_size=250, progress=False, cache=None, readouts={})
+        return _summary(table)
+
+    return _validate
 
 # %% ../../../nbs/6_training/07_fit.ipynb #14fc0fa4
 def average_weights(
@@ -107,13 +144,12 @@ def average_weights(
     alpha: float,  # 0 first, 1 last
 ) -> dict[str, torch.Tensor]:
     "(1 − α)·first + α·last in float64, in the type and place of `last`; integers are taken from `last`"
-    found = dict(last)
+    average = dict(last)
     for name, value in last.items():
         if value.is_floating_point():
             between = (1 - alpha) * first[name].double().cpu() + alpha * value.double().cpu()
-            ends = first[name] if alpha == 0 else value  # bit by bit, the sign of zero too
-            found[name] = (between if 0 < alpha < 1 else ends).to(value.device, value.dtype)
-    return found
+            average[name] = between.to(value.device, value.dtype)
+    return average
 
 # %% ../../../nbs/6_training/07_fit.ipynb #dd8d6986
 def _digest(tensors):
@@ -125,122 +161,45 @@ def _digest(tensors):
 
 
 class _Run:
-    "The shared state of the steps of a run, on one rank"
+    "The state that the steps of a run share, on one rank"
 
-    def __init__(self, towers, method, samples, cfg, folder, device, validator):
-        self.towers, self.method = towers, method
+    def __init__(self, towers, method, samples, cfg, folder, device="cpu", validator=None):
+        self.towers = towers
+        self.method = method
         self.samples = copy(samples)
         self.samples.whole = method.whole
-        self.folder, self.device = folder, device
+        self.folder = Path(folder)
+        self.device = device
+
         self.rank, self.ranks = rank_and_world_size()
-        self.warned = False  # of too few validation items
         self.total, self.per_epoch = count_steps(samples, cfg, self.ranks)
-        self.cfg = cfg = choose_by_model(cfg, towers, self.total)
-        self.validator = validator if cfg.evaluate_every and self.rank == 0 else None
-        if cfg.precision == "pure_bf16":
+        self.cfg = choose_by_model(cfg, towers, self.total)
+        self.validator = validator if self.cfg.evaluate_every and self.rank == 0 else None
+        self.autocast = autocast_of(self.cfg, device)
+
+        if self.cfg.precision == "pure_bf16":
             halve_weights(towers)
-        self.optimizer = make_optimizer(towers, method, cfg)
+        self.optimizer = make_optimizer(towers, method, self.cfg)
         towers.model.to(device).train()
         method.objective.to(device).train()
-        self.first = deepcopy(towers.model) if cfg.alpha < 1 else None
-        self.autocast = autocast_of(cfg, device)
-        self.settings = {**binding(cfg, samples.records), "first_weights": _digest(towers.model.state_dict().values())}
-        "What the checkpoint belongs to"
+        self.first = deepcopy(towers.model) if self.cfg.alpha < 1 else None
+
+        first_weights = _digest(towers.model.state_dict().values())
+        self.binding = binding(self.cfg, samples.records) | {"first_weights": first_weights}
         self.neighbours: np.ndarray | None = None  # (n,k) of the samples, where batches are made of them
-        self.done, self.interrupted = 0, False  # steps; by Ctrl-C
+        self.done = 0  # steps
+        self.interrupted = False  # by Ctrl-C
         self.rows: list[dict] = []  # of the steps since the last line of the log
 
-    def start(self):
-        "Measure the start, restore the checkpoint of a resumed run, and open the log"
-        if self.rank == 0 and not self.cfg.resume:
-            check_free(Path(self.folder), RUN_RESULTS)
-        if self.rank == 0 and not list(Path(self.folder).glob("checkpoint*.pt")):
-            Path(self.folder, "neighbours.npy").unlink(missing_ok=True)  # of a run that died before its first step
-        self.before = self.validate(self.towers)  # of a resumed run too: its weights are not restored yet
-        if self.ranks > 1:
-            dist.barrier()  # all read the checkpoint when the first rank holds the folder, not before
-        if self.cfg.batches == "neighbours":  # by the towers that the run starts from
-            place = self.folder, self.device, self.cfg.workers, self.rank, self.ranks
-            with self.autocast:
-                self.neighbours = neighbours_of(self.towers, self.samples, *place)
-            self.settings["neighbours"] = _digest([torch.from_numpy(self.neighbours)])
-        if self.cfg.resume:
-            self.done = load_checkpoint(self.folder, self.towers, self.method, self.optimizer, self.settings)
-        if self._sum(self.done) != self.ranks * self.done:
-            found = f"rank {self.rank} found the checkpoint of step {self.done}, other ranks another"
-            raise UserError(f"{found}: {self.folder} must be the same disk on every machine")
-        if self.cfg.recompute:
-            recompute_all(self.towers)
-        self.step = Step(self.towers, self.method, self.cfg.accumulate, self.autocast)
-        if self.ranks > 1:
-            self.step = DistributedDataParallel(self.step, broadcast_buffers=False, find_unused_parameters=True)
-        self.log = Log(self.folder, self.total, self.done, self.cfg.batch_size)
-
-    def feed(self) -> Iterator[list]:
-        "This rank's samples of every step that is left, epoch after epoch"
-        cfg, share = self.cfg, self.cfg.batch_size // self.ranks
-        while self.done < self.total:
-            epoch, first = divmod(self.done, self.per_epoch)
-            whole = batches(self.samples, cfg.batch_size, cfg.seed, epoch, self.neighbours)
-            left = whole[first : first + self.total - self.done]
-            own = [batch[self.rank * share : (self.rank + 1) * share] for batch in left]
-            parts = iter(loader(self.samples, own, cfg.workers, derive_seed(cfg.seed, epoch, self.rank), first))
-            for _ in own:
-                begun = time.perf_counter()
-                part = next(parts)
-                self.log.waited += time.perf_counter() - begun
-                yield part
-
-    def update(self, part: list):
-        "One step: learning rate, losses, gradients, weights"
-        cfg = self.cfg
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * step.schedule(self.done, self.total, cfg.warmup)
-        with seeded(derive_seed(cfg.seed, self.done, self.rank)):
-            batch = self.method.view(part, self.done + 1).to(self.device)
-            row = train_step(self.step, self.optimizer, batch, self.done + 1, cfg.clip_grad)
-        if cfg.max_scale:  # as CLIP's recipe does: between 1 and the largest
-            self.towers.model.logit_scale.data.clamp_(0, math.log(cfg.max_scale))
-        self.done += 1
-        self.rows.append(row)
-
-    def write_log(self):
-        "Move the bar; every `log_every` steps write the means since the last line"
-        scalars = {"scale": self.towers.model.logit_scale.exp().item()}
-        if has_bias(self.towers):
-            scalars["bias"] = self.towers.model.logit_bias.item()
-        self.log.step(self.done, {**self.rows[-1], **scalars})
-        if self.done % self.cfg.log_every and self.done not in (1, self.total):
-            return
-        means = pd.DataFrame(self.rows).mean()  # of a term over the steps that have it
-        rate = {"lr": self.optimizer.param_groups[0]["lr"], "skipped": self._sum(len(self.samples.skips.rows))}
-        self.log.write(self.done, {**means, **scalars, **rate})
-        self.rows.clear()
-
-    def validate_and_save(self):
-        "Every `evaluate_every` and `save_every` steps, at the end, and where Ctrl-C ends the run"
-        cfg, last = self.cfg, self.done == self.total
-        with self.log.aside():
-            if self.validator and (last or self.done % cfg.evaluate_every == 0):
-                now = self.validate(self.evaluated())
-                self.record_validation(now)
-                text, few = _compare_with_start(now, self.before, cfg.alarm), "\nwarning: "
-                self.log.say(f"step {self.done}, validation: {text.partition(few)[0] if self.warned else text}")
-                self.warned |= few in text
-            if self.rank == 0 and (last or self.interrupted or self.done % cfg.save_every == 0):
-                self.save()
-        if self.interrupted:
-            raise KeyboardInterrupt(f"stopped at step {self.done} of {self.total}: resume True goes on from it")
-
-    def validate(self, towers: Towers) -> dict:  # name → percent; empty without a validator
-        "The numbers of these towers on the validation images"
+    def validate(
+        self,
+        towers,  # to evaluate
+    ):
+        "The numbers of these towers on the validation images; empty without a validator"
         with seeded(0):
             return self.validator(towers) if self.validator else {}
 
-    def record_validation(self, numbers: dict):
-        self.log.record(self.done, {f"validation/{name}": value for name, value in numbers.items()})
-
-    def evaluated(self) -> Towers:
+    def released(self):
         "The towers that are evaluated and released: (1 − alpha) · first weights + alpha · trained weights"
         if self.first is None:
             return self.towers
@@ -250,68 +209,188 @@ class _Run:
 
     def save(self):
         "Write the checkpoint of the steps done"
-        save_checkpoint(self.folder, self.towers, self.method, self.optimizer, self.done, self.settings)
+        save_checkpoint(self.folder, self.towers, self.method, self.optimizer, self.done, self.binding)
 
-    @contextmanager
-    def failures(self):
-        "Errors give one line with the step; Ctrl-C waits for the end of the step, a second one does not"
+# %% ../../../nbs/6_training/07_fit.ipynb #95936cc3
+def _sum(run, number):
+    "The sum of a number over the ranks"
+    return sum_over_ranks(torch.tensor([float(number)], device=run.device)).item()
 
-        def wait(number, frame):
-            signal.signal(number, usual)
-            self.interrupted = True
 
-        usual = signal.getsignal(signal.SIGINT)
-        ours = threading.current_thread() is threading.main_thread() and self.ranks == 1
-        if ours := ours and usual is signal.default_int_handler:
-            signal.signal(signal.SIGINT, wait)
-        try:
-            yield
-        except UserError as e:
-            if self.rank:
-                raise
-            self.save()
-            kept = f"{self.folder}/checkpoint.pt holds the weights of step {self.done}"
-            raise UserError(f"{e}; the run stopped, and {kept}") from None
-        finally:
-            if ours:
-                signal.signal(signal.SIGINT, usual)
-            self.log.close()
+def _start(run):
+    "Measure the start, restore the checkpoint of a resumed run, and open the log"
+    cfg = run.cfg
+    if run.rank == 0 and not cfg.resume:
+        check_free(run.folder, RUN_RESULTS)
+    if run.rank == 0 and not list(run.folder.glob("checkpoint*.pt")):
+        (run.folder / "neighbours.npy").unlink(missing_ok=True)  # of a run that died before its first step
+    run.start = run.validate(run.towers)  # of a resumed run too: its weights are not restored yet
+    if run.ranks > 1:
+        dist.barrier()  # all read the checkpoint when the first rank holds the folder, not before
 
-    def end(self) -> int:  # steps done
-        "Leave the towers as they are released: no recomputing, at `alpha`, float32, evaluation mode"
-        if self.cfg.recompute:
-            self.towers.model.set_grad_checkpointing(False)
-        if self.cfg.precision == "pure_bf16":
-            self.towers.model.float()
-        if self.first is not None:
-            self.towers.model.load_state_dict(self.evaluated().model.state_dict())
-        self.towers.model.eval()
-        return self.done
+    if cfg.batches == "neighbours":  # by the towers that the run starts from
+        with run.autocast:
+            run.neighbours = neighbours_of(
+                run.towers, run.samples, run.folder, run.device, cfg.workers, run.rank, run.ranks
+            )
+        run.binding["neighbours"] = _digest([torch.from_numpy(run.neighbours)])
 
-    def _sum(self, number):
-        "The sum of a number over the ranks"
-        return sum_over_ranks(torch.tensor([float(number)], device=self.device)).item()
+    if cfg.resume:
+        run.done = load_checkpoint(run.folder, run.towers, run.method, run.optimizer, run.binding)
+    if _sum(run, run.done) != run.ranks * run.done:
+        raise UserError(
+            f"rank {run.rank} found the checkpoint of step {run.done}, other ranks another: "
+            f"{run.folder} must be the same disk on every machine"
+        )
+
+    if cfg.recompute:
+        recompute_all(run.towers)
+    run.step = Step(run.towers, run.method, cfg.accumulate, run.autocast)
+    if run.ranks > 1:
+        run.step = DistributedDataParallel(run.step, broadcast_buffers=False, find_unused_parameters=True)
+    run.log = Log(run.folder, run.total, run.done, cfg.batch_size)
+
+# %% ../../../nbs/6_training/07_fit.ipynb #5cdda6b3
+def _feed(run) -> Iterator[list]:
+    "This rank's samples of every step that is left, epoch after epoch"
+    cfg = run.cfg
+    share = cfg.batch_size // run.ranks
+    slice_of_rank = slice(run.rank * share, (run.rank + 1) * share)
+
+    while run.done < run.total:
+        epoch, first = divmod(run.done, run.per_epoch)
+        of_epoch = batches(run.samples, cfg.batch_size, cfg.seed, epoch, run.neighbours)
+        left = of_epoch[first : first + run.total - run.done]
+        seed = derive_seed(cfg.seed, epoch, run.rank)
+        loading = loader(run.samples, [batch[slice_of_rank] for batch in left], cfg.workers, seed, first)
+        yield from run.log.waiting(loading)
+
+
+def _update(run, samples):
+    "One step: learning rate, losses, gradients, weights"
+    cfg = run.cfg
+    for group in run.optimizer.param_groups:
+        group["lr"] = group["peak"] * schedule(run.done, run.total, cfg.warmup)
+
+    number = run.done + 1
+    with seeded(derive_seed(cfg.seed, run.done, run.rank)):
+        batch = run.method.view(samples, number).to(run.device)
+        row = train_step(run.step, run.optimizer, batch, number, cfg.clip_grad)
+    if cfg.max_scale:  # as CLIP's recipe does: between 1 and the largest
+        run.towers.model.logit_scale.data.clamp_(0, math.log(cfg.max_scale))
+
+    run.done = number
+    run.rows.append(row)
+
+
+def _write_log(run):
+    "Move the bar; every `log_every` steps write the means since the last line"
+    scalars = {"scale": run.towers.model.logit_scale.exp().item()}
+    if has_bias(run.towers):
+        scalars["bias"] = run.towers.model.logit_bias.item()
+    run.log.step(run.done, run.rows[-1] | scalars)
+    if run.done % run.cfg.log_every and run.done not in (1, run.total):
+        return
+
+    means = pd.DataFrame(run.rows).mean()  # of a term over the steps that have it
+    lr = run.optimizer.param_groups[0]["lr"]
+    skipped = _sum(run, len(run.samples.skips.rows))
+    run.log.write(run.done, {**means, **scalars, "lr": lr, "skipped": skipped})
+    run.rows.clear()
+
+# %% ../../../nbs/6_training/07_fit.ipynb #282ee9c8
+def _record_validation(run, numbers):
+    run.log.record(run.done, {f"validation/{name}": value for name, value in numbers.items()})
+
+
+def _validate_and_save(run):
+    "Every `evaluate_every` and `save_every` steps, at the end, and where Ctrl-C ends the run"
+    cfg = run.cfg
+    is_last = run.done == run.total
+    with run.log.aside():
+        if run.validator and (is_last or run.done % cfg.evaluate_every == 0):
+            numbers = run.validate(run.released())
+            _record_validation(run, numbers)
+            run.log.say(f"step {run.done}, validation: {_changes(numbers, run.start)}")
+            if fall := _fall(numbers, run.start, cfg.alarm):
+                run.log.say(fall)
+
+        if run.rank == 0 and (is_last or run.interrupted or run.done % cfg.save_every == 0):
+            run.save()
+
+    if run.interrupted:
+        raise KeyboardInterrupt(f"stopped at step {run.done} of {run.total}: resume True goes on from it")
+
+
+@contextmanager
+def _ends_after_step(run):
+    "Let the first Ctrl-C end the run after its step, where one process trains in the main thread"
+    usual = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if run.ranks > 1 or not is_main or usual is not signal.default_int_handler:
+        yield
+        return
+
+    def _note(number, frame):
+        signal.signal(number, usual)
+        run.interrupted = True
+
+    signal.signal(signal.SIGINT, _note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+@contextmanager
+def _keeps_weights(run):
+    "Save the weights before a step that fails with a `UserError`, and name the checkpoint"
+    try:
+        yield
+    except UserError as e:
+        if run.rank:
+            raise
+        run.save()
+        raise UserError(
+            f"{e}; the run stopped, and {run.folder}/checkpoint.pt holds the weights of step {run.done}"
+        ) from None
+    finally:
+        run.log.close()
+
+# %% ../../../nbs/6_training/07_fit.ipynb #983d5b34
+def _finish(run):
+    "Leave the towers as they are released: no recomputing, at `alpha`, float32, evaluation mode"
+    model = run.towers.model
+    if run.cfg.recompute:
+        model.set_grad_checkpointing(False)
+    if run.cfg.precision == "pure_bf16":
+        model.float()
+    if run.first is not None:
+        model.load_state_dict(run.released().model.state_dict())
+    model.eval()
 
 
 def fit(
-    towers: Towers,
-    method: Method,
+    towers: Towers,  # to train, in place
+    method: Method,  # built on these towers
     samples: Samples,  # the training data, images transformed
-    cfg: Config,
-    folder,  # the run folder: log and checkpoints
-    device="cpu",
+    cfg: Config,  # of the run
+    folder: Path | str,  # the run folder: log and checkpoints
+    device: torch.device | str = "cpu",  # to train on
     validator: Callable | None = None,  # towers → {name: percent}, every `evaluate_every` steps on rank 0
 ) -> int:  # steps done
     "Train `towers` in place; with `alpha` below 1 they end as an average with the first weights"
     run = _Run(towers, method, samples, cfg, folder, device, validator)
     busy = f"another process is training in {folder}; stop it, or take another run_dir"
     with sole_writer(folder, busy) if run.rank == 0 else nullcontext():
-        run.start()
-        with disk_errors(folder), run.failures():
-            if run.done == 0 and run.before:
-                run.record_validation(run.before)
-            for part in run.feed():
-                run.update(part)
-                run.write_log()
-                run.validate_and_save()
-    return run.end()
+        _start(run)
+        with disk_errors(folder), _ends_after_step(run), _keeps_weights(run):
+            if run.done == 0 and run.start:
+                _record_validation(run, run.start)
+            for part in _feed(run):
+                _update(run, part)
+                _write_log(run)
+                _validate_and_save(run)
+
+    _finish(run)
+    return run.done

@@ -8,6 +8,7 @@ __all__ = ['interpolate', 'skills', 'InterpolationChoice', 'choose_alpha']
 # %% ../../../nbs/6_training/11_interpolation.ipynb #71c5b690
 import json
 from copy import deepcopy
+from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
@@ -22,59 +23,72 @@ _NO_EFFECT = """hf_tokenizer_name timm_model_pretrained hf_model_pretrained init
 custom_text""".split()
 
 
-def _effective(config):
+def _architecture(config):
     "A model_cfg without what does not change the function: names, first values, and keys whose value is no"
-    kept = {key: value for key, value in config.items() if key not in _NO_EFFECT and value not in (False, None)}
-    return {key: _effective(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+    def effective(entries):
+        return {key: value for key, value in entries.items() if key not in _NO_EFFECT and value not in (False, None)}
+
+    return json.loads(json.dumps(config), object_hook=effective)
 
 
-def _difference(before, after):
-    "Why the weights of two towers may not be averaged, in words; empty where they may"
-    a, b = before.model.state_dict(), after.model.state_dict()
-    if differ := sorted(set(a) ^ set(b)) or [key for key in a if a[key].shape != b[key].shape]:
-        more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
-        return f"they differ in {differ[0]}{more}; both must be of one model"
-    x, y = (json.loads(json.dumps(_effective(towers.config))) for towers in (before, after))
-    if x != y:
-        keys = sorted(key for key in {*x, *y} if x.get(key) != y.get(key))
+def _different(first, last):
+    "The keys under which two dictionaries differ, in order"
+    return sorted(key for key in first.keys() | last.keys() if first.get(key) != last.get(key))
+
+
+def _mismatch(before, after):
+    "Why the weights of two towers may not be averaged; empty where they may"
+    shapes = [{name: w.shape for name, w in towers.model.state_dict().items()} for towers in (before, after)]
+    if names := _different(*shapes):
+        return f"they differ in {names[0]}; both must be of one model"
+
+    if keys := _different(_architecture(before.config), _architecture(after.config)):
         return f"their configurations differ in {', '.join(keys)}"
     if str(before.preprocess) != str(after.preprocess):
         return "they preprocess images differently (preprocess_cfg)"
+
     probe = ["A red mug, and two_dogs on a skateboard!"]
     if not torch.equal(before.tokenizer(probe), after.tokenizer(probe)):
         return "their tokenizers differ"
-    whole = [key for key in a if not a[key].is_floating_point() and not torch.equal(a[key].cpu(), b[key].cpu())]
-    return f"{whole[0]} differs and is no number to average" if whole else ""
+    return ""
 
 
 def interpolate(
-    before,  # Towers, or what `towers.load` takes
-    after,  # the same, of the same model after fine-tuning
+    before: Towers | str | Path,  # or what `towers.load` takes
+    after: Towers | str | Path,  # the same, of the same model after fine-tuning
     alpha: float,  # 0 before, 1 after
 ) -> Towers:  # a third model, on the CPU; the two are unchanged
     "Average the weights, every float parameter and buffer: (1 − α)·before + α·after; `UserError` if they do not match"
-    before, after = (x if isinstance(x, Towers) else load(str(x)) for x in (before, after))
     if not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
         raise UserError(f"alpha is from 0 (before) to 1 (after), not {alpha}")
-    if why := _difference(before, after):
-        raise UserError(f"{before.name} and {after.name} cannot be averaged: {why}")
-    model = deepcopy(before.model)
-    model.load_state_dict(average_weights(before.model.state_dict(), after.model.state_dict(), alpha))
-    return Towers(model, before.tokenizer, deepcopy(before.config), dict(before.preprocess_cfg), "new")
+
+    first = before if isinstance(before, Towers) else load(str(before))
+    last = after if isinstance(after, Towers) else load(str(after))
+    if reason := _mismatch(first, last):
+        raise UserError(f"{first.name} and {last.name} cannot be averaged: {reason}")
+
+    model = deepcopy(first.model)
+    model.load_state_dict(average_weights(first.model.state_dict(), last.model.state_dict(), alpha))
+    return Towers(model, first.tokenizer, deepcopy(first.config), dict(first.preprocess_cfg), "new")
 
 # %% ../../../nbs/6_training/11_interpolation.ipynb #5263f5f7
 _SKILLS = ("composition", "zero_shot", "retrieval")
 
 
-def skills(table: pd.DataFrame) -> dict[str, float]:  # of `evaluate` → percent; NaN where nothing was measured
+def skills(
+    table: pd.DataFrame,  # of `evaluate`
+) -> dict[str, float]:  # percent; NaN where nothing was measured
     "Three means of a table, by v·t"
     table = table[~table.suite.str.startswith("mixture/")]
-    kind = table.suite.str.split("/").str[-1].str.removeprefix("world_")
-    composition = table[(kind == "sugarcrepe") & table.name.str.startswith("average")]
+    suite = table.suite.str.split("/").str[-1].str.removeprefix("world_")
+    averages = table[table.name.str.fullmatch(r"average( of \d+)?")]
+    composition = table[(suite == "sugarcrepe") & table.name.str.startswith("average")]
     for other in ("sugarcrepe_pp", "own_captions"):
-        if not len(composition):
-            composition = table[(kind == other) & table.name.str.fullmatch(r"average( of \d+)?")]
-    zero_shot = table[kind.isin(["zeroshot", "imagenet1k"])]
+        if composition.empty:
+            composition = averages[suite == other]
+
+    zero_shot = table[suite.isin(["zeroshot", "imagenet1k"])]
     retrieval = table[table.name.str.endswith("R@1")]
     return {skill: float(rows.value.mean()) for skill, rows in zip(_SKILLS, (composition, zero_shot, retrieval))}
 
@@ -96,10 +110,13 @@ def choose_alpha(
         raise UserError(f"margin is at least 0 points, not {margin}")
     if swept.composition.isna().any():
         raise UserError("no sugarcrepe, sugarcrepe_pp or own_captions was measured: no composition to choose by")
+
     guarded = [skill for skill in _SKILLS[1:] if swept[skill].notna().all()]
     before = swept[swept.alpha == 0].iloc[0]
-    allowed = (swept.alpha == 0) | (swept[guarded] >= before[guarded] - margin - 1e-9).all(axis=1)
+    kept = swept[guarded] >= before[guarded] - margin - 1e-9
+    allowed = (swept.alpha == 0) | kept.all(axis=1)
     best = swept[allowed].sort_values(["composition", "alpha"], ascending=[False, True]).iloc[0]
-    names = " and ".join(skill.replace("_", "-") for skill in guarded) or "any other skill (none was measured)"
+
+    names = " and ".join(guarded).replace("_", "-") or "any other skill (none was measured)"
     rule = f"the best composition of all α that lose at most {margin:g} points of {names}; of equals the smallest α"
     return InterpolationChoice(float(best.alpha), rule, allowed)

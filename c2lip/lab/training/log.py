@@ -9,6 +9,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
 __all__ = ['read_log', 'Log', 'plot_log']
 
 # %% ../../../nbs/6_training/05_log.ipynb #e16253f3
-def read_log(folder) -> list[dict]:  # of a run → one record a line, in order
+def read_log(
+    folder: Path | str,  # of a run
+) -> list[dict]:  # one record a line, in order
     "The records of metrics.jsonl; truncated and foreign lines are skipped"
+    text = regular(Path(folder) / "metrics.jsonl").read_text(encoding="utf8", errors="replace")
     rows = []
-    for line in regular(Path(folder) / "metrics.jsonl").read_text(encoding="utf8", errors="replace").splitlines():
+    for line in text.splitlines():
         with suppress(ValueError):
             rows.append(parse_json(line))
     return [row for row in rows if isinstance(row, dict) and type(row.get("step")) is int]
@@ -46,59 +50,95 @@ def _memory():
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated() / 1e9
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most * unit / 1e9
 
 
 def _format_row(row):
     "A record as a line of text"
-    hidden = {"step", "lr", *_SPEED} | ({"skipped"} if not row.get("skipped") else set())
-    numbers = "  ".join(f"{_SYMBOLS.get(k, k)} {v:.3f}" for k, v in row.items() if k not in hidden)
-    waited = f"data {row['data_wait']:.0%} · {row['memory_gb']:.1f} GB"
-    return f" · {row['images_per_s']:.0f} img/s · {waited} · {numbers}"
+    hidden = {"step", "lr", *_SPEED}
+    if not row.get("skipped"):
+        hidden.add("skipped")
 
+    numbers = [f"{_SYMBOLS.get(name, name)} {value:.3f}" for name, value in row.items() if name not in hidden]
+    return (
+        f" · {row['images_per_s']:.0f} img/s · data {row['data_wait']:.0%} · {row['memory_gb']:.1f} GB · "
+        + "  ".join(numbers)
+    )
 
-class Log:
-    "Writes a run's measurements to metrics.jsonl, TensorBoard and the screen; silent on ranks other than 0"
+# %% ../../../nbs/6_training/05_log.ipynb #a0b57e6b
+class _Files:
+    "metrics.jsonl and TensorBoard's scalars of a run"
 
-    def __init__(
-        self,
-        folder,  # the run folder
-        total: int,  # steps
-        first: int = 0,  # step the run goes on from
-        images: int = 1,  # of a step
-    ):
-        self.total, self.first, self.images = total, first, images
-        self.waited = 0.0  # seconds
-        self.warned = False
-        self.active = rank_and_world_size()[0] == 0
-        terminal = sys.stdout.isatty()
-        self.watched = terminal or "ipykernel" in type(sys.stdout).__module__  # by somebody, who sees one line
-        if self.active:
-            from torch.utils.tensorboard import SummaryWriter  # here: other ranks write no log
+    def __init__(self, folder, first):
+        from torch.utils.tensorboard import SummaryWriter  # here: other ranks write no log
 
-            self.path = Path(folder) / "metrics.jsonl"
-            kept = read_log(folder) if first and self.path.exists() else []  # of the steps that a run goes on from
-            with replacing(self.path) as temp:
-                temp.write_text("".join(json.dumps(r) + "\n" for r in kept if r["step"] <= first), encoding="utf8")
-            self.board = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=first + 1 if first else None)
-            drawn = {"file": sys.stdout, "disable": not self.watched, "dynamic_ncols": terminal, "ascii": False}
-            drawn |= {"nrows": 20}  # a pseudo-terminal may say that it has none, and tqdm would draw nothing
-            often = 0.5 if terminal else 2.0  # seconds: a notebook keeps what is drawn
-            self.bar = tqdm(total=total, initial=first, bar_format=_BAR, mininterval=often, **drawn)
-        self.start = time.perf_counter()
+        self.path = folder / "metrics.jsonl"
+        rows = read_log(folder) if first and self.path.exists() else []
+        lines = [json.dumps(row) + "\n" for row in rows if row["step"] <= first]  # what a run goes on from
+        with replacing(self.path) as temp:
+            temp.write_text("".join(lines), encoding="utf8")
+        self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1 if first else None)
 
-    def record(self, step: int, row: dict) -> dict:  # steps done, name → number; what was written
-        "One line of metrics.jsonl, and TensorBoard's scalars; `OSError` where one cannot be written"
-        row = {k: float(f"{v:.6g}") for k, v in row.items()}
+    def write(self, step, row):
         with open(self.path, "a", encoding="utf8") as f:
             f.write(json.dumps({"step": step, **row}) + "\n")
         for name, value in row.items():
             self.board.add_scalar(name, value, step)
         self.board.flush()
+
+
+def _bar(total, first, terminal, watched):
+    "The line that is redrawn, on a terminal or in a notebook"
+    return tqdm(
+        total=total,
+        initial=first,
+        bar_format=_BAR,
+        file=sys.stdout,
+        disable=not watched,
+        mininterval=0.5 if terminal else 2.0,  # seconds: a notebook keeps what is drawn
+        dynamic_ncols=terminal,
+        nrows=20,  # a pseudo-terminal may say that it has none, and tqdm would draw nothing
+        ascii=False,
+    )
+
+# %% ../../../nbs/6_training/05_log.ipynb #ab2cf427
+class Log:
+    "Writes a run's measurements to metrics.jsonl, TensorBoard and the screen; silent on ranks other than 0"
+
+    def __init__(
+        self,
+        folder: Path | str,  # the run folder
+        total: int,  # steps
+        first: int = 0,  # step the run goes on from
+        images: int = 1,  # of a step
+    ):
+        self.total = total
+        self.first = first
+        self.images = images
+        self.waited = 0.0  # seconds
+        self.active = rank_and_world_size()[0] == 0
+        if self.active:
+            terminal = sys.stdout.isatty()
+            self.watched = terminal or "ipykernel" in type(sys.stdout).__module__  # by somebody, who sees one line
+            self.files = _Files(Path(folder), first)
+            self.bar = _bar(total, first, terminal, self.watched)
+        self.start = time.perf_counter()
+
+    def record(
+        self,
+        step: int,  # steps done
+        row: dict,  # name → number
+    ) -> dict:  # what was written
+        "One line of metrics.jsonl, and TensorBoard's scalars; `OSError` where one cannot be written"
+        row = {name: float(f"{value:.6g}") for name, value in row.items()}
+        self.files.write(step, row)
         return {"step": step, **row}
 
-    def say(self, text: str):
-        "Print a permanent line"
+    def say(
+        self,
+        text: str,  # a permanent line
+    ):
         if self.active:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
@@ -106,27 +146,44 @@ class Log:
     def _with_speed(self, step, row):
         seconds = time.perf_counter() - self.start
         per_second = 1 / max(seconds, 1e-9)
-        rate = (step - self.first) * self.images * per_second
-        return {**row, **dict(zip(_SPEED, (rate, self.waited * per_second, _memory(), seconds)))}
+        images = (step - self.first) * self.images
+        speed = (images * per_second, self.waited * per_second, _memory(), seconds)
+        return row | dict(zip(_SPEED, speed))
 
-    def step(self, step: int, row: dict):  # steps done, name → number
+    def step(
+        self,
+        step: int,  # steps done
+        row: dict,  # name → number
+    ):
         "Redraw the line, on a terminal or in a notebook"
         if self.active and self.watched:
             self.bar.postfix = _format_row(self._with_speed(step, row)).removeprefix(" · ")
             self.bar.update(step - self.bar.n)
 
-    def write(self, step: int, row: dict):  # steps done, name → number
+    def write(
+        self,
+        step: int,  # steps done
+        row: dict,  # name → number
+    ):
         "Write one record of training; printed only in a pipe or a file"
         if not self.active:
             return
+
         row = self.record(step, self._with_speed(step, row))
         if not self.watched:
-            done = {"initial": self.first, "bar_format": _BAR, "ascii": False, "postfix": None}
-            print(tqdm.format_meter(step, self.total, row["seconds"], **done) + _format_row(row), flush=True)
-        if row["data_wait"] > 0.5 and not self.warned and step - self.first > 2:
-            self.warned = True
-            waited = f"step {step}: the run has waited for data {row['data_wait']:.0%} of its time"
-            self.say(f"{waited}; more workers, or a faster disk, would speed it up")
+            bar = tqdm.format_meter(step, self.total, row["seconds"], initial=self.first, bar_format=_BAR, ascii=False)
+            print(bar + _format_row(row), flush=True)
+
+    def waiting(
+        self,
+        batches: Iterable,  # as they are read
+    ) -> Iterator:
+        "Count the time until each batch is there as waiting for data"
+        begun = time.perf_counter()
+        for batch in batches:
+            self.waited += time.perf_counter() - begun
+            yield batch
+            begun = time.perf_counter()
 
     @contextmanager
     def aside(self):
@@ -143,7 +200,7 @@ class Log:
         if self.active:
             self.bar.close()
             with suppress(OSError):  # nothing waits but what a full disk has refused already
-                self.board.close()
+                self.files.board.close()
 
 # %% ../../../nbs/6_training/05_log.ipynb #b2ee7eb8
 _TITLES = {"patches": "patches in effect", "scale": "logit scale τ", "bias": "logit bias b"}
@@ -155,29 +212,47 @@ _VALIDATION = {  # the curves drawn, and what they are called
     "validation/retrieval i2t R@1": "image → text R@1",
     "validation/retrieval t2i R@1": "text → image R@1",
 }
+_PERCENT = "validation, percent"
 
 
-def plot_log(folder) -> Page:
+def _panels(table):
+    "Title → the columns that a panel shows"
+    panels = {"": [name for name in table if name not in _NO_LOSS and "/" not in name]}
+    for name, title in _TITLES.items():
+        if name in table:
+            panels[title] = [name]
+
+    curves = [name for name in _VALIDATION if name in table]
+    if curves:
+        panels[_PERCENT] = curves
+    return panels
+
+
+def plot_log(
+    folder: Path | str,  # of a run
+) -> Page:
     "The losses of a run over the steps, its logit scale and bias, and its validation where there was one"
     from c2lip.lab.evaluation.plots import SMALL, Page, percent_axis  # here: matplotlib is slow to import
 
     table = pd.DataFrame(read_log(folder)).set_index("step")
-    terms = [name for name in table if name not in _NO_LOSS and "/" not in name]
-    curves = [name for name in _VALIDATION if name in table]
-    panels = [terms, *([name] for name in _TITLES if name in table), *([curves] if curves else [])]
-    fig = Page(figsize=(8.4 + 2.6 * bool(curves), 2.6), layout="constrained")
-    axes = fig.subplots(1, len(panels), width_ratios=[1.0 + 0.7 * (len(p) > 1) for p in panels], squeeze=False)[0]
-    for ax, names in zip(axes, panels):
+    panels = _panels(table)
+    widths = [1.7 if len(names) > 1 else 1.0 for names in panels.values()]
+    fig = Page(figsize=(11.0 if _PERCENT in panels else 8.4, 2.6), layout="constrained")
+    axes = fig.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
+
+    for ax, (title, names) in zip(axes, panels.items()):
         ax.set_prop_cycle(color=("#0072b2", "#e69f00", "#882255", "#009e73", "0.4"))  # distinct to the colour-blind
         for name in names:
-            ax.plot(table[name].dropna(), ".-" if names is curves else "-", label=_VALIDATION.get(name, name), lw=1.5)
+            line = ".-" if title == _PERCENT else "-"
+            ax.plot(table[name].dropna(), line, label=_VALIDATION.get(name, name), lw=1.5)
         ax.spines[["top", "right"]].set_visible(False)
         ax.tick_params(labelsize=SMALL)
         ax.ticklabel_format(useOffset=False)
-        ax.set(xlabel="step", title=_TITLES.get(names[0], "validation, percent" if names is curves else ""))
-        if names is terms or names is curves:
+        ax.set(xlabel="step", title=title)
+        if title in ("", _PERCENT):
             ax.legend(frameon=False, fontsize=SMALL)
+
     axes[0].set(yscale="log", ylabel="loss, unweighted")
-    if curves:
+    if _PERCENT in panels:
         percent_axis(axes[-1], up=True)
     return fig

@@ -18,9 +18,12 @@ from ...core.files import is_utf8, json_object, parse_json, project_root, read_t
 # %% ../../../nbs/6_training/08_runs.ipynb #9dc399b6
 def _papermill_notes(folder):
     "papermill's notes on the folder's executed notebook; empty where there are none"
-    found = [json_object(notebook).get("metadata") for notebook in sorted(folder.glob("*.ipynb"))]
-    notes = [metadata.get("papermill") for metadata in found if isinstance(metadata, dict)]
-    return next((note for note in notes if note and isinstance(note, dict)), {})
+    for notebook in sorted(folder.glob("*.ipynb")):
+        metadata = json_object(notebook).get("metadata")
+        notes = metadata.get("papermill") if isinstance(metadata, dict) else None
+        if notes and isinstance(notes, dict):
+            return notes
+    return {}
 
 
 def _is_run(folder):
@@ -41,11 +44,12 @@ def _is_locked(folder):
 
 def _changed_lately(folder):
     "Was a file in the folder written in the last ten minutes? Its lock does not count: we touch it too"
-    times = [] if any(folder.iterdir()) else [folder.stat().st_mtime]
+    newest = 0.0 if any(folder.iterdir()) else folder.stat().st_mtime
     for path in folder.rglob("*"):
         with suppress(OSError):  # a running job deletes its temporary files
-            times += [path.stat().st_mtime] if path.is_file() and path.name != "lock" else []
-    return time.time() - max(times, default=0.0) < 600
+            if path.is_file() and path.name != "lock":
+                newest = max(newest, path.stat().st_mtime)
+    return time.time() - newest < 600
 
 # %% ../../../nbs/6_training/08_runs.ipynb #225d1a6e
 _TABLES = ("table.csv", "trials.csv", "captions.parquet")
@@ -53,15 +57,21 @@ _RESULTS = ("model/record.json", "*.png", *_TABLES)  # at the top of a folder th
 _KEPT = ("*.safetensors", "checkpoint*.pt", *_TABLES)  # anywhere below: something to go on from
 
 
-def run_state(folder) -> str:  # running, done, stopped, failed or empty
+def run_state(
+    folder: Path | str,  # of a run
+) -> str:  # running, done, stopped, failed or empty
     "The state of a run, from its lock, its notebook and its files"
     folder = Path(folder)
     notes = _papermill_notes(folder)
     if _is_locked(folder):
         return "running"
-    if notes.get("exception") or notes.get("stopped"):
-        return "failed" if notes.get("exception") else "stopped"
-    if notes.get("end_time") or (not notes and any(any(folder.glob(pattern)) for pattern in _RESULTS)):
+    if notes.get("exception"):
+        return "failed"
+    if notes.get("stopped"):
+        return "stopped"
+
+    has_results = any(any(folder.glob(pattern)) for pattern in _RESULTS)
+    if notes.get("end_time") or (has_results and not notes):
         return "done"
     if _changed_lately(folder):
         return "running"
@@ -83,23 +93,32 @@ def _scores(folder):
     "(before, after) of a run's table, in percent; None where it has no such figure"
     with suppress(OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
         table = pd.read_csv(regular(folder / "table.csv"))
-        table = table[table["against"].isna()] if "against" in table else table
-        average = table[table.suite.isin(["sugarcrepe", "world_sugarcrepe"]) & (table.name == "average")]
-        rows = average if len(average) else table[(table.suite == table.suite[0]) & (table.name == table.name[0])]
+        if "against" in table:
+            table = table[table.against.isna()]
+
+        rows = table[table.suite.isin(["sugarcrepe", "world_sugarcrepe"]) & (table.name == "average")]
+        if rows.empty:
+            rows = table[(table.suite == table.suite[0]) & (table.name == table.name[0])]
         values = pd.to_numeric(rows.value, errors="coerce").tolist()
-        return (values[0] if len(values) > 1 else None), values[-1]
+        before = values[0] if len(values) > 1 else None
+        return before, values[-1]
     return None, None
 
 
 def _row_of(folder):
-    settings = json_object(folder / "params.json")
+    "A run's row of the table"
+    params = folder / "params.json"
+    settings = json_object(params)
     method = settings.get("method") or settings.get("methods") or ""  # one, or those that the run compares
+    if isinstance(method, (list, dict)):
+        method = ", ".join(map(str, method))
+
+    started = (params if params.exists() else folder).stat().st_mtime
     before, after = _scores(folder)
-    first = [path.stat().st_mtime for path in folder.glob("params.json")] or [folder.stat().st_mtime]
     return {
         "run": folder.name,
-        "when": pd.Timestamp.fromtimestamp(first[0]).floor("s"),
-        "method": one_line(", ".join(map(str, method)) if isinstance(method, (list, dict)) else method, 200),
+        "when": pd.Timestamp.fromtimestamp(started).floor("s"),
+        "method": one_line(method, 200),
         "data": one_line(settings.get("data", ""), 200),
         "steps": _last_step(folder),
         "before": before,
@@ -108,24 +127,36 @@ def _row_of(folder):
     }
 
 # %% ../../../nbs/6_training/08_runs.ipynb #057e623e
+_COLUMNS = ["run", "when", "method", "data", "steps", "before", "after", "state"]
+
+
 def list_runs(
-    folder="",  # whose subfolders are runs, such as that of a comparison (from the root if relative); empty: runs/
-) -> pd.DataFrame:  # run, when, method, data, steps, before, after (percent), state; the newest first
+    folder: Path | str = "",  # whose subfolders are runs, as of a comparison (from the root if relative); empty: runs/
+) -> pd.DataFrame:  # a row a run, scores in percent; the newest first
     "The runs in a folder; raise `UserError` where one that was named is not there"
     home = project_root() / (folder or "runs")
     if folder and not home.is_dir():
         raise UserError(f"there is no folder {home}: name another one")
+
     places = home.iterdir() if home.is_dir() else []  # nothing has been run yet
     rows = [_row_of(path) for path in places if _is_run(path)]
-    columns = ["run", "when", "method", "data", "steps", "before", "after", "state"]
-    table = pd.DataFrame(rows, columns=columns).astype({"steps": "Int64", "before": float, "after": float})
+    table = pd.DataFrame(rows, columns=_COLUMNS).astype({"steps": "Int64", "before": float, "after": float})
     return table.sort_values("when", ascending=False, kind="stable", ignore_index=True)
 
 # %% ../../../nbs/6_training/08_runs.ipynb #013c80ac
-def release_folders(root: Path | None = None) -> dict[str, str]:  # short name → folder, counted from the project
+def release_folders(
+    root: Path | None = None,  # of the project; None: this one
+) -> dict[str, str]:  # short name → folder, counted from the project
     "Every release folder under runs/, the newest first"
     root = root or project_root()
-    configs = [path for depth in ("*", "*/*", "*/*/*") for path in root.glob(f"runs/{depth}/open_clip_config.json")]
-    configs.sort(key=lambda f: f.stat().st_mtime, reverse=True)
-    folders = [config.parent.relative_to(root) for config in configs]
-    return {str(folder.relative_to("runs")).removesuffix("/model"): str(folder) for folder in folders}
+    configs = []
+    for depth in ("*", "*/*", "*/*/*"):
+        configs += root.glob(f"runs/{depth}/open_clip_config.json")
+    configs.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+
+    folders = {}
+    for config in configs:
+        folder = config.parent.relative_to(root)
+        name = str(folder.relative_to("runs")).removesuffix("/model")
+        folders[name] = str(folder)
+    return folders
