@@ -36,40 +36,8 @@ class BadImage(BadSample):
     "An image that cannot be used"
 
 
-def open_image(
-    image,  # a path, bytes, a PIL image, or a callable that returns one of these
-    at_least: int = 0,  # a JPEG file is decoded at a half, a quarter or an eighth with sides of at least this; 0: whole
-) -> Image.Image:  # RGB, decoded; `info["full_size"]` is the (width, height) of the whole image
-    "Open an image; raise `BadImage` with the cause if that fails"
-    try:
-        given, image = image, _read_header(image)
-        size = f"{image.width}×{image.height} pixels"
-        if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**26):  # by the header
-            raise BadImage("image too large", size)
-        if max(image.size) > 100 * min(image.size):
-            raise BadImage("image too narrow", size)  # resized by its shorter side it would be huge
-        if image.mode[0] in "FI":
-            raise BadImage("odd image mode", image.mode)  # no bytes: nothing says which numbers are black and white
-        full, turned = image.size, (image.height, image.width)
-        if at_least and not isinstance(given, Image.Image):
-            image.draft(None, (at_least, at_least))  # does nothing for other formats
-        coded = image.size
-        if "exif" in image.info:
-            with suppress(Exception):  # an orientation that cannot be read is no reason to lose the image
-                image = ImageOps.exif_transpose(image)
-        image = image.convert("RGB")
-        image.info["full_size"] = full if image.size == coded else turned
-        return image
-    except (BadImage, UserError):
-        raise
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as e:
-        raise BadImage("image too large", str(e)) from None
-    except Exception as e:
-        raise BadImage("broken image", f"{type(e).__name__}: {e}") from None  # decoders raise nearly anything
-
-
 def _read_header(image):
-    # a PIL image whose pixels are not decoded yet
+    "A PIL image whose pixels are not decoded yet"
     if callable(image):
         image = image()
     if isinstance(image, Image.Image):
@@ -82,24 +50,68 @@ def _read_header(image):
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         return Image.open(image, formats=FORMATS)
 
+
+def _check_header(image):
+    "Refuse what should not be decoded"
+    size = f"{image.width}×{image.height} pixels"
+    if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**26):
+        raise BadImage("image too large", size)
+    if max(image.size) > 100 * min(image.size):
+        raise BadImage("image too narrow", size)  # resized by its shorter side it would be huge
+    if image.mode[0] in "FI":
+        raise BadImage("odd image mode", image.mode)  # no bytes: nothing says which numbers are black and white
+
+
+def _decode(image, at_least):
+    "An image in RGB, turned as it was held"
+    full_size = image.size
+    if at_least:
+        image.draft(None, (at_least, at_least))  # does nothing for other formats
+    coded = image.size
+    if "exif" in image.info:
+        with suppress(Exception):  # an orientation that cannot be read is no reason to lose the image
+            image = ImageOps.exif_transpose(image)
+    image = image.convert("RGB")
+    image.info["full_size"] = full_size if image.size == coded else full_size[::-1]
+    return image
+
+
+def open_image(
+    image,  # a path, bytes, a PIL image, or a callable that returns one of these
+    at_least: int = 0,  # a JPEG file is decoded at a half, a quarter or an eighth with sides of at least this; 0: whole
+) -> Image.Image:  # RGB, decoded; `info["full_size"]` is the (width, height) of the whole image
+    "Open an image; raise `BadImage` with the cause if that fails"
+    try:
+        opened = _read_header(image)
+        _check_header(opened)
+        return _decode(opened, 0 if opened is image else at_least)
+    except (BadImage, UserError):
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as e:
+        raise BadImage("image too large", str(e)) from None
+    except Exception as e:
+        raise BadImage("broken image", f"{type(e).__name__}: {e}") from None  # decoders raise nearly anything
+
 # %% ../../../nbs/4_data/02_images.ipynb #edc20c46
 SCHEMES = ("file", "http", "https", "s3", "gs")
 PAUSES = (1, 4, 0)  # seconds after each attempt of a transfer
 MAX_MEMBER = 2**26  # bytes of one image or text in a shard, 64 MiB
 
 
-def remote_scheme(url: str) -> str:
+def remote_scheme(url: str) -> str:  # a path or an address
     "The scheme of an address on another machine, empty for a path; raise `UserError` where it is not allowed"
-    found = re.match(r"([A-Za-z][\w+.-]+):", url)
-    scheme = found[1].lower() if found else ""
-    if scheme and (scheme not in SCHEMES or "::" in url):
+    start = re.match(r"([A-Za-z][\w+.-]+):", url)
+    if not start:
+        return ""
+    scheme = start[1].lower()
+    if scheme not in SCHEMES or "::" in url:
         allowed = ", ".join(f"{name}:" for name in SCHEMES)
         raise UserError(f"shard address {url!r} is refused; allowed: paths, {allowed}")
     return "" if scheme == "file" else scheme
 
 
 def _filesystem(url):
-    # fsspec's file system for an address, and the file's name there
+    "fsspec's file system for an address, and the file's name there"
     import fsspec  # heavy, and not needed for files on a disk
 
     options = {}
@@ -107,18 +119,18 @@ def _filesystem(url):
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=20, sock_read=20)
-        options = dict(client_kwargs=dict(timeout=timeout, trust_env=True))  # proxies as the environment names them
+        options["client_kwargs"] = dict(timeout=timeout, trust_env=True)  # proxies as the environment names them
     try:
         return fsspec.core.url_to_fs(url, **options)
     except ImportError as e:
         raise UserError(f"{url} needs a package more: {e}") from None
 
 
-def _patiently(call, *args, **how):
-    # what a transfer gives; `FileNotFoundError` where there is no such file, `OSError` where it fails again and again
+def _patiently(call, *args, **options):
+    "What a transfer gives; `FileNotFoundError` where there is no such file, `OSError` where it fails again and again"
     for pause in PAUSES:
         try:
-            return call(*args, **how)
+            return call(*args, **options)
         except Exception as e:  # each store raises its own; fsspec calls every answer but 200 a missing file
             error = e.__cause__ or e
             if isinstance(error, FileNotFoundError) or getattr(error, "status", None) in (404, 410):
@@ -127,45 +139,53 @@ def _patiently(call, *args, **how):
     raise OSError(f"{type(error).__name__}: {error}") from None
 
 
-def version_of(url: str) -> tuple[int, str]:
+def version_of(url: str) -> tuple[int, str]:  # a path or an address
     "A file's size in bytes and its version: time or ETag; raises `OSError`"
     if not remote_scheme(url):
         stat = regular(url).stat()
         return stat.st_size, str(stat.st_mtime_ns)
     system, address = _filesystem(url)
-    found = _patiently(system.info, address)
-    mark = next((str(found[name]) for name in ("ETag", "Last-Modified", "LastModified") if found.get(name)), "")
-    if not (size := found.get("size")):
+    info = _patiently(system.info, address)
+    size = info.get("size")
+    if not size:
         raise OSError("its server does not say how large it is, or sends it compressed")
-    return size, mark
+    marks = [info.get(name) for name in ("ETag", "Last-Modified", "LastModified")]
+    return size, next((str(mark) for mark in marks if mark), "")
 
-
+# %% ../../../nbs/4_data/02_images.ipynb #98f46c88
 _copies: dict[str, Path] = {}  # address → its copy, as this process last found it
 
 
-def local_copy(url: str) -> Path:
+def _copy(url, size, path):
+    "Copy a file of so many bytes; it is there whole or not at all"
+    from fsspec import Callback
+
+    if size > shutil.disk_usage(path.parent).free:
+        raise OSError(f"there is no room for its {size} bytes")
+    system, address = _filesystem(url)
+    with replacing(path) as part:
+
+        def stop(*_):  # an answer without end
+            if part.exists() and part.stat().st_size > size:
+                raise OSError(f"more than its {size} bytes came")
+
+        _patiently(system.get_file, address, str(part), callback=Callback(hooks={"stop": stop}))
+        copied = part.stat().st_size
+        if copied != size:
+            raise OSError(f"{copied} of {size} bytes came")
+
+
+def local_copy(url: str) -> Path:  # a path or an address
     "The file on this machine, copied to the cache; raises `FileNotFoundError`, `OSError` where it cannot be copied"
     if not remote_scheme(url):
         return Path(url)
     size, mark = version_of(url)
-    name = hashlib.sha256(f"{url} {size} {mark}".encode()).hexdigest()[:24]
-    path = cache_folder() / "shards" / f"{name}{Path(url).suffix[:9]}"
+    digest = hashlib.sha256(f"{url} {size} {mark}".encode()).hexdigest()
+    path = cache_folder() / "shards" / f"{digest[:24]}{Path(url).suffix[:9]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
         if not path.exists():
-            if size > shutil.disk_usage(path.parent).free:
-                raise OSError(f"there is no room for its {size} bytes")
-            from fsspec import Callback
-
-            def stop(*_):  # an answer without end
-                if part.exists() and part.stat().st_size > size:
-                    raise OSError(f"more than its {size} bytes came")
-
-            system, address = _filesystem(url)
-            with replacing(path) as part:
-                _patiently(system.get_file, address, str(part), callback=Callback(hooks={"stop": stop}))
-                if part.stat().st_size != size:
-                    raise OSError(f"{part.stat().st_size} of {size} bytes came")
+            _copy(url, size, path)
     _copies[url] = path
     return path
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from ...core import Phrase, Sample, UserError, derive_seed, in_workers, seeded
 from ...core.files import regular, replacing
-from ...encoding import encode_images
+from ...encoding import encode_images, evaluating
 from .images import BadImage, open_image
 from .records import Records, Skips
 from ...methods import Stacked, stack_images
@@ -41,20 +42,25 @@ class Samples(Dataset):
         at_least: int = 0,  # JPEG files are decoded no larger than sides of this need, as `open_image` does; 0: whole
         draw: bool = True,  # of an image with several captions, `loader` draws one in each step; False: the first
     ):
-        self.draw, self.at_least, self.kept = draw, at_least, cache
-        self.skips, self.failed = Skips() if skips is None else skips, 0
-        self.transform = transform
         self.records = records if isinstance(records, Records) else Records(records)
+        self.transform = transform
         self.tokenizer = tokenizer if has_token_positions(tokenizer) else None
-        self.skips.seen = max(self.skips.seen, len(self.records))
+        self.cache = cache
+        self.at_least = at_least
+        self.draw = draw
         self.whole: Callable | None = None  # of a method: PIL image before any crop or resizing → array
-        self.spans = None  # of the phrases of samples that are kept
+        self.spans: list = []  # where images are kept: of the phrases of each first caption
+
+        self.failed = 0  # images that could not be opened
+        self.skips = Skips() if skips is None else skips
+        self.skips.seen = max(self.skips.seen, len(self.records))
         if cache:
             self.records = Records(self._opened(), self.records.drawn)
         self.skips.check()
         if cache and self.tokenizer:
             captions = [r.caption for r in self.records]
-            self.spans = token_spans(self.tokenizer, captions, [r.phrases for r in self.records])
+            phrases = [r.phrases for r in self.records]
+            self.spans = token_spans(self.tokenizer, captions, phrases)
 
     def _opened(self):
         "The records with their images opened; bad images are dropped"
@@ -67,19 +73,27 @@ class Samples(Dataset):
     def __len__(self):
         return len(self.records)
 
-    def _open(self, i, r, seed):
-        "Sample `i`, of record `r`, with the caption that `seed` draws; raises `BadImage`"
-        image = r.image if self.kept else open_image(r.image, at_least=self.at_least)
-        pixels = image if self.transform is None else self.transform(image)
+    def _open(self, i, record, seed):
+        "Sample `i`, with the caption that `seed` draws; raises `BadImage`"
+        image = record.image if self.cache else open_image(record.image, at_least=self.at_least)
+        pixels = self.transform(image) if self.transform else image
         whole = self.whole(image) if self.whole else None
-        n = derive_seed(seed, r.key, "caption") % len(r.captions) if r.further and seed is not None else 0
-        text, phrases = r.captions[n] if n else (r.caption, r.phrases)
-        texts = tuple(caption.text for caption in r.captions) if r.further else ()
-        if self.spans is not None and n == 0:  # those of first captions are kept
+
+        captions = record.captions
+        number = 0
+        if seed is not None and record.further:
+            number = derive_seed(seed, record.key, "caption") % len(captions)
+        caption = captions[number]
+        spans = None
+        if self.spans and number == 0:
             spans = self.spans[i]
-        else:
-            spans = token_spans(self.tokenizer, [text], [phrases])[0] if self.tokenizer else None
-        return Sample(r.key, pixels, text, phrases, image.info["full_size"], spans, texts, whole)
+        elif self.tokenizer:
+            (spans,) = token_spans(self.tokenizer, [caption.text], [caption.phrases])
+
+        sample = Sample(record.key, pixels, caption.text, caption.phrases, image.info["full_size"], spans, whole=whole)
+        if record.further:
+            sample.captions = tuple(c.text for c in captions)
+        return sample
 
     def __getitems__(
         self,
@@ -87,54 +101,70 @@ class Samples(Dataset):
         seed: int | None = None,  # of the captions that are drawn; None: the first of each image
     ) -> list[Sample]:  # as many; fewer only where more than half, or too many in all, are bad
         "The samples of a batch; records outside the batch replace bad images"
-        wanted, samples, bad = set(indices), [], 0
+        taken = set(indices)
+        most = self.failed + max(10, len(indices) // 2)
+        samples = []
         for i in indices:
             for _ in range(len(self)):
-                r = self.records[i]
+                record = self.records[i]
                 try:
-                    samples.append(self._open(i, r, seed))
+                    samples.append(self._open(i, record, seed))
                     break
                 except BadImage as e:
-                    self.skips.add(r.key, e.cause, e.detail)
-                bad += 1
+                    self.skips.add(record.key, e.cause, e.detail)
                 self.failed += 1
-                if bad > max(10, len(indices) // 2) or len(self.skips.rows) > self.skips.limit * self.skips.seen:
+                if self.failed > most or len(self.skips.rows) > self.skips.limit * self.skips.seen:
                     return samples  # whoever loads stops the run
-                i = self._substitute(i, wanted)
-                wanted.add(i)
+                i = self._substitute(i, taken)
+                taken.add(i)
         return samples
 
     def _substitute(self, i, taken):
         "The replacement of sample `i`, chosen by its number alone, none of `taken`"
         dice = random.Random(derive_seed(i))
         for _ in range(100):
-            if (j := dice.randrange(len(self))) not in taken:
-                return j
+            other = dice.randrange(len(self))
+            if other not in taken:
+                return other
         return (i + 1) % len(self)
 
     def __getitem__(self, i):
         "Sample `i`, or another that opens"
-        found = self.__getitems__([range(len(self))[i]])
+        samples = self.__getitems__([range(len(self))[i]])
         self.skips.check()
-        if not found:
+        if not samples:
             raise UserError("none of the images can be opened")
-        return found[0]
+        return samples[0]
 
 # %% ../../../nbs/4_data/06_loading.ipynb #c71584ff
-def _batch(samples, job):
-    # the samples of (seed, indices) and their images as one tensor, what was left out, and how many failed
+class _Loaded(NamedTuple):
+    "What a process hands over of a batch"
+
+    samples: list[Sample]
+    images: Tensor | list  # (B,3,H,W), or those of each sample: every tensor that is handed over costs a file handle
+    left_out: dict[str, tuple[str, str]]  # rows of `Skips` that are new
+    failed: int  # images that could not be opened
+
+
+def _load(samples, job):
+    "The samples of a batch: (seed, indices)"
     seed, indices = job
-    rows, failed, images = samples.skips.rows, samples.failed, None
-    known, worker = len(rows), get_worker_info()
+    worker = get_worker_info()
     if worker:
         samples.skips.path = None  # the loading process writes the list
+    rows = samples.skips.rows
+    known = len(rows)
+    failed = samples.failed
     with seeded(seed):
-        found = samples.__getitems__(indices, seed if samples.draw else None)
-    shapes = {getattr(s.image, "shape", None) for s in found}
-    if worker and len(shapes) == 1 and None not in shapes:  # each tensor that is handed over costs a file handle
-        found, images = [replace(s, image=None) for s in found], torch.stack([s.image for s in found])
-    new = dict(itertools.islice(reversed(rows.items()), len(rows) - known))
-    return found, images, new, samples.failed - failed
+        batch = samples.__getitems__(indices, seed if samples.draw else None)
+
+    images = [s.image for s in batch]
+    shapes = {getattr(image, "shape", None) for image in images}
+    if worker and len(shapes) == 1 and None not in shapes:
+        images = torch.stack(images)
+    bare = [replace(s, image=None) for s in batch]
+    left_out = dict(itertools.islice(rows.items(), known, None))
+    return _Loaded(bare, images, left_out, samples.failed - failed)
 
 
 def loader(
@@ -147,18 +177,16 @@ def loader(
     "Load batches in order; raise `UserError` if too many images are skipped"
     jobs = [(derive_seed(seed, first + i), batch) for i, batch in enumerate(batches)]
     skips = samples.skips
-    for batch, (found, images, rows, failed) in zip(batches, in_workers(partial(_batch, samples), jobs, workers)):
-        for where, (cause, detail) in rows.items():
+    for batch, loaded in zip(batches, in_workers(partial(_load, samples), jobs, workers)):
+        for where, (cause, detail) in loaded.left_out.items():
             skips.add(where, cause, detail)
         skips.tried += len(batch)
-        skips.failed += failed
+        skips.failed += loaded.failed
         skips.check()
-        if len(found) < len(batch):
-            raise UserError(f"{failed} images could not be opened for one batch of {len(batch)}: {skips}")
-        if images is not None:
-            rows = [replace(sample, image=image) for sample, image in zip(found, images)]
-            found = Stacked(rows, images)
-        yield found
+        if len(loaded.samples) < len(batch):
+            raise UserError(f"{loaded.failed} images could not be opened for one batch of {len(batch)}: {skips}")
+        rows = [replace(s, image=image) for s, image in zip(loaded.samples, loaded.images)]
+        yield Stacked(rows, loaded.images) if isinstance(loaded.images, Tensor) else rows
 
 # %% ../../../nbs/4_data/06_loading.ipynb #a29eb4b3
 def _epoch_order(n, epoch, seed=0):
@@ -167,30 +195,33 @@ def _epoch_order(n, epoch, seed=0):
 
 # %% ../../../nbs/4_data/06_loading.ipynb #622e1150
 def _neighbour_batches(neighbours, batch_size, seed, epoch) -> Iterator[list[int]]:
-    # batches of different samples: one, its neighbour, another, its neighbour …; two epochs go through all samples
-    n, count = len(neighbours), len(neighbours) // batch_size
+    "Batches of different samples: one, its neighbour, another, its neighbour …; two epochs go through all samples"
+    n = len(neighbours)
     share = batch_size - batch_size // 2
-    chance = random.Random(derive_seed(seed, epoch, 2))
+    length = n // batch_size * share
+    dice = random.Random(derive_seed(seed, epoch, 2))
     order = _epoch_order(n, epoch // 2, seed)
-    begin = epoch % 2 * count * share
-    for first in range(begin, begin + count * share, share):
-        own = [order[i % n] for i in range(first, first + share)]
-        taken, batch = set(own), []
-        for sample in own[: batch_size // 2]:
-            near = chance.sample(neighbours[sample].tolist(), neighbours.shape[1])
+    begin = epoch % 2 * length
+
+    for first in range(begin, begin + length, share):
+        drawn = [order[i % n] for i in range(first, first + share)]
+        taken = set(drawn)
+        batch = []
+        for sample in drawn[: batch_size // 2]:
+            near = dice.sample(neighbours[sample].tolist(), neighbours.shape[1])
             other = next((j for j in near if j not in taken), None)
             while other is None or other in taken:
-                other = chance.randrange(n)
+                other = dice.randrange(n)
             taken.add(other)
             batch += [sample, other]
-        yield batch + own[batch_size // 2 :]
+        yield batch + drawn[batch_size // 2 :]
 
 
 def batches(
     samples: Sized,  # whatever has a length: samples, records
-    batch_size: int,
-    seed: int = 0,
-    epoch: int = 0,
+    batch_size: int,  # samples
+    seed: int = 0,  # of the order
+    epoch: int = 0,  # its number, from 0
     neighbours: np.ndarray | None = None,  # (n,k) nearest others of every sample, of which each brings one; None: none
 ) -> list[list[int]]:  # a sample at most once (with neighbours: in a batch); an incomplete last batch is dropped
     "The batches of an epoch, a function of these arguments alone"
@@ -207,57 +238,64 @@ NEIGHBOURS = 3  # of each image, among which a batch draws one
 
 
 def _nearest(embeddings: Tensor, k: int = NEIGHBOURS, rows: int = 2**10) -> np.ndarray:
-    # (n,D) unit → (n,k) int32: the most similar others of each row, the nearest first, by a product in blocks of rows
+    "(n,D) unit → (n,k) int32: the most similar others of each row, the nearest first, by a product in blocks of rows"
     n = len(embeddings)
-    found, rows = np.empty((n, min(k, n - 1)), dtype=np.int32), min(rows, 2**26 // n + 1)
+    rows = min(rows, 2**26 // n + 1)
+    nearest = np.empty((n, min(k, n - 1)), dtype=np.int32)
     for start in range(0, n, rows):
         block = embeddings[start : start + rows] @ embeddings.T
         block.diagonal(start).fill_(-torch.inf)  # an image is no neighbour of itself
-        found[start : start + rows] = block.topk(found.shape[1], dim=1).indices.cpu().numpy()
-    return found
+        nearest[start : start + rows] = block.topk(nearest.shape[1], dim=1).indices.cpu().numpy()
+    return nearest
 
 # %% ../../../nbs/4_data/06_loading.ipynb #5d7470fc
-def _embed(towers, samples, device="cpu", part=None, workers=0, batch_size=256) -> Tensor:
-    # (len(part),D) float32, unit, on the CPU; in place of an image that cannot be opened another's, as in training
-    part = part or range(len(samples))
-    found, training = [], towers.model.training
-    towers.model.eval()
-    chunks = [list(part[i : i + batch_size]) for i in range(0, len(part), batch_size)]
-    with torch.no_grad():
+def _embed(towers, samples, part, device="cpu", workers=0) -> Tensor:
+    "(len(part),D) float32, unit, on the CPU; in place of an image that cannot be opened another's, as in training"
+    embeddings = []
+    chunks = [list(part[i : i + 256]) for i in range(0, len(part), 256)]
+    with evaluating(towers.model):
         for batch in loader(samples, chunks, workers):
-            found.append(encode_images(towers.model, stack_images(batch).to(device))[0].float().cpu())
-    towers.model.train(training)
-    return torch.cat(found)
+            images = stack_images(batch).to(device)
+            embeddings.append(encode_images(towers.model, images)[0].float().cpu())
+    return torch.cat(embeddings)
+
+
+def _write_neighbours(file, towers, samples, device, workers, rank, ranks):
+    "Each rank embeds its part of the samples; the first finds the neighbours in all of them"
+    parts = [file.with_name(f"embeddings-{r}.npy") for r in range(ranks)]
+    bounds = [r * len(samples) // ranks for r in range(ranks + 1)]
+    embeddings = _embed(towers, samples, range(bounds[rank], bounds[rank + 1]), device, workers)
+    np.save(parts[rank], embeddings.numpy())
+    if ranks > 1:
+        torch.distributed.barrier()
+    if rank == 0:
+        everything = torch.cat([torch.from_numpy(np.load(part, allow_pickle=False)) for part in parts])
+        with replacing(file) as temp, temp.open("wb") as out:
+            np.save(out, _nearest(everything.to(device)))
+        for part in parts:
+            part.unlink()
 
 
 def neighbours_of(
     towers,  # Towers, as they are before the first step
-    samples: Samples,
-    folder,  # the run folder, where neighbours.npy is kept
-    device="cpu",
+    samples: Samples,  # to embed
+    folder: Path,  # the run folder, where neighbours.npy is kept
+    device="cpu",  # that embeds and compares
     workers: int = 0,  # processes that read images
-    rank: int = 0,
-    ranks: int = 1,  # processes that call this, each with its own rank
+    rank: int = 0,  # of this process
+    ranks: int = 1,  # processes that call this
 ) -> np.ndarray:  # (n,k) int32
     "The nearest neighbours of all samples, read from the folder, or found and written there"
-    file, n = Path(folder) / "neighbours.npy", len(samples)
-    parts = [file.with_name(f"embeddings-{r}.npy") for r in range(ranks)]
+    file = Path(folder) / "neighbours.npy"
     if not file.exists():
-        own = _embed(towers, samples, device, range(rank * n // ranks, (rank + 1) * n // ranks), workers)
-        np.save(parts[rank], own.numpy())
-        if ranks > 1:
-            torch.distributed.barrier()
-        if rank == 0:
-            everything = torch.cat([torch.from_numpy(np.load(part, allow_pickle=False)) for part in parts])
-            with replacing(file) as temp, temp.open("wb") as out:
-                np.save(out, _nearest(everything.to(device)))
-            for part in parts:
-                part.unlink()
+        _write_neighbours(file, towers, samples, device, workers, rank, ranks)
     if ranks > 1:
         torch.distributed.barrier()
-    found = np.empty(0)
+
+    n = len(samples)
+    neighbours = np.empty(0)
     with suppress(ValueError, EOFError):  # a damaged file
-        found = np.load(regular(file), allow_pickle=False)
-    if found.ndim != 2 or len(found) != n or found.min() < 0 or found.max() >= n:
+        neighbours = np.load(regular(file), allow_pickle=False)
+    if neighbours.ndim != 2 or len(neighbours) != n or neighbours.min() < 0 or neighbours.max() >= n:
         raise UserError(f"{file} is not of these {n} images; without it the neighbours are found again")
-    return found
+    return neighbours
