@@ -45,7 +45,9 @@ print("step 9, validation: " + " · ".join(f"suite {i} 98.5 (-0.4)" for i in ran
 print("step 1 loss 0.5", flush=True)"""
 IMPORTS = """import os, time
 from c2lip.core.files import project_root
-from c2lip.lab.training.launchers import parameters, save_parameters"""
+from c2lip.lab.training import launchers
+from c2lip.lab.training.launchers import parameters, save_parameters
+launchers._check_variables = None  # the engine has checked"""
 
 
 @pytest.fixture
@@ -217,6 +219,36 @@ def test_a_signal(toy, number):
     assert run_state(toy / "x") == "stopped"
     with pytest.raises(ProcessLookupError):
         os.kill(kernel, 0)
+
+
+FOREIGN = """import os, signal, sys
+sys.argv = ["papermill", "nbs/train.ipynb", "out.ipynb", "-p", "lamda_xac", "1"]
+
+def state():
+    return list(sys.argv), sys.excepthook, signal.getsignal(signal.SIGTERM), os.environ.get("TRANSFORMERS_VERBOSITY")
+
+before = state()
+from papermill.cli import papermill
+from papermill.engines import papermill_engines as held
+assert "c2lip.lab.training.launch" in sys.modules and state() == before
+engines, get_engine = set(), held.get_engine
+held.get_engine = lambda name=None: engines.add(name) or get_engine(name)
+papermill(standalone_mode=False)
+assert engines == {None} and state() == before
+"""
+
+
+def test_papermill_of_another_project_is_stock(tmp_path, run):
+    "With the library installed: its line, its engine, its hook, its signals, and nothing in the kernel"
+    (tmp_path / "nbs").mkdir()
+    (tmp_path / "settings.ini").write_text("[DEFAULT]\nlib_name = other\n")
+    cells = [new_code_cell("lambda_xac = 0"), new_code_cell("import os\nlamda_xac, 'C2LIP_SETTINGS' in os.environ")]
+    cells[0].metadata["tags"] = ["parameters"]
+    nbformat.write(new_notebook(metadata=KERNEL, cells=cells), tmp_path / "nbs" / "train.ipynb")
+    done = run(sys.executable, "-c", FOREIGN, cwd=tmp_path)
+    assert done.returncode == 0 and "c2lip: " not in done.out, done.out
+    last = nbformat.read(tmp_path / "out.ipynb", 4).cells[-1]
+    assert last.outputs[0].data["text/plain"] == "(1, False)"
 
 
 def test_other_notebooks_are_left_alone(toy, tmp_path):

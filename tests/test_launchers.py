@@ -1,11 +1,12 @@
-"""The train notebook under papermill with tiny settings, as a user would type it; each run in a folder of its own."""
+"""The checks of a call, and the train notebook under papermill with tiny settings, as a user would type it."""
 
 import json
 
 import pytest
 
+from c2lip.core import UserError
 from c2lip.core.files import read_json, read_yaml, shipped
-from c2lip.lab.training.launchers import launcher_settings
+from c2lip.lab.training.launchers import CHECKS, launcher_settings
 from c2lip.lab.training.log import read_log
 from c2lip.lab.training.run import train
 
@@ -43,6 +44,36 @@ def test_the_record_repeats_the_run(trained, tmp_path):
     "The settings in params.json, in another process, give the same losses"
     train({**read_json(trained[0] / "params.json"), "run_dir": ""}, tmp_path)
     assert losses(trained[0]) and losses(tmp_path) == losses(trained[0])
+
+
+OURS = {"params.json": '{"seed": 0}', "checkpoint.pt": ""}
+HERE = "the folder"
+WRONG = {  # check → files of the run folder, settings, words of the refusal
+    "method": ({}, {"methods": ["plain", "c2lipp"]}, "did you mean c2lip?"),
+    "model": ({}, {"model": "ViT-B-61-SigLIP"}, "ViT-B-16-SigLIP"),
+    "data": ({}, {"data": HERE + "s"}, "there is no data at "),
+    "resume_folder": ({}, {"resume": True, "run_dir": ""}, "needs the run_dir of a run"),
+    "resume_settings": (OURS, {"resume": True, "seed": 1}, "was made with seed 0, not 1: resume with the same"),
+    "other_launcher": ({"params.json": '{"methods": []}'}, {}, "the run of another launcher than train"),
+    "not_data": ({}, {"data": HERE}, "holds the data"),
+    "no_run": (OURS, {"seed": 0}, "holds a run (params.json)"),
+    "no_own_file": ({"train.ipynb": "{}"}, {}, "holds train.ipynb, which is of no run"),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_check(check, tmp_path):
+    "Each refuses what it is for, in one line, and lets an empty folder with the defaults pass"
+    files, given, words = WRONG[check.__name__.removeprefix("_check_")]
+    defaults = {name: setting.default for name, setting in launcher_settings("nbs/train.ipynb").items()}
+    check("train", tmp_path, defaults | {"run_dir": str(tmp_path)})
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    settings = {"run_dir": HERE} | given
+    settings = {k: v.replace(HERE, str(tmp_path)) if isinstance(v, str) else v for k, v in settings.items()}
+    with pytest.raises(UserError) as e:
+        check("train", tmp_path, settings)
+    assert words in str(e.value) and "\n" not in str(e.value)
 
 
 def test_bad_input_is_one_clear_line(run, tmp_path):

@@ -111,7 +111,10 @@ def test_config_of_checks(given, words):
     assert "\n" not in str(e.value)
 
 
-def test_a_run_takes_what_another_method_s_launcher_gives_it():
-    "train.ipynb passes its options of c2lip to every method; they have no effect there"
-    given = {"method": "clic", "lambda_npc": 2.0, "plain_every": 0}
-    assert Config.of(given).options["plain_every"] == 0 and complete(given)["lambda_npc"] == 2.0
+def test_settings_are_checked_once(monkeypatch):
+    "What is made of them is checked anew. train.ipynb passes its options of c2lip to every method"
+    settings = complete({"method": "clic", "lambda_npc": 2, "plain_every": "0"})
+    monkeypatch.setattr(config, "check", lambda declared, given: pytest.fail("checked again"))
+    assert Config.of(settings).options.items() >= {"lambda_npc": 2.0, "plain_every": 0}.items()
+    with pytest.raises(pytest.fail.Exception):
+        Config.of(settings | {"lr": 0})

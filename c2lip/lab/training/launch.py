@@ -138,7 +138,7 @@ def _cause_of(error, drawn):
         return f"stopped by {name} at step {step[1]} of {step[2]}" if step else f"stopped by {name}"
     if kind == "DeadKernelError":
         return "the kernel died: it was killed from outside, as a system without memory does"
-    return f"{kind}: {one_line(str(error))}; --log-level DEBUG shows the traceback"
+    return f"{kind}: {one_line(error)}"
 
 
 def failure(
@@ -220,15 +220,12 @@ class _Run:
             self.notes["stopped" if isinstance(error, SystemExit) else "exception"] = True
             with suppress(OSError):
                 write_ipynb(nb, self.notes["output_path"])
-        if logging.getLogger("papermill").isEnabledFor(logging.DEBUG) and isinstance(error, Exception):
-            raise error
-
         self.screen.write("\n" if self.screen.drawn else "")
         _print(failure(error, self.output, self.screen.bar))
         dead = type(error).__name__ == "DeadKernelError"
         raise SystemExit(getattr(error, "code", 138 if dead else 1)) from None
 
-# %% ../../../nbs/6_training/03_launch.ipynb #510dab26
+# %% ../../../nbs/6_training/03_launch.ipynb #8913c0ae
 def _stop(number, frame):
     signal.signal(number, signal.SIG_DFL)  # a second one ends this process at once
     logging.getLogger("asyncio").disabled = True  # its tasks that watch the kernel see it end
@@ -236,9 +233,8 @@ def _stop(number, frame):
 
 
 def _catch_signals():
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, _stop)
 
 
@@ -295,8 +291,7 @@ def enter():
     if line is sys.argv:  # another project's
         return
 
-    if "DEBUG" not in line:
-        sys.excepthook = lambda kind, error, trace: _print(f"{kind.__name__}: {one_line(error)}")
+    sys.excepthook = lambda kind, error, trace: _print(f"{kind.__name__}: {one_line(error)}")
     sys.argv[:] = line
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # their defaults warn in every run
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
