@@ -41,17 +41,23 @@ CASES += [("siglip", "c2lip", 1, {"trainable": r"text\..*"})]
 CASES += [("siglip", "macco", 1, {"lambda_mlm": 0.0})]  # the predictor of words rests
 
 
+def sample_of(towers, record):
+    key, image, text = record
+    whole = squeeze_whole(image(), towers.image_size)
+    return Sample(key, towers.preprocess(image()), text, noun_phrases(text), whole=whole)
+
+
 @pytest.fixture(scope="module")
 def samples():
-    towers, records = load("base"), train_records(12)
-    return [Sample(key, towers.preprocess(image()), text, noun_phrases(text)) for key, image, text in records]
+    return [sample_of(load("base"), record) for record in train_records(12)]
 
 
 @pytest.fixture(scope="module")
 def uneven():
     "Twelve images of 32 pixels in float64: the first four without a phrase, two far apart with the same phrases"
-    preprocess, records = toy("siglip").preprocess, train_records(12)
-    found = [Sample(key, preprocess(im()).double(), text, noun_phrases(text)) for key, im, text in records]
+    towers = toy("siglip")
+    found = [sample_of(towers, record) for record in train_records(12)]
+    found = [replace(s, image=s.image.double()) for s in found]
     found[11] = replace(found[11], caption=found[5].caption, phrases=found[5].phrases)
     return [replace(s, phrases=[]) for s in found[:4]] + found[4:]
 

@@ -21,73 +21,75 @@ from .edits import swap_across
 from ...methods import Method, Objective, caption_view, contrast, further_texts, step_generator
 from ...towers import Towers
 
-# %% ../../../nbs/3_relatives/03_clic.ipynb #4193c444
-def _squeeze_crop(image, wide=False):
-    "An image (3,H,W) that was cropped already, squeezed to half its height if it is wide, else to half its width"
-    _, H, W = image.shape
-    half = F.interpolate(image[None].float(), (H // 2, W) if wide else (H, W // 2), mode="bicubic", antialias=True)
-    return half[0].clamp(image.min(), image.max()).to(image.dtype)  # bicubic overshoots at edges
-
 # %% ../../../nbs/3_relatives/03_clic.ipynb #0112197d
-def squeeze_whole(image: Image.Image, size: tuple[int, int]) -> np.ndarray:  # (H,W) of the towers' images → uint8
+def squeeze_whole(
+    image: Image.Image,  # as it was opened
+    size: tuple[int, int],  # (H,W) of the towers' images
+) -> np.ndarray:  # uint8
     "The whole image as half of a joined one: (H/2,W,3) where it is as wide as high or wider, else (H,W/2,3)"
     H, W = size
     half = (W, H // 2) if image.width >= image.height else (W // 2, H)
-    return np.array(image.convert("RGB").resize(half, Image.Resampling.BICUBIC))
+    resized = image.convert("RGB").resize(half, Image.Resampling.BICUBIC)
+    return np.array(resized)
 
 
 def _is_wide(sample):
-    "Wider than high, or square, or of unknown shape"
-    if sample.whole is not None:
-        return sample.whole.shape[0] < sample.image.shape[-2]
-    return sample.size is None or sample.size[0] >= sample.size[1]
+    "Wider than high, or square"
+    return sample.whole.shape[0] < sample.image.shape[-2]
 
 
 def _half_of(sample, mean, std):
-    "A sample as half of a joined image: its whole image where it has that, else its crop; mean and std (3,1,1)"
-    if sample.whole is None:
-        return _squeeze_crop(sample.image, _is_wide(sample))
-    return (torch.from_numpy(sample.whole).permute(2, 0, 1).to(sample.image.dtype) / 255 - mean) / std
+    "A sample's whole image as half of a joined image; mean and std (3,1,1)"
+    pixels = torch.from_numpy(sample.whole).permute(2, 0, 1)
+    return (pixels.to(sample.image.dtype) / 255 - mean) / std
 
 # %% ../../../nbs/3_relatives/03_clic.ipynb #bf13bea6
 def _partners(samples, chance):
     "For every image of a step another of its orientation; itself where there is none"
-    groups = [[i for i, s in enumerate(samples) if _is_wide(s) == wide] for wide in (True, False)]
-    for group in groups:
+    partner = {}
+    for orientation in (True, False):
+        group = [i for i, sample in enumerate(samples) if _is_wide(sample) == orientation]
         chance.shuffle(group)
-    partner = {i: j for group in groups for i, j in zip(group, group[1:] + group[:1])}
+        partner.update(zip(group, group[1:] + group[:1]))
     return [partner[i] for i in range(len(samples))]
 
 # %% ../../../nbs/3_relatives/03_clic.ipynb #015d5bfd
+def _first_sentence(text):
+    return (split_sentences(text) or [text])[0]
+
+
 def _statements(sample):
     "First sentence of the caption, then those of the image's other captions, or the further ones of its only caption"
-    first, *further = split_sentences(sample.caption) or [sample.caption]
-    others = dict.fromkeys((split_sentences(text) or [text])[0] for text in sample.captions if text != sample.caption)
+    first = _first_sentence(sample.caption)
+    others = {_first_sentence(text): None for text in sample.captions if text != sample.caption}  # in order
     others.pop(first, None)
-    return [first, *(others or further)]
+    return [first, *(others or split_sentences(sample.caption)[1:])]
 
 
 def _join_sentences(sentences):
     "Sentences as one caption, each with a full stop"
-    return " ".join(s if s.endswith((".", "!", "?")) else s + "." for s in map(str.rstrip, sentences))
+    stripped = [sentence.rstrip() for sentence in sentences]
+    return " ".join(s if s.endswith((".", "!", "?")) else s + "." for s in stripped)
 
 
 def _two_more(statements, chance):
     "Two statements after the first, drawn without replacement; what there is, where there are fewer"
     further = statements[1:]
-    return chance.sample(further, 2) if len(further) > 1 else (further or statements) * 2
+    if len(further) > 1:
+        return chance.sample(further, 2)
+    return (further or statements) * 2
 
 
 def _compose_captions(first, second, chance, wrong=True):
     "The captions p₁ to p₄ of a joined image, and the hard negative n or None, from both images' statements"
-    (a2, a3), (b2, b3) = (_two_more(of, chance) for of in (first, second))
-    a, b = first[0], second[0]
+    further = zip(_two_more(first, chance), _two_more(second, chance))
 
     def in_any_order(pair):
         return _join_sentences(pair if chance.random() < 0.5 else pair[::-1])
 
-    right = [_join_sentences((a, b)), _join_sentences((b, a)), in_any_order((a2, b2)), in_any_order((a3, b3))]
-    swapped = swap_across(a, b, chance) if wrong else None
+    pair = (first[0], second[0])
+    right = [_join_sentences(pair), _join_sentences(pair[::-1]), *map(in_any_order, further)]
+    swapped = swap_across(*pair, chance) if wrong else None
     return right, None if swapped is None else in_any_order(swapped)
 
 # %% ../../../nbs/3_relatives/03_clic.ipynb #9367e639
@@ -98,20 +100,26 @@ RIGHT = ("positive_1", "positive_2", "positive_3", "positive_4")
 def _joined_batch(towers, samples, chance, right, wrong):
     "Every image joined with a partner, with `right` of its right captions and, where there is one, the wrong one"
     mean, std = (torch.tensor(towers.preprocess_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
-    halves, stated = [_half_of(s, mean, std) for s in samples], [_statements(s) for s in samples]
-    images, captions, owner, negatives = [], [], [], []
+    halves = [_half_of(sample, mean, std) for sample in samples]
+    statements = [_statements(sample) for sample in samples]
+    images = []
+    captions = []
+    negatives = {}
     for i, j in enumerate(_partners(samples, chance)):
-        first, second = (i, j) if chance.random() < 0.5 else (j, i)
+        pair = [halves[i], halves[j]] if chance.random() < 0.5 else [halves[j], halves[i]]
         along = 1 if _is_wide(samples[i]) else 2  # one above the other, or beside it
-        images.append(torch.cat([halves[first], halves[second]], along))
-        of_pair, negative = _compose_captions(stated[i], stated[j], chance, wrong)
+        images.append(torch.cat(pair, along))
+
+        of_pair, negative = _compose_captions(statements[i], statements[j], chance, wrong)
         captions.append(of_pair)
         if negative is not None:
-            owner.append(i)
-            negatives.append(negative)
-    texts = {name: Texts(towers.token_ids([of[p] for of in captions])) for p, name in enumerate(RIGHT[:right])}
+            negatives[i] = negative
+
+    texts = {}
+    for name, of_kind in zip(RIGHT[:right], zip(*captions)):
+        texts[name] = Texts(towers.token_ids(list(of_kind)))
     if wrong:
-        texts["negative"] = further_texts(towers, negatives, owner)
+        texts["negative"] = further_texts(towers, list(negatives.values()), list(negatives))
     return Batch({"image": torch.stack(images)}, texts)
 
 
@@ -120,8 +128,10 @@ def _clic_view(towers, plain_every=2, right=4, wrong=True):
     plain = caption_view(towers)
 
     def view(samples, step):
-        if plain_every and step % plain_every == 0 or len(samples) < 2:
-            return plain([replace(s, caption=_statements(s)[0]) for s in samples], step)
+        is_plain = plain_every and step % plain_every == 0
+        if is_plain or len(samples) < 2:
+            first = [replace(sample, caption=_first_sentence(sample.caption)) for sample in samples]
+            return plain(first, step)
         return _joined_batch(towers, samples, step_generator(step, samples), right, wrong)
 
     return view
@@ -132,21 +142,30 @@ def _clic_losses(image, positive, negative, owner, rows, scale, contrastive, ter
 
     Joined images (N,D) and P right captions of each (N,D), own first; wrong captions (K,D) of own images and the image
     of each, None where their term is not wanted; τ; and (image, text) → a rank's share of the towers' own loss."""
-    losses, total = {}, len(positive[0])
+    P = len(positive)
+    N = len(positive[0])
+    losses = {}
     if "joined" in terms:
-        losses["joined"] = sum(contrastive(image, e) for e in positive) / len(positive)
+        losses["joined"] = sum(contrastive(image, e) for e in positive) / P
+
     if "negative" in terms:
-        assert negative is not None and owner is not None  # the view made them for this term
-        x, wrong = full_precision(image)[owner], full_precision(negative)
-        gaps = [scale * (x * wrong).sum(-1) - scale * (x * full_precision(e)[owner]).sum(-1) for e in positive]
-        losses["negative"] = sum(F.softplus(gap).sum() for gap in gaps) / (len(positive) * total)
+        x = full_precision(image)[owner]
+        n = full_precision(negative)
+        costs = []
+        for e in positive:
+            wrong = scale * (x * n).sum(-1)
+            right = scale * (x * full_precision(e)[owner]).sum(-1)
+            costs.append(F.softplus(wrong - right).sum())
+        losses["negative"] = sum(costs) / (P * N)
+
     if "uniform" in terms:
-        losses["uniform"] = (positive[0][:rows] - positive[1][:rows]).square().sum() / total
+        difference = positive[0][:rows] - positive[1][:rows]
+        losses["uniform"] = difference.square().sum() / N
     return losses
 
 # %% ../../../nbs/3_relatives/03_clic.ipynb #6ab78beb
 def clic(
-    towers: Towers,
+    towers: Towers,  # of either kind
     lambda_joined: float = 0.5,  # weight of L_cont on joined images
     lambda_negative: float = 0.5,  # weight of the loss against wrong captions
     lambda_uniform: float = 1.0,  # weight of the distance between the two orders
@@ -174,4 +193,5 @@ def clic(
     objective = Objective(losses, weights, columns=("image", "caption", *RIGHT))
     needed = len(RIGHT) if lambda_joined or lambda_negative else 2  # L_uni reads p₁ and p₂ alone
     view = _clic_view(towers, plain_every, needed, bool(lambda_negative))
-    return Method(view, objective, trainable=r"(?!visual\.).*", whole=partial(squeeze_whole, size=towers.image_size))
+    whole = partial(squeeze_whole, size=towers.image_size)
+    return Method(view, objective, trainable=r"(?!visual\.).*", whole=whole)

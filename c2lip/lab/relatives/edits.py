@@ -9,9 +9,11 @@ __all__ = ['WORD_KINDS', 'ALL_KINDS', 'WAYS', 'Word', 'tag_words', 'swap_spans',
 # %% ../../../nbs/3_relatives/02_edits.ipynb #e2055225
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import combinations
+from operator import attrgetter
 from typing import NamedTuple
 
 from ...concepts import load_pipeline
@@ -31,18 +33,21 @@ class Word(NamedTuple):
         return self.start + len(self.text)
 
 
-_known: dict[str, list[Word]] = {}
+_tagged: dict[str, list[Word]] = {}
 
 
-def tag_words(captions: list[str]) -> list[list[Word]]:  # of each caption; punctuation left out
+def tag_words(
+    captions: list[str],
+) -> list[list[Word]]:  # of each caption; punctuation left out
     "The words of each caption with their parts of speech; those not seen before are tagged together"
-    if len(_known) > 1_000_000:
-        _known.clear()
-    missing = list(dict.fromkeys(c for c in captions if c not in _known))
+    if len(_tagged) > 1_000_000:
+        _tagged.clear()
+    missing = list(dict.fromkeys(c for c in captions if c not in _tagged))
     if missing:
-        for text, doc in zip(missing, load_pipeline().pipe(missing, disable=["parser", "senter"])):
-            _known[text] = [Word(t.text, t.idx, t.pos_) for t in doc if t.text[:1].isalnum()]
-    return [_known[c] for c in captions]
+        docs = load_pipeline().pipe(missing, disable=["parser", "senter"])
+        for caption, doc in zip(missing, docs):
+            _tagged[caption] = [Word(t.text, t.idx, t.pos_) for t in doc if t.text[:1].isalnum()]
+    return [_tagged[caption] for caption in captions]
 
 # %% ../../../nbs/3_relatives/02_edits.ipynb #5b418aff
 _AN = re.compile(r"(?!(?:uni|use|usu|eur|one\b|once|ufo|ute))(?:[aeiou]|hour|honest|honou?r|heir)", re.I)
@@ -67,26 +72,29 @@ def _article_within(words):
 
 def _capital(words, old, start):
     "The words with the first letter's case of what stood there; names of several capitals are left alone"
-    if old[:1].isupper() and words[:1].islower():
-        return words[0].upper() + words[1:]
-    if old[:1].islower() and words[:1].isupper() and start and words[1:].islower():
-        return words[0].lower() + words[1:]
+    first, rest = words[:1], words[1:]
+    if old[:1].isupper() and first.islower():
+        return first.upper() + rest
+    if old[:1].islower() and first.isupper() and start and rest.islower():
+        return first.lower() + rest
     return words
 
 
 def swap_spans(
-    text: str,
+    text: str,  # a caption
     new: dict[tuple[int, int], str],  # (first character, one past the last) → what replaces it; none overlap
 ) -> str:
     """The text with spans replaced, all at once.
 
     A capital at the start of a span stays; `a` or `an` before a span follows the new word."""
-    out, at = [], 0
+    parts = []
+    done = 0
     for (start, end), words in sorted(new.items()):
-        before = _article_before(text[at:start], words)
-        out += [before, _article_within(_capital(words, text[start:end], start))]
-        at = end
-    return "".join([*out, text[at:]])
+        parts.append(_article_before(text[done:start], words))
+        words = _capital(words, text[start:end], start)
+        parts.append(_article_within(words))
+        done = end
+    return "".join(parts) + text[done:]
 
 # %% ../../../nbs/3_relatives/02_edits.ipynb #61819b7b
 def word_bag(text: str) -> Counter:  # lower-case word → count; articles left out
@@ -102,26 +110,37 @@ def _places(words):
     kinds = {}
     for w in words:
         if w.pos not in _NEVER_EXCHANGED:
-            kinds.setdefault(w.pos, {}).setdefault(w.text.lower(), []).append((w.start, w.end))
+            spans = kinds.setdefault(w.pos, {}).setdefault(w.text.lower(), [])
+            spans.append((w.start, w.end))
     return kinds
 
 
-def swap_across(first: str, second: str, chance: random.Random) -> tuple[str, str] | None:  # None: no word fits
+def swap_across(
+    first: str,  # a caption
+    second: str,  # another one
+    chance: random.Random,  # which kind, and which words
+) -> tuple[str, str] | None:  # None: no word fits
     "Exchange a word of one text with a word of the same part of speech of the other (CLIC's hard negative)"
-    words, other_words = tag_words([first, second])
-    places, other_places = _places(words), _places(other_words)
-    own, others = ({w.text.lower() for w in found} for found in (words, other_words))
-    pairs = {}
-    for pos in sorted(places.keys() & other_places.keys()):
-        pair = sorted(places[pos].keys() - others), sorted(other_places[pos].keys() - own)
-        if all(pair):
-            pairs[pos] = pair
-    if not pairs:
+    first_words, second_words = tag_words([first, second])
+    first_places = _places(first_words)
+    second_places = _places(second_words)
+    first_texts = {w.text.lower() for w in first_words}
+    second_texts = {w.text.lower() for w in second_words}
+
+    candidates = {}
+    for pos in sorted(first_places.keys() & second_places.keys()):
+        of_first = sorted(first_places[pos].keys() - second_texts)
+        of_second = sorted(second_places[pos].keys() - first_texts)
+        if of_first and of_second:
+            candidates[pos] = (of_first, of_second)
+    if not candidates:
         return None
-    pos = chance.choice(list(pairs))
-    a, b = (chance.choice(candidates) for candidates in pairs[pos])
-    new, other_new = dict.fromkeys(places[pos][a], b), dict.fromkeys(other_places[pos][b], a)
-    return swap_spans(first, new), swap_spans(second, other_new)
+
+    pos = chance.choice(list(candidates))
+    a, b = map(chance.choice, candidates[pos])
+    first_edits = dict.fromkeys(first_places[pos][a], b)
+    second_edits = dict.fromkeys(second_places[pos][b], a)
+    return swap_spans(first, first_edits), swap_spans(second, second_edits)
 
 # %% ../../../nbs/3_relatives/02_edits.ipynb #ded27b32
 WORD_KINDS = {"noun": {"NOUN", "PROPN"}, "adjective": {"ADJ"}, "verb": {"VERB"}, "adverb": {"ADV"}}
@@ -132,33 +151,44 @@ ALL_KINDS = (*WORD_KINDS, "phrase")
 
 def _spans_by_kind(caption, phrases, kinds):
     (words,) = tag_words([caption])
-    single = [kind for kind in kinds if kind in WORD_KINDS]
-    found = {kind: [(w.start, w.end) for w in words if w.pos in WORD_KINDS[kind]] for kind in single}
+    spans = {}
+    for kind, tags in WORD_KINDS.items():
+        if kind in kinds:
+            spans[kind] = [(w.start, w.end) for w in words if w.pos in tags]
     if "phrase" in kinds:
-        found["phrase"] = [(p.start, p.end) for p in phrases if p.start >= 0]
-    return found
+        spans["phrase"] = [(p.start, p.end) for p in phrases if p.start >= 0]
+    return spans
+
+
+def _choose(options, chance):
+    "One of the kinds that have an option, and one of its options"
+    kind = chance.choice(sorted(kind for kind, of_kind in options.items() if of_kind))
+    return kind, chance.choice(options[kind])
 
 
 def swap_within(
-    caption: str,
+    caption: str,  # the text that is edited
     phrases: list[Phrase],  # its noun phrases
-    chance: random.Random,
+    chance: random.Random,  # which kind, and which two
     kinds: tuple = ALL_KINDS,  # which kinds may be exchanged
     listed: bool = True,  # also two things of a list, as "a mug and a fish"
 ) -> tuple[str, str] | None:  # (kind, caption edited); None where nothing can be exchanged
     "Exchange two different words, or noun phrases, of one kind within a caption (NegCLIP's hard negative)"
-    options: dict[str, list] = {}
+    options = defaultdict(list)
     for kind, spans in _spans_by_kind(caption, phrases, kinds).items():
-        for a, b in combinations(spans, 2):
-            differ = a[1] <= b[0] and caption[slice(*a)].lower() != caption[slice(*b)].lower()
-            if differ and (listed or not re.fullmatch(r"[\s,]*(and|or)?\s*", caption[a[1] : b[0]])):
-                options.setdefault(kind, []).append((a, b))
+        for (start, end), (other_start, other_end) in combinations(spans, 2):
+            text = caption[start:end]
+            other = caption[other_start:other_end]
+            between = caption[end:other_start]
+            in_list = not listed and re.fullmatch(r"[\s,]*(and|or)?\s*", between)
+            if end <= other_start and text.lower() != other.lower() and not in_list:
+                options[kind].append({(start, end): other, (other_start, other_end): text})
     if not options:
         return None
-    kind = chance.choice(sorted(options))
-    a, b = chance.choice(options[kind])
-    new = swap_spans(caption, {a: caption[slice(*b)], b: caption[slice(*a)]})
-    return (kind, new) if new.lower() != caption.lower() else None
+
+    kind, edits = _choose(options, chance)
+    edited = swap_spans(caption, edits)
+    return (kind, edited) if edited.lower() != caption.lower() else None
 
 # %% ../../../nbs/3_relatives/02_edits.ipynb #c2e72d96
 WAYS = ("swap", "replace", "add")
@@ -170,13 +200,16 @@ _ARTICLES_AND_NUMBERS = frozenset("a an the some two three four several many".sp
 
 def _offers(captions, phrases):
     "What the captions of a step offer to each other: kind → words, or phrases, in the order of the alphabet"
-    words: dict[str, set] = {kind: set() for kind in ALL_KINDS}
-    for tagged in tag_words(captions):
+    offers = {kind: set() for kind in ALL_KINDS}
+    for words in tag_words(captions):
         for kind, tags in WORD_KINDS.items():
-            words[kind] |= {w.text.lower() for w in tagged if w.pos in tags and w.text.isalpha()}
-    named = [p.text for of in phrases for p in of if p.text.split()[0].lower() in _ARTICLES_AND_NUMBERS]
-    words["phrase"] = {text[0].lower() + text[1:] for text in named}
-    return {kind: sorted(found) for kind, found in words.items()}
+            offers[kind] |= {w.text.lower() for w in words if w.pos in tags and w.text.isalpha()}
+    for of_caption in phrases:
+        for phrase in of_caption:
+            first = phrase.text.split()[0]
+            if first.lower() in _ARTICLES_AND_NUMBERS:
+                offers["phrase"].add(phrase.text[0].lower() + phrase.text[1:])
+    return {kind: sorted(texts) for kind, texts in offers.items()}
 
 
 @lru_cache(maxsize=100_000)
@@ -184,40 +217,47 @@ def _words_of(text):
     return frozenset(word_bag(text))  # what a step offers is looked up for every caption of it
 
 
-def foreign(candidates, here: Counter) -> list[str]:  # words or phrases, `word_bag` of a caption → in their order
+def foreign(
+    candidates: Iterable[str],  # words or phrases
+    caption_words: Counter,  # `word_bag` of a caption
+) -> list[str]:  # in their order
     "The candidates that share no word with the caption"
-    return [text for text in candidates if _words_of(text).isdisjoint(here)]
+    return [text for text in candidates if _words_of(text).isdisjoint(caption_words)]
 
 
-def _replace_within(caption, phrases, offer, chance, kinds):
+def _replace_within(caption, phrases, offers, chance, kinds):
     "Another word, or noun phrase, of the same kind in place of one of a caption: (kind, caption edited) or None"
-    here = word_bag(caption)
-    options: dict[str, list] = {}
+    caption_words = word_bag(caption)
+    options = defaultdict(list)
     for kind, spans in _spans_by_kind(caption, phrases, kinds).items():
-        fit = foreign(offer[kind], here)
-        for a in spans:
-            plural = caption[slice(*a)].lower().endswith("s")
-            if alike := [text for text in fit if text.endswith("s") == plural]:
-                options.setdefault(kind, []).append((a, alike))
+        new = foreign(offers[kind], caption_words)
+        for start, end in spans:
+            plural = caption[start:end].lower().endswith("s")
+            same_number = [text for text in new if text.endswith("s") == plural]
+            if same_number:
+                options[kind].append(((start, end), same_number))
     if not options:
         return None
-    kind = chance.choice(sorted(options))
-    a, alike = chance.choice(options[kind])
-    return kind, swap_spans(caption, {a: chance.choice(alike)})
+
+    kind, (span, texts) = _choose(options, chance)
+    return kind, swap_spans(caption, {span: chance.choice(texts)})
 
 
-def _add_within(caption, phrases, offer, chance, kinds):
+def _add_within(caption, phrases, offers, chance, kinds):
     "An attribute more before a phrase's noun, or a thing more after the last phrase: (kind, caption edited) or None"
-    here, placed = word_bag(caption), [p for p in phrases if p.start >= 0]
-    things = foreign(offer["phrase"], here) if {"noun", "phrase"} & set(kinds) else []
-    attributes = foreign(offer["adjective"], here) if "adjective" in kinds else []
-    options = {kind: fit for kind, fit in (("adjective", attributes), ("phrase", things)) if fit and placed}
-    if not options:
+    caption_words = word_bag(caption)
+    placed = [p for p in phrases if p.start >= 0]
+    options = {}
+    if "adjective" in kinds:
+        options["adjective"] = foreign(offers["adjective"], caption_words)
+    if "noun" in kinds or "phrase" in kinds:
+        options["phrase"] = foreign(offers["phrase"], caption_words)
+    if not placed or not any(options.values()):
         return None
-    kind = chance.choice(sorted(options))
-    new = chance.choice(options[kind])
+
+    kind, new = _choose(options, chance)
     if kind == "phrase":
-        last = max(placed, key=lambda p: p.end)
+        last = max(placed, key=attrgetter("end"))
         return kind, swap_spans(caption, {(last.start, last.end): f"{last.text} and {new}"})
     phrase = chance.choice(placed)
     noun = phrase.text.split()[-1]
@@ -226,15 +266,17 @@ def _add_within(caption, phrases, offer, chance, kinds):
 
 def edit_captions(
     way: str,  # swap, replace or add
-    captions: list[str],
+    captions: list[str],  # of a step
     phrases: list[list[Phrase]],  # the noun phrases of each
-    chance: random.Random,
+    chance: random.Random,  # what is edited
     kinds: tuple = ALL_KINDS,  # which kinds of words may be exchanged, replaced or added
     listed: bool = True,  # exchange also two things of a list, as "a mug and a fish"
 ) -> list[tuple[str, str] | None]:  # (kind, caption edited) of each; None where there is none
     "A hard negative for each caption of a step, all made in one way; `UserError` for an unknown one"
     check_choice("negatives", way, WAYS)
+    rows = list(zip(captions, phrases))
     if way == "swap":
-        return [swap_within(c, of, chance, kinds, listed) for c, of in zip(captions, phrases)]
-    offer, edit = _offers(captions, phrases), _replace_within if way == "replace" else _add_within
-    return [edit(c, of, offer, chance, kinds) for c, of in zip(captions, phrases)]
+        return [swap_within(caption, of_caption, chance, kinds, listed) for caption, of_caption in rows]
+    edit = _replace_within if way == "replace" else _add_within
+    offers = _offers(captions, phrases)
+    return [edit(caption, of_caption, offers, chance, kinds) for caption, of_caption in rows]

@@ -7,8 +7,10 @@ __all__ = ['macco_view']
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #1bc00fc6
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -24,7 +26,8 @@ from ...spans import token_spans
 from ...towers import Towers
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #31bcac1c
-_SUBJECTS, _TARGETS = ("nsubj", "nsubjpass"), ("obj", "dobj")
+_SUBJECTS = ("nsubj", "nsubjpass")
+_TARGETS = ("obj", "dobj")
 _OBJECTS = {*_TARGETS, "obl", "prep", "agent"}
 _BE = frozenset("be is are was were am been being 's 're seen there".split())
 "Words on the way between two nouns that name no relation"
@@ -41,59 +44,72 @@ def _arc(token):
     return token.dep_.lower().split(":")[0]
 
 
+def _children(token, *arcs):
+    return [child for child in token.children if _arc(child) in arcs]
+
+
 def _joined(token):
     "A word and those that a conjunction joins to it"
-    return [token, *(child for child in token.children if _arc(child) == "conj" and child.pos_ == token.pos_)]
+    return [token, *(child for child in _children(token, "conj") if child.pos_ == token.pos_)]
 
 
 def _attributes(noun):
     "The words that say how a noun is"
-    found = []
-    for child in noun.children:
-        relation = {_arc(below) for below in child.children} & _OBJECTS  # as in *a fish balancing a kite*
-        if _arc(child) in ("amod", "nummod", "acl") and child.pos_ in ("ADJ", "NUM", "VERB") and not relation:
-            found += _joined(child)
+    words = []
+    for child in _children(noun, "amod", "nummod", "acl"):
+        is_relation = _children(child, *_OBJECTS)  # as in *a fish balancing a kite*
+        if child.pos_ in ("ADJ", "NUM", "VERB") and not is_relation:
+            words += _joined(child)
     if _arc(noun) in _SUBJECTS and noun.head.pos_ == "ADJ":
-        found += _joined(noun.head)
-    return found
+        words += _joined(noun.head)
+    return words
 
 
-def _way_up(noun, nouns):
+def _path_up(noun, nouns):
     "The words from a noun up to the next one of a phrase, and that noun; None where the sentence ends before"
-    passed, at = [noun], noun
-    words = [child for child in noun.children if _arc(child) == "case"]
-    while at.head != at and at.head.i not in nouns:
-        at = at.head
-        passed.append(at)
-        words += [at, *(child for child in at.children if _arc(child) == "case")]
-    if at.head != at:
-        return words, at.head
-    below = [child for token in passed[1:] for child in token.children if child.i in nouns and child not in passed]
-    fit = [child for arcs in (_SUBJECTS, _TARGETS) for child in below if _arc(child) in arcs]
-    return words, fit[0] if fit else None
+    words = _children(noun, "case")
+    passed = []
+    top = noun
+    while top.head != top and top.head.i not in nouns:
+        top = top.head
+        passed.append(top)
+        words += [top, *_children(top, "case")]
+    if top.head != top:
+        return words, top.head
+
+    for arcs in (_SUBJECTS, _TARGETS):
+        for token in passed:
+            for child in _children(token, *arcs):
+                if child.i in nouns and child != noun and child not in passed:
+                    return words, child
+    return words, None
+
+
+def _concept(words, *objects):
+    phrases = [Phrase(t.text, t.idx, t.idx + len(t.text)) for t in sorted(words, key=attrgetter("i"))]
+    return _Concept(tuple(phrases), objects)
 
 
 def _concepts_in(doc):
     "Attributes and relations of a parsed caption by its tree"
     nouns = {}
     for phrase in phrases_of(doc):
-        nouns[doc.char_span(phrase.start, phrase.end, alignment_mode="expand").root.i] = phrase
+        span = doc.char_span(phrase.start, phrase.end, alignment_mode="expand")
+        nouns[span.root.i] = phrase
 
-    def concept(words, *objects):
-        words = sorted(words, key=attrgetter("i"))
-        return _Concept(tuple(Phrase(t.text, t.idx, t.idx + len(t.text)) for t in words), objects)
-
-    found = []
+    concepts = []
     for i, phrase in nouns.items():
-        if words := _attributes(doc[i]):
-            found.append(concept(words, phrase))
+        attributes = _attributes(doc[i])
+        if attributes:
+            concepts.append(_concept(attributes, phrase))
         if _arc(doc[i]) in _SUBJECTS:
-            continue  # found from the other noun
-        words, other = _way_up(doc[i], nouns)
+            continue  # its relation is found from the other noun
+
+        words, other = _path_up(doc[i], nouns)
         words = [t for t in words if t.lower_ not in _BE and t.pos_ != "AUX"]
         if words and other is not None:
-            found.append(concept(words, phrase, nouns[other.i]))
-    return found
+            concepts.append(_concept(words, phrase, nouns[other.i]))
+    return concepts
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #c54bea64
 class _Readings:
@@ -108,19 +124,27 @@ class _Readings:
         if len(self.known) > 1_000_000:
             self.known.clear()
         missing = list(dict.fromkeys(caption for caption in captions if caption not in self.known))
-        concepts = [_concepts_in(doc) for doc in load_pipeline().pipe(missing)]
-        words = [[word for concept in found for word in concept.words] for found in concepts]
-        spans = token_spans(self.tokenizer, missing, words) if missing else []
-        for caption, found, places in zip(missing, concepts, map(iter, spans)):
-            self.known[caption] = [(c, [place for _, place in zip(c.words, places) if place]) for c in found]
+        if missing:
+            self._read(missing)
         return [self.known[caption] for caption in captions]
+
+    def _read(self, captions):
+        concepts = [_concepts_in(doc) for doc in load_pipeline().pipe(captions)]
+        words = [[word for concept in of_caption for word in concept.words] for of_caption in concepts]
+        spans = token_spans(self.tokenizer, captions, words)
+        for caption, of_caption, places in zip(captions, concepts, spans):
+            rest = iter(places)
+            self.known[caption] = []
+            for concept in of_caption:
+                shown = [place for place in islice(rest, len(concept.words)) if place]
+                self.known[caption].append((concept, shown))
 
 
 def _mask_words(readings, length):
     "The tokens (B,length) to hide: those of all concepts of a caption"
     mask = torch.zeros(len(readings), length, dtype=torch.bool)
-    for row, found in zip(mask, readings):
-        for _, spans in found:
+    for row, concepts in zip(mask, readings):
+        for _, spans in concepts:
             for first, end in spans:
                 row[first:end] = True
     return mask
@@ -130,46 +154,56 @@ def _mask_words(readings, length):
 def _world_boxes(key):
     "Where the objects of an embedded scene are: noun → (x0, y0, x1, y1) as shares of the image; empty for other keys"
     scene = world_scene(key)
-    things = scene.things if scene else ()
-    return {t.noun: (t.x - t.side / 2, t.y - t.side / 2, t.x + t.side / 2, t.y + t.side / 2) for t in things}
+    boxes = {}
+    for t in scene.things if scene else ():
+        half = t.side / 2
+        boxes[t.noun] = (t.x - half, t.y - half, t.x + half, t.y + half)
+    return boxes
 
 
 def _read_box_file(path):
     "Boxes of one's own images, phrases in lower case"
 
     def of_key(rows):
-        if not all(0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1 for found in rows.values() for x0, y0, x1, y1 in found):
-            raise ValueError
-        return {phrase.lower(): found for phrase, found in rows.items()}
+        for boxes in rows.values():
+            for x0, y0, x1, y1 in boxes:
+                if not (0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1):
+                    raise ValueError
+        return {phrase.lower(): boxes for phrase, boxes in rows.items()}
 
     form = "phrase → [[x0, y0, x1, y1], …], 0 ≤ x0 < x1 ≤ 1 and 0 ≤ y0 < y1 ≤ 1, shares of width and height"
     return read_by_key(path, of_key, form)
 
 
-def _concept_boxes(concept, key, known):
+def _concept_boxes(concept, key, given):
     "The boxes of a concept's objects, by the user's file, else by the embedded scene; empty where none is known"
-    if key in known:
-        return [box for phrase in concept.objects for box in known[key].get(phrase.text.lower(), [])]
+    phrases = [phrase.text.lower() for phrase in concept.objects]
+    if key in given:
+        return [box for phrase in phrases for box in given[key].get(phrase, [])]
     drawn = _world_boxes(key)
-    nouns = [phrase.text.lower().split()[-1] for phrase in concept.objects]
+    nouns = [phrase.split()[-1] for phrase in phrases]
     return [drawn[noun] for noun in nouns if noun in drawn]
 
-
+# %% ../../../nbs/3_relatives/05_macco_masks.ipynb #b5d4df4e
 def _touched(low, high, n):
     "The cells of n that an interval of [0, 1] touches, one at least"
-    first = min(max(math.floor(low * n + 1e-6), 0), n - 1)
-    return slice(first, max(min(math.ceil(high * n - 1e-6), n), 1))
+    first = math.floor(low * n + 1e-6)
+    end = math.ceil(high * n - 1e-6)
+    return slice(min(max(first, 0), n - 1), max(min(end, n), 1))
 
 
 def _random_rectangle(grid, chance):
     "Rows and columns of a rectangle of half to all of the patches; something is left to see"
     rows, columns = grid
     area = chance.uniform(0.5, 1.0) * rows * columns
-    height = min(rows, max(1, round(math.sqrt(area) * chance.uniform(0.8, 1.25))))
+    height = round(math.sqrt(area) * chance.uniform(0.8, 1.25))
+    height = min(rows, max(1, height))
     width = min(columns, max(1, round(area / height)))
     if height * width == rows * columns and height > 1:
         height -= 1
-    top, left = chance.randint(0, rows - height), chance.randint(0, columns - width)
+
+    top = chance.randint(0, rows - height)
+    left = chance.randint(0, columns - width)
     return slice(top, top + height), slice(left, left + width)
 
 
@@ -179,41 +213,51 @@ def _mask_patches(boxes, grid, chance, rectangles=0.1):
     if chance.random() < rectangles:
         mask[_random_rectangle(grid, chance)] = True
         return mask.flatten()
+
+    rows, columns = grid
     for x0, y0, x1, y1 in boxes:
-        mask[_touched(y0, y1, grid[0]), _touched(x0, x1, grid[1])] = True
+        mask[_touched(y0, y1, rows), _touched(x0, x1, columns)] = True
     return mask.flatten()
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #a0a97c43
 def macco_view(
-    towers: Towers,
+    towers: Towers,  # whose tokenizer finds the words
     grid: tuple[int, int],  # rows and columns of patches
     boxes: str = "",  # a file of boxes for a user's own images
     rectangles: float = 0.1,  # how often a random rectangle is hidden in place of boxes
-):  # (samples, step) → Batch
+) -> Callable:  # (samples, step) → Batch
     """Images and captions, twice: whole, and with a mask; a whole caption's mask is its padding.
 
     The first step with an image without boxes prints a line."""
-    plain, known = caption_view(towers), _read_box_file(boxes)
+    plain = caption_view(towers)
+    given = _read_box_file(boxes)
     readings = _Readings(towers.tokenizer)
 
-    def draw(sample, concepts, chance):
-        "One concept, of those with boxes if there are any, and its boxes"
-        found = [(concept, _concept_boxes(concept, sample.key, known)) for concept, _ in concepts]
-        return chance.choice([pair for pair in found if pair[1]] or found or [(None, [])])
+    def draw_boxes(sample, concepts, chance):
+        "The boxes of one concept, of those with boxes if there are any"
+        candidates = [_concept_boxes(concept, sample.key, given) for concept, _ in concepts]
+        located = [boxes for boxes in candidates if boxes]
+        return chance.choice(located or candidates or [[]])
 
     def view(samples, step):
-        batch, chance = plain(samples, step), step_generator(step, samples)
-        read = readings([s.caption for s in samples])
-        drawn = [draw(s, concepts, chance) for s, concepts in zip(samples, read)]
-        if not all(found for _, found in drawn):
+        batch = plain(samples, step)
+        chance = step_generator(step, samples)
+        concepts = readings([sample.caption for sample in samples])
+        drawn = [draw_boxes(sample, of_caption, chance) for sample, of_caption in zip(samples, concepts)]
+        if not all(drawn):
             print_once("macco: some images have no box of a phrase: random rectangles alone; `boxes` names a file")
+        masks = [_mask_patches(of_image, grid, chance, rectangles) for of_image in drawn]
         batch.images["masked_image"] = batch.images["image"]
-        batch.masks["masked_image"] = torch.stack([_mask_patches(b, grid, chance, rectangles) for _, b in drawn])
+        batch.masks["masked_image"] = torch.stack(masks)
+
         caption = batch.texts["caption"]
-        ends, places = text_ends(towers.model, caption.ids), torch.arange(caption.ids.shape[1])
-        padding = torch.zeros_like(caption.ids, dtype=torch.bool) if ends is None else places >= ends[:, None]
+        length = caption.ids.shape[1]
+        ends = text_ends(towers.model, caption.ids)
+        padding = torch.zeros_like(caption.ids, dtype=torch.bool)
+        if ends is not None:
+            padding = torch.arange(length) >= ends[:, None]
         batch.texts["caption"] = replace(caption, mask=padding)
-        batch.texts["masked_caption"] = replace(caption, mask=_mask_words(read, caption.ids.shape[1]))
+        batch.texts["masked_caption"] = replace(caption, mask=_mask_words(concepts, length))
         return batch
 
     return view
