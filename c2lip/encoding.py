@@ -7,12 +7,11 @@ __all__ = ['encode_images', 'text_ends', 'encode_texts', 'evaluating', 'scale_an
            'rank_and_world_size', 'gather_rows', 'shared_place', 'gather', 'sum_over_ranks']
 
 # %% ../nbs/1_method/11_encoding.ipynb #3c2e4dad
+from collections.abc import Collection, Iterable
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
-import open_clip
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -26,27 +25,44 @@ from .towers.towers import has_bias, is_clip_tower, is_siglip_tower
 def _siglip_tokens(visual, images):
     "Pooled output and visual tokens of a timm trunk with an attention pool; prefix tokens (registers) left out"
     trunk = visual.trunk
+    prefix = trunk.num_prefix_tokens
     x = trunk.forward_features(images)
     if not trunk.pool_include_prefix:
-        x = x[:, trunk.num_prefix_tokens :]
+        x = x[:, prefix:]
     pooled, tokens = project_tokens(trunk.attn_pool, x)
     if trunk.pool_include_prefix:
-        tokens = tokens[:, trunk.num_prefix_tokens :]
+        tokens = tokens[:, prefix:]
 
     def finish(x):
-        return visual.head(trunk.head(trunk.head_drop(trunk.fc_norm(x))))
+        x = trunk.head_drop(trunk.fc_norm(x))
+        return visual.head(trunk.head(x))
 
     return finish(pooled), finish(tokens)
 
 
 def _clip_tokens(visual, images):
     "Class token's output and visual tokens of open_clip's vision transformer, by the same norm and projection"
-    pooled, tokens = visual._pool(visual.transformer(visual._embeds(images)))
+    x = visual.transformer(visual._embeds(images))
+    pooled, tokens = visual._pool(x)
     if visual.final_ln_after_pool:
         tokens = visual.ln_post(tokens)
-    if visual.proj is not None:
-        pooled, tokens = pooled @ visual.proj, tokens @ visual.proj
-    return pooled, tokens
+    if visual.proj is None:
+        return pooled, tokens
+    return pooled @ visual.proj, tokens @ visual.proj
+
+
+def _pooled_and_tokens(visual, images):
+    "Pooled output and visual tokens of any tower that has some; `UserError` for another"
+    if is_siglip_tower(visual):
+        return _siglip_tokens(visual, images)
+    if is_clip_tower(visual):
+        return _clip_tokens(visual, images)
+    if hasattr(visual, "pooled_and_tokens"):
+        return visual.pooled_and_tokens(images)
+    raise UserError(
+        "visual tokens are known for SigLIP's attention pool and for CLIP's vision transformer; "
+        "set lambda_xac to 0 for this model"
+    )
 
 
 def encode_images(
@@ -58,68 +74,82 @@ def encode_images(
     "Image embeddings and, if wanted, their visual tokens in the joint space; raise `UserError` where none are known"
     visual = model.visual
     if isinstance(visual, nn.Module):  # whose weights may be bfloat16
-        images = images.to(next(visual.parameters(), images).dtype)
-    if not tokens:
-        pooled = visual(images)
-        return F.normalize(pooled, dim=-1) if unit else pooled, None
-    if is_siglip_tower(visual):
-        pooled, parts = _siglip_tokens(visual, images)
-    elif is_clip_tower(visual):
-        pooled, parts = _clip_tokens(visual, images)
-    elif hasattr(visual, "pooled_and_tokens"):
-        pooled, parts = visual.pooled_and_tokens(images)
-    else:
-        known = "SigLIP's attention pool and for CLIP's vision transformer"
-        raise UserError(f"visual tokens are known for {known}; set lambda_xac to 0 for this model")
+        first: Any = next(visual.parameters(), images)
+        images = images.to(first.dtype)
+    pooled, parts = _pooled_and_tokens(visual, images) if tokens else (visual(images), None)
     if unit:
-        pooled, parts = F.normalize(pooled, dim=-1), F.normalize(parts, dim=-1)
+        pooled = F.normalize(pooled, dim=-1)
+        parts = None if parts is None else F.normalize(parts, dim=-1)
     return pooled, parts
 
 # %% ../nbs/1_method/11_encoding.ipynb #b328c5a5
+class _TextTower(NamedTuple):
+    "open_clip's text tower, and the token at which it reads a text"
+
+    tower: Any
+    pool: str  # argmax: the largest id; eos: the end token; first, last, none
+    eos: Any  # id of the end token, or None
+
+
 def _text_tower(model):
-    "The text tower (`model.text` or the model itself), how and where it pools; None where its parts are hidden"
+    "The text tower (`model.text` or the model itself); None where its parts are hidden, or it masks its padding"
     text = getattr(model, "text", model)
-    if not all(hasattr(text, part) for part in ("token_embedding", "positional_embedding", "transformer", "ln_final")):
-        return None
+    for part in ("token_embedding", "positional_embedding", "transformer", "ln_final"):
+        if not hasattr(text, part):
+            return None
     if getattr(text, "use_pad_mask", False) or getattr(text, "cls_emb", None) is not None:
-        return None  # it masks its padding
-    pool = getattr(text, "pool_type", None) or getattr(text, "text_pool_type", "argmax")
-    return text, pool, getattr(text, "eos_id", None) or getattr(text, "text_eos_id", None)
-
-
-def text_ends(model: Any, ids: Tensor) -> Tensor | None:  # (T,L) → (T,) tokens that matter; None: the whole row does
-    "How much of each row a causal tower with an end token reads"
-    tower = _text_tower(model)
-    if tower is None or tower[0].attn_mask is None:
         return None
-    _, pool, eos = tower
-    if pool == "argmax":
+    pool = getattr(text, "pool_type", None) or getattr(text, "text_pool_type", "argmax")
+    eos = getattr(text, "eos_id", None) or getattr(text, "text_eos_id", None)
+    return _TextTower(text, pool, eos)
+
+
+def text_ends(
+    model: Any,  # an open_clip model
+    ids: Tensor,  # (T,L) token ids
+) -> Tensor | None:  # (T,) tokens that matter; None: the whole row does
+    "How much of each row a causal tower with an end token reads"
+    text = _text_tower(model)
+    if text is None or text.tower.attn_mask is None:
+        return None
+    if text.pool == "argmax":
         return ids.argmax(-1) + 1
-    return (ids == eos).int().argmax(-1) + 1 if pool == "eos" else None
+    if text.pool == "eos":
+        at_end = torch.eq(ids, text.eos)
+        return at_end.int().argmax(-1) + 1
+    return None
 
-
-def _project(text, x):
+# %% ../nbs/1_method/11_encoding.ipynb #5e7b5e70
+def _project(tower, x):
     "The text tower's projection to the joint space, in each of the forms that open_clip has"
-    if text.text_projection is None:
+    projection = tower.text_projection
+    if projection is None:
         return x
-    return text.text_projection(x) if isinstance(text.text_projection, nn.Linear) else x @ text.text_projection
+    return projection(x) if isinstance(projection, nn.Linear) else x @ projection
 
 
 def _pooled_and_words(model, ids, tokens):
     "Pooled output of rows of one length and, if wanted, their projected tokens"
-    tower = _text_tower(model)
-    if tower is None and not tokens:
+    text = _text_tower(model)
+    if text is None and not tokens:
         return model.encode_text(ids), None
-    if tower is None and not hasattr(getattr(model, "text", None), "pooled_and_tokens"):
-        raise UserError('this text tower hides its tokens; use concepts "encode"')
-    if tower is None:
+    if text is None and hasattr(getattr(model, "text", None), "pooled_and_tokens"):
         return model.text.pooled_and_tokens(ids)
-    (text, pool, eos), L = tower, ids.shape[1]
-    mask = None if text.attn_mask is None else text.attn_mask[:L, :L]
-    x = text.token_embedding(ids) + text.positional_embedding[:L]
-    x = text.ln_final(text.transformer(x, attn_mask=mask))
-    pooled = _project(text, open_clip.transformer.text_global_pool(x, ids, pool, eos_token_id=eos))
-    return pooled, _project(text, x) if tokens else None
+    if text is None:
+        raise UserError('this text tower hides its tokens; use concepts "encode"')
+
+    from open_clip.transformer import text_global_pool  # here: open_clip takes seconds to import
+
+    tower = text.tower
+    length = ids.shape[1]
+    mask = None if tower.attn_mask is None else tower.attn_mask[:length, :length]
+    x = tower.token_embedding(ids) + tower.positional_embedding[:length]
+    x = tower.transformer(x, attn_mask=mask)
+    x = tower.ln_final(x)
+
+    pooled = text_global_pool(x, ids, text.pool, eos_token_id=text.eos)
+    words = _project(tower, x) if tokens else None
+    return _project(tower, pooled), words
 
 
 def encode_texts(
@@ -129,17 +159,22 @@ def encode_texts(
     unit: bool = True,  # embeddings at length 1; False leaves them as the tower gives them
 ) -> tuple[Tensor, Tensor | None]:  # (T,D), (T,L,D) or None; what is past a row's end means nothing
     "Text embeddings and, if wanted, their projected tokens; cut at the longest row where the tower allows it"
-    L, ends = ids.shape[1], text_ends(model, ids)
+    length = ids.shape[1]
+    ends = text_ends(model, ids)
     if ends is not None and len(ids):
         ids = ids[:, : int(ends.max())]
+
     pooled, words = _pooled_and_words(model, ids, tokens)
     if words is not None:
-        words = F.pad(words, (0, 0, 0, L - words.shape[1]))
-    return F.normalize(pooled, dim=-1) if unit else pooled, words
+        cut = length - words.shape[1]
+        words = F.pad(words, (0, 0, 0, cut))
+    if unit:
+        pooled = F.normalize(pooled, dim=-1)
+    return pooled, words
 
 # %% ../nbs/1_method/11_encoding.ipynb #c57e5dfd
 @contextmanager
-def evaluating(model):
+def evaluating(model: nn.Module):
     "No gradients and no dropout; afterwards every submodule trains again that did before"
     training = [m for m in model.modules() if m.training]
     model.eval()
@@ -147,18 +182,22 @@ def evaluating(model):
         with torch.no_grad():
             yield
     finally:
-        for m in training:
-            m.training = True
+        for module in training:
+            module.training = True
 
 # %% ../nbs/1_method/11_encoding.ipynb #efd8fe23
 def _encode_image_entries(model, images, needs):
     "All image entries in one forward of the image tower"
     sizes = [len(x) for x in images.values()]
-    wanted = any(f"{name}_tokens" in needs for name in images)
-    pooled, tokens = encode_images(model, torch.cat(list(images.values())), wanted)
-    parts = zip(images, () if tokens is None else tokens.split(sizes))
-    of_tokens = {f"{name}_tokens": part for name, part in parts if f"{name}_tokens" in needs}
-    return {**dict(zip(images, pooled.split(sizes))), **of_tokens}
+    with_tokens = [name for name in images if f"{name}_tokens" in needs]
+    together = torch.cat(list(images.values()))
+    pooled, tokens = encode_images(model, together, bool(with_tokens))
+    features = dict(zip(images, pooled.split(sizes)))
+    if tokens is not None:
+        of_entry = dict(zip(images, tokens.split(sizes)))
+        for name in with_tokens:
+            features[f"{name}_tokens"] = of_entry[name]
+    return features
 
 
 def _encode_text_entries(model, texts):
@@ -168,6 +207,7 @@ def _encode_text_entries(model, texts):
     for name, entry in texts.items():
         if entry.spans is None:
             features[name], words[name] = encode_texts(model, entry.ids, name in pooled_from)
+
     for name, entry in texts.items():
         if entry.spans is not None:
             features[name] = span_pool(words[entry.of], entry.spans)
@@ -177,19 +217,27 @@ def _encode_text_entries(model, texts):
 def scale_and_bias(model: Any) -> Features:  # an open_clip model
     "`scale` = exp(logit_scale), and `bias`: 0 where the towers have none"
     scale = model.logit_scale.exp()
-    return {"scale": scale, "bias": model.logit_bias if has_bias(model) else torch.zeros((), device=scale.device)}
+    bias = model.logit_bias if has_bias(model) else torch.zeros((), device=scale.device)
+    return {"scale": scale, "bias": bias}
 
 
-def encode(model: Any, batch: Batch, needs=()) -> Features:  # needs: features that must be there, e.g. "image_tokens"
+def encode(
+    model: Any,  # an open_clip model
+    batch: Batch,  # of this rank
+    needs: Collection[str] = (),  # features that must be there, e.g. "image_tokens"
+) -> Features:
     "Named features of a batch: unit embeddings under the entries' names, visual tokens if needed, `scale` and `bias`"
     images = _encode_image_entries(model, batch.images, needs)
-    return {**scale_and_bias(model), **images, **_encode_text_entries(model, batch.texts)}
+    texts = _encode_text_entries(model, batch.texts)
+    return {**scale_and_bias(model), **images, **texts}
 
 
 def entry_of(batch: Batch) -> dict[str, str]:  # feature → entry
     "Whose rows each feature of `encode` has; `scale` and `bias` have no rows and are not named"
-    tokens = {f"{name}_tokens": name for name in batch.images}
-    return {**tokens, **{name: name for name in [*batch.images, *batch.texts]}}
+    entries = {name: name for name in [*batch.images, *batch.texts]}
+    for name in batch.images:
+        entries[f"{name}_tokens"] = name
+    return entries
 
 # %% ../nbs/1_method/11_encoding.ipynb #7ed725e0
 def rank_and_world_size() -> tuple[int, int]:  # rank, number of ranks
@@ -221,72 +269,121 @@ def _ring():
     return [r % ranks for r in range(rank, rank + ranks)]
 
 
-def _gather_all(tensors: dict, counts: dict) -> dict:
+def _gather_together(tensors, lengths):
+    "Tensors of one type and width with the rows of all ranks, in one message; `lengths`: of each on every rank"
+    rows = torch.cat(tensors)
+    of_rank = list(zip(*lengths))  # rank → rows of each tensor
+    longest = max(map(sum, of_rank))
+    missing = longest - len(rows)
+    padded = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing))
+    gathered: Any = _AllGather.apply(padded)
+    parts = []
+    for rank in _ring():
+        sent = gathered[rank][: sum(of_rank[rank])]
+        parts.append(sent.split(of_rank[rank]))
+    return [torch.cat(of_tensor) for of_tensor in zip(*parts)]
+
+
+def _gather_all(tensors: dict, lengths: dict) -> dict:
     "Every tensor with the rows of all ranks in ring order, one message for all of a type and width"
     kinds: dict = {}
     for key, x in tensors.items():
         kinds.setdefault((x.dtype, x.shape[1:]), []).append(key)
     gathered: dict = {}
     for keys in kinds.values():
-        rows = torch.cat([tensors[key] for key in keys])
-        of_rank: list = list(zip(*(counts[key] for key in keys)))
-        padded = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, max(map(sum, of_rank)) - len(rows)))
-        parts = _AllGather.apply(padded)
-        split = [parts[r][: sum(of_rank[r])].split(of_rank[r]) for r in _ring()]
-        gathered.update(zip(keys, map(torch.cat, zip(*split))))
+        joined = _gather_together([tensors[key] for key in keys], [lengths[key] for key in keys])
+        gathered.update(zip(keys, joined))
     return gathered
 
 
 def gather_rows(x: Tensor) -> Tensor:  # (n,·) with the same n on every rank → (W·n,·)
     "Rows of all ranks, own first and then round the ring, as `gather` orders images; `x` itself on one rank"
-    ranks = rank_and_world_size()[1]
-    return x if ranks == 1 else _gather_all({"rows": x}, {"rows": [len(x)] * ranks})["rows"]
+    _, ranks = rank_and_world_size()
+    if ranks == 1:
+        return x
+    (rows,) = _gather_together([x], [[len(x)] * ranks])
+    return rows
 
 
-def shared_place(image: Tensor, rows: int) -> Tensor:  # (E,) as gathered, own first; images of each rank → (E,)
+def shared_place(
+    image: Tensor,  # (E,) as gathered, own first
+    rows: int,  # images of each rank
+) -> Tensor:  # (E,)
     "The same images in the order of the ranks, which is one and the same on every rank"
     rank, ranks = rank_and_world_size()
     return (image + rank * rows) % (ranks * rows)
 
+# %% ../nbs/1_method/11_encoding.ipynb #a0288a35
+_OF_MENTIONS = ("owner", "column", "weight")  # of a text entry, a number for each mention
 
-_OF_MENTIONS = ("owner", "column", "number", "weight")  # of a text entry, by mention; number by row
+
+class _Counts(NamedTuple):
+    "Rows on every rank, by its number"
+
+    images: list[int]
+    rows: dict[str, list[int]]  # of each feature
+    mentions: dict[str, list[int]]  # of each text entry that says whose texts it has
+
+
+def _count(features, batch, names, owned):
+    "How many rows every rank has, by one message"
+    own = [batch.rows]
+    own += [len(features[name]) for name in names]
+    own += [len(batch.texts[name].owner) for name in owned]
+    counted: Any = _AllGather.apply(torch.tensor(own, device=next(iter(features.values())).device))
+
+    images, *further = counted.T.tolist()
+    return _Counts(images, dict(zip(names, further)), dict(zip(owned, further[len(names) :])))
+
+
+def _shift(values, own_lengths, rows):
+    "Row numbers of all ranks as gathered, plus the rows of the ranks before each, in place"
+    ring = _ring()
+    parts = values.split([own_lengths[rank] for rank in ring])
+    before = 0
+    for rank, part in zip(ring, parts):
+        part += before
+        before += rows[rank]
+
+
+def _gathered_entry(entry, name, gathered, counts):
+    "A text entry with the mentions of all ranks; token ids and spans stay this rank's own"
+    moved = {field: gathered[name, field] for field in (*_OF_MENTIONS, "number") if (name, field) in gathered}
+    mentions = counts.mentions[name]
+    _shift(moved["owner"], mentions, counts.images)
+    if "column" in moved:
+        _shift(moved["column"], mentions, counts.rows[name])
+    return replace(entry, **moved)
 
 
 def gather(
-    features: Features,
+    features: Features,  # of this rank
     batch: Batch,  # from which they were made
-    names,  # features whose rows every rank must see; those that are not there are left out
+    names: Iterable[str],  # features whose rows every rank must see; those that are not there are left out
 ) -> tuple[Features, Batch]:
     "The features and their text entries with all ranks' rows, own first; unchanged on one rank"
     if rank_and_world_size()[1] == 1:
         return features, batch
     names = [name for name in names if name in features]
-    owners = {name: batch.texts[name].owner for name in names if name in batch.texts}
-    owned = {name: owner for name, owner in owners.items() if owner is not None}
-    own = [batch.rows, *(len(features[name]) for name in names), *map(len, owned.values())]
-    device = next(iter(features.values())).device
-    counts = _AllGather.apply(torch.tensor(own, device=device)).T.tolist()
-    images, rows = counts[0], dict(zip(names, counts[1:]))
-    mentions = dict(zip(owned, counts[1 + len(names) :]))
+    owned = [name for name in names if name in batch.texts and batch.texts[name].owner is not None]
+    counts = _count(features, batch, names, owned)
+
     tensors: dict[Any, Tensor] = {name: features[name] for name in names}
-    lengths: dict = dict(rows)
-    for name in owned:  # owner, column, number and weight of all ranks; token ids and spans stay this rank's own
-        for field in _OF_MENTIONS:
-            if (x := getattr(batch.texts[name], field)) is not None:
-                tensors[name, field] = x
-                lengths[name, field] = rows[name] if field == "number" else mentions[name]
-    gathered = _gather_all(tensors, lengths)
-    entries = {}
+    lengths: dict[Any, list[int]] = dict(counts.rows)
     for name in owned:
-        moved = {field: gathered[name, field] for field in _OF_MENTIONS if (name, field) in gathered}
-        for field, of in (("owner", images), ("column", rows[name])):
-            if field in moved:  # row numbers of all ranks, plus the rows of the ranks before each, in place
-                before = accumulate((of[r] for r in _ring()), initial=0)
-                for part, shift in zip(moved[field].split([mentions[name][r] for r in _ring()]), before):
-                    part += shift
-        entries[name] = replace(batch.texts[name], **moved)
+        of_field = dict.fromkeys(_OF_MENTIONS, counts.mentions[name]) | {"number": counts.rows[name]}
+        for field, length in of_field.items():
+            values = getattr(batch.texts[name], field)
+            if values is not None:
+                tensors[name, field] = values
+                lengths[name, field] = length
+    gathered = _gather_all(tensors, lengths)
+
+    texts = dict(batch.texts)
+    for name in owned:
+        texts[name] = _gathered_entry(texts[name], name, gathered, counts)
     joined = {name: gathered[name] for name in names}
-    return {**features, **joined}, replace(batch, texts={**batch.texts, **entries})
+    return {**features, **joined}, replace(batch, texts=texts)
 
 # %% ../nbs/1_method/11_encoding.ipynb #1764c8c3
 def sum_over_ranks(values: Tensor) -> Tensor:  # of this rank; the same shape on all → the same on all ranks

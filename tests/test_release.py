@@ -23,7 +23,7 @@ from c2lip.lab.training.fit import fit
 from c2lip.lab.training.interpolation import interpolate
 from c2lip.lab.world.base import BASE_CONFIG, BASE_PREPROCESS, new_towers
 from c2lip.lab.world.captions import train_records
-from c2lip.towers import Towers, digest, has_bias, load, push, save
+from c2lip.towers import Towers, digest, has_bias, load, save
 from c2lip.towers.folders import base_folder
 from c2lip.towers.transformers import expressible, to_hugging_face
 
@@ -221,36 +221,6 @@ def test_the_card(tmp_path):
     record = {"settings": settings | {"data": "world"}}
     text = (save(towers, tmp_path / "run-8", record) / "README.md").read_text(encoding="utf8")
     assert "| `images` | 6000 |" in text and front_matter(text)["base_model"] == "timm/ViT-B-16-SigLIP"
-
-
-def test_push(tmp_path, monkeypatch):
-    import huggingface_hub
-
-    calls, failures = [], [None, OSError("403 Forbidden\nmore"), ConnectionError("offline")]
-
-    class Api:
-        def __init__(self, token):
-            calls.append(token)
-
-        def create_repo(self, repo, **kw):
-            calls.append((repo, kw))
-            if failure := failures.pop(0):
-                raise failure
-
-        def upload_folder(self, **kw):
-            calls.append(kw["folder_path"])
-            return "https://hub/me/mugs/commit/1"
-
-    folder = save(load("base"), tmp_path / "model")
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(UserError, match="hf auth login"):
-        push(folder, "me/mugs")
-    assert not calls and push(folder, "me/mugs", token="t") == "https://hub/me/mugs/commit/1"
-    assert calls == ["t", ("me/mugs", {"private": True, "exist_ok": True}), folder]
-    while failures:
-        with pytest.raises(UserError, match="me/mugs could not be written: (403 Forbidden|offline)$"):
-            push(folder, "me/mugs", token="t")
 
 
 def test_the_embedded_clip_is_trained_and_released(tmp_path):

@@ -10,7 +10,6 @@ import contextlib
 import io
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
@@ -27,37 +26,63 @@ class _Tower(torch.nn.Module):
 
     def __init__(self, model, compute):
         super().__init__()
-        self.model, self.compute = model, compute
+        self.model = model
+        self.compute = compute
 
     def forward(self, batch):
         return self.compute(batch)
 
 
-def export_onnx(towers: Towers, folder) -> float:  # the largest difference between onnxruntime and PyTorch
+def _export(tower, place, batch, outputs):
+    "Write a tower as an ONNX file; the largest difference between onnxruntime's outputs and PyTorch's"
+    import onnxruntime
+
+    with evaluating(tower), contextlib.redirect_stdout(io.StringIO()):
+        torch.onnx.export(
+            tower,
+            (batch[:2],),
+            str(place),
+            dynamo=True,
+            verbose=False,
+            external_data=False,
+            input_names=["batch"],
+            output_names=outputs,
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )
+        wanted = tower(batch)
+
+    session = onnxruntime.InferenceSession(str(place), providers=["CPUExecutionProvider"])
+    largest = 0.0
+    for ours, theirs in zip(session.run(None, {"batch": batch.numpy()}), wanted):
+        difference = (torch.tensor(ours) - theirs).abs().max()
+        largest = max(largest, float(difference))
+    return largest
+
+
+def export_onnx(
+    towers: Towers,
+    folder: Path | str,  # made if missing
+) -> float:  # the largest difference between onnxruntime and PyTorch
     """Write image.onnx (images → image, tokens), text.onnx (ids → text), all unit vectors, the tokenizer and
     preprocess.json. Raise `UserError` where the extra c2lip[onnx] is missing or the answers differ by over 1e-4"""
     try:
-        import onnxruntime
+        import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401  (torch.onnx needs it)
     except ImportError as e:
         raise UserError(f"{e.name} is missing: pip install 'c2lip[onnx]'") from None
-    folder, largest = Path(folder), 0.0
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     noise = [towers.preprocess(Image.effect_noise((64, 64), 80).convert("RGB")) for _ in range(3)]
     ids = towers.tokenizer(["a red mug", "a blue fish near a cat", "a key"])
-    image, text = partial(encode_images, towers.model, tokens=True), partial(towers.model.encode_text, normalize=True)
-    for name, batch, compute in (("image", torch.stack(noise), image), ("text", ids, text)):
-        tower, place = _Tower(towers.model, compute), folder / f"{name}.onnx"
-        with evaluating(tower), contextlib.redirect_stdout(io.StringIO()):
-            outputs, shapes = [name, "tokens"][: 1 + (name == "image")], ({0: torch.export.Dim("batch")},)
-            names: dict[str, Any] = dict(input_names=["batch"], output_names=outputs, dynamic_shapes=shapes)
-            torch.onnx.export(tower, (batch[:2],), str(place), dynamo=True, verbose=False, external_data=False, **names)
-            session = onnxruntime.InferenceSession(str(place), providers=["CPUExecutionProvider"])
-            wanted = tower(batch) if name == "image" else [tower(batch)]
-            for ours, x in zip(session.run(None, {"batch": batch.numpy()}), wanted):
-                largest = max(largest, float((torch.tensor(ours) - x).abs().max()))
+
+    image = _Tower(towers.model, partial(encode_images, towers.model, tokens=True))
+    text = _Tower(towers.model, lambda ids: (towers.model.encode_text(ids, normalize=True),))
+    of_images = _export(image, folder / "image.onnx", torch.stack(noise), ["image", "tokens"])
+    of_texts = _export(text, folder / "text.onnx", ids, ["text"])
+    largest = max(of_images, of_texts)
     if not largest <= 1e-4:
         raise UserError(f"the exported towers differ from {towers.name} by {largest:.1e}: do not use {folder}")
+
     if hasattr(towers.tokenizer, "save_pretrained"):
         save_tokenizer(towers.tokenizer, folder)
     write_json(folder / "preprocess.json", towers.preprocess_cfg)

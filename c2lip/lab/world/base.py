@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ...core.files import read_yaml, shipped
 from ...towers import Towers
-from ...towers.folders import quiet_loading, read_tokenizer
+from ...towers.folders import quiet_loading
+from ...towers.foreign import read_tokenizer, register_vit
 
 # %% ../../../nbs/2_world/03_base.ipynb #4ff9ee08
 BASES: dict[str, dict] = read_yaml(shipped("bases.yaml"))
@@ -35,6 +36,7 @@ def new_towers(
     "Towers with fresh random weights"
     text_cfg = config["text_cfg"]
     layers = {key: deepcopy(value) for key, value in config.items() if key != "custom_text"}
+    register_vit(str(config["vision_cfg"].get("timm_model_name")))
     with quiet_loading():
         tokenizer = read_tokenizer(Path(tokenizer_folder), text_cfg)
         model = open_clip.model.CustomTextCLIP(**layers)
