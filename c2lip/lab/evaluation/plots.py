@@ -9,15 +9,13 @@ __all__ = ['SMALL', 'MODEL_COLOURS', 'Page', 'percent_axis', 'plain_axes', 'plot
 import io
 import itertools
 import math
-import unicodedata
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from IPython.display import Image
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, get_font
-from matplotlib.text import Text
 
 from ...core import UserError
 from .records import split_changes, summarise
@@ -29,13 +27,6 @@ MODEL_COLOURS = "0.6 #8e44ad #e69f00 seagreen #2aaaff #802a00 #2a0080 #005555 bl
 "Colours of eleven models, as many as `compare` shows; the first is what the others are compared with"
 
 
-def _drawable(text, font):
-    "A text with ▯ for each letter that a font lacks, and without joiners"
-    known = get_font(findfont(font)).get_charmap()
-    kept = [c for c in text if unicodedata.category(c) != "Cf" and (ord(c) in known or not unicodedata.combining(c))]
-    return "".join(c if ord(c) in known or c == "\n" else "▯" for c in kept)
-
-
 class Page(Figure):
     "A figure that a notebook shows without pyplot, and so without its global state"
 
@@ -43,9 +34,9 @@ class Page(Figure):
 
     def draw(self, renderer):
         "Letters that the font lacks, such as Chinese ones or emoji, are boxes, and nothing warns of them"
-        for text in self.findobj(Text):
-            text.set_text(_drawable(text.get_text(), text.get_fontproperties()))
-        super().draw(renderer)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")
+            super().draw(renderer)
 
     def _repr_png_(self):
         with io.BytesIO() as f:
@@ -58,7 +49,8 @@ class Page(Figure):
     ) -> Image:  # of IPython, as wide in a notebook as the page itself
         "Write the page into a file and show that: drawing takes most of the time, and is done once"
         self.savefig(file, format="png", dpi=150)
-        return Image(Path(file).read_bytes(), format="png", width=round(self.get_figwidth() * self.shown_dpi))
+        width = round(self.get_figwidth() * self.shown_dpi)
+        return Image(Path(file).read_bytes(), format="png", width=width)
 
 
 def _model_colours(models):
@@ -72,10 +64,12 @@ def percent_axis(
     up: bool = False,  # the vertical axis is
 ):
     "End an axis of percents at 0 and at 100"
-    for wanted, limits, set_limits in ((across, ax.get_xlim, ax.set_xlim), (up, ax.get_ylim, ax.set_ylim)):
-        if wanted:
-            low, high = limits()
-            set_limits(max(low, 0), min(high, 100))
+    if across:
+        low, high = ax.get_xlim()
+        ax.set_xlim(max(low, 0), min(high, 100))
+    if up:
+        low, high = ax.get_ylim()
+        ax.set_ylim(max(low, 0), min(high, 100))
 
 
 def plain_axes(
@@ -90,12 +84,21 @@ def plain_axes(
 # %% ../../../nbs/5_evaluation/14_plots.ipynb #9f79765a
 def _pareto(points):
     "Of k points (k,2) those that no other is at least as good as in both coordinates, from left to right"
-    best, front = -math.inf, []
-    for i in sorted(range(len(points)), key=lambda i: (-points[i][0], -points[i][1])):
+    front: list[int] = []
+    best = -math.inf
+    from_right = sorted(range(len(points)), key=lambda i: (-points[i][0], -points[i][1]))
+    for i in from_right:
         if points[i][1] > best:
-            front.append(i)
             best = points[i][1]
-    return front[::-1]
+            front.insert(0, i)
+    return front
+
+
+def _summaries_of(summaries, key):
+    "The summary of each model in one row"
+    if key not in summaries.index:
+        return summaries[:0]
+    return summaries.loc[[key]].set_index("model")
 
 
 def plot_pareto(
@@ -105,41 +108,68 @@ def plot_pareto(
     quiet=(),  # models drawn small and in grey, as a background
 ) -> Page:
     "Two skills against each other, and the line of the models that none beats on both; bars are 95 % intervals"
-    own = summarise(split_changes(frame)[0]).set_index(["suite", "name"])
-    x, y = (own.loc[[key]].set_index("model") if key in own.index else own[:0] for key in (across, up))
+    values, _ = split_changes(frame)
+    summaries = summarise(values).set_index(["suite", "name"])
+    x = _summaries_of(summaries, across)
+    y = _summaries_of(summaries, up)
     models = [model for model in dict.fromkeys(frame.model) if model in x.index and model in y.index]
     if not models:
         raise UserError(f"no model has both {' '.join(across)} and {' '.join(up)}")
-    colours = _model_colours(dict.fromkeys([models[0], *(model for model in models if model not in quiet)]))
+
+    shown = [model for model in models if model not in quiet]
+    colours = _model_colours(dict.fromkeys([models[0], *shown]))
     points = np.array([(x["mean"][model], y["mean"][model]) for model in models])
+    heights = points[:, 1].argsort().argsort()  # names of neighbours lie on two sides
+    front = points[_pareto(points)]
+
     fig = Page(figsize=(6.8, 4.6), layout="constrained")
     ax = fig.subplots()
-    ax.plot(*points[_pareto(points)].T, color="0.8", lw=6, solid_capstyle="round", zorder=1, alpha=0.7)
-    heights = points[:, 1].argsort().argsort()  # names of neighbours lie on two sides
-    for model, point, height in zip(models, points, heights):
+    ax.plot(*front.T, color="0.8", lw=6, solid_capstyle="round", zorder=1, alpha=0.7)
+    for model, (left, height), place in zip(models, points, heights):
         background = model in quiet
         colour = "0.6" if background else colours[model]
-        bars = dict(xerr=x.half[model], yerr=y.half[model], elinewidth=1.2, alpha=0.55)
-        ax.errorbar(point[0], point[1], color=colour, **bars)
-        name, size = model_label(model), 5 if background else 8
-        label = "_" if background else name
-        ax.plot(*point, "o", color=colour, ms=size, mec="white", zorder=3, clip_on=False, label=label)
+        name = model_label(model)
+        ax.errorbar(left, height, xerr=x.half[model], yerr=y.half[model], color=colour, elinewidth=1.2, alpha=0.55)
+        look = dict(ms=5, label="_") if background else dict(ms=8, label=name)
+        ax.plot(left, height, "o", color=colour, mec="white", zorder=3, clip_on=False, **look)
         if background:
-            place = 6, 4 if height % 2 else -11
-            ax.annotate(name, point, place, textcoords="offset points", fontsize=SMALL, color="0.45")
+            offset = (6, 4 if place % 2 else -11)
+            ax.annotate(name, (left, height), offset, textcoords="offset points", fontsize=SMALL, color="0.45")
+
     fig.legend(loc="outside right center", fontsize=SMALL, frameon=False)
-    for set_label, (suite, name) in ((ax.set_xlabel, across), (ax.set_ylabel, up)):
-        set_label(f"{suite_label(suite)}: {task_label(name)} (%)")
+    ax.set_xlabel(f"{suite_label(across[0])}: {task_label(across[1])} (%)")
+    ax.set_ylabel(f"{suite_label(up[0])}: {task_label(up[1])} (%)")
     ax.margins(0.08)
     plain_axes(ax)
     percent_axis(ax, across=True, up=True)
     return fig
 
 # %% ../../../nbs/5_evaluation/14_plots.ipynb #ac2447a4
+def _start_panel(ax, key, models, unit):
+    "A panel for a row, with a line for each model"
+    suite, name = key
+    title = [*suite_label(suite).split(" · "), task_label(name)]  # panels are narrow
+    ax.set_title("\n".join(title).strip(), fontsize=SMALL, loc="left", fontweight="bold")
+    ax.set_yticks(range(len(models)), [model_label(model) for model in models], fontsize=SMALL)
+    ax.set_ylim(len(models) - 0.5, -0.5)
+    ax.set_xlabel(unit, fontsize=SMALL)
+    plain_axes(ax, "x")
+    ax.spines["left"].set_visible(False)
+    ax.tick_params(axis="y", length=0)
+    ax.tick_params(axis="x", labelsize=SMALL, labelbottom=True)
+
+
+def _change_colour(row):
+    "Green and violet; grey where the interval holds 0 or is not known"
+    if not abs(row.mean) > row.half:
+        return "0.6"
+    return "seagreen" if row.mean > 0 else "#8e44ad"
+
+
 def plot_trials(
     frame: pd.DataFrame,  # of results, values or changes, of one seed or several
     rows: list[tuple],  # (suite, name) of each panel; those not measured are left out
-    unit: str = "percent",
+    unit: str = "percent",  # of the values
     changes: bool = False,  # the values are changes: coloured by their sign, else by their model
     across: int = 4,  # panels beside each other
 ) -> Page:
@@ -149,32 +179,25 @@ def plot_trials(
     rows = [key for key in rows if key in panels]
     colours = _model_colours(dict.fromkeys(frame.model))
     models = list(colours)
+
     columns = min(across, len(rows))
     lines = math.ceil(len(rows) / columns)
-    fig = Page((1.3 + 1.75 * columns, 0.3 + (0.75 + 0.19 * len(models)) * lines), layout="constrained")
+    height = 0.75 + 0.19 * len(models)
+    fig = Page((1.3 + 1.75 * columns, 0.3 + height * lines), layout="constrained")
     axes = fig.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for ax, key in zip(axes, rows):
-        title = "\n".join([*suite_label(key[0]).split(" · "), task_label(key[1])]).strip()  # panels are narrow
-        ax.set_yticks(range(len(models)), [model_label(model) for model in models], fontsize=SMALL)
-        ax.set_ylim(len(models) - 0.5, -0.5)
-        ax.set_title(title, fontsize=SMALL, loc="left", fontweight="bold")
-        plain_axes(ax, "x")
-        ax.spines["left"].set_visible(False)
-        ax.tick_params(axis="y", length=0)
-        ax.tick_params(axis="x", labelsize=SMALL, labelbottom=True)
+        _start_panel(ax, key, models, unit)
         for row in panels[key].itertuples():
-            y, half = models.index(row.model), 0 if math.isnan(row.half) else row.half
-            colour = colours[row.model]
-            if changes:  # grey where the interval holds 0 or is not known
-                colour = ("seagreen" if row.mean > 0 else "#8e44ad") if abs(row.mean) > row.half else "0.6"
+            y = models.index(row.model)
+            half = 0 if math.isnan(row.half) else row.half
+            colour = _change_colour(row) if changes else colours[row.model]
             ax.plot([row.mean - half, row.mean, row.mean + half], [y] * 3, "o-", color=colour, ms=4, markevery=[1])
-            own = seeds.get_group((*key, row.model))
-            ax.plot(own, [y] * len(own), "|", ms=5, color=colour, alpha=0.65)
+            values = seeds.get_group((*key, row.model))
+            ax.plot(values, [y] * len(values), "|", ms=5, color=colour, alpha=0.65)
         if changes:
             ax.axvline(0, color="0.3", lw=0.8)
         else:
             percent_axis(ax, across=True)
-        ax.set_xlabel(unit, fontsize=SMALL)
     for ax in axes[len(rows) :]:
         ax.set_visible(False)
     return fig

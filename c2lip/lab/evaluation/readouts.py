@@ -34,18 +34,49 @@ class Readout(NamedTuple):
     of: str = "patches"  # what a phrase is compared with: v̂ (patches), its "best patch", or v ("pooled")
 
 
-def own_readout(towers) -> Readout:
+def own_readout(
+    towers,  # Towers
+) -> Readout:
     "The mixture and scale in the model's record.json, under `readout`; the default where there are none"
     name = getattr(towers, "name", "")
     folder = base_folder(name) if name in EMBEDDED else project_root() / user_path(name)
-    file = next((f for f in (folder / "record.json", folder / "model" / "record.json") if f.is_file()), None)
-    kept = read_json(file).get("readout") or {} if file else {}
-    if not isinstance(kept, dict) or not kept.keys() <= {"mixture", "scale"}:
-        raise UserError(f"{file}: readout should be a mixture and a scale, not {kept}")
-    return Readout(**kept)
+    for file in (folder / "record.json", folder / "model" / "record.json"):
+        if not file.is_file():
+            continue
+        kept = read_json(file).get("readout") or {}
+        if not isinstance(kept, dict) or not kept.keys() <= {"mixture", "scale"}:
+            raise UserError(f"{file}: readout should be a mixture and a scale, not {kept}")
+        return Readout(**kept)
+    return Readout()
 
 
+def _checked(readout):
+    "A readout as numbers; raise `UserError` for one that there is not"
+    try:
+        mixture, scale, of = Readout(*readout)
+        checked = Readout(float(mixture), float(scale), of)
+        if of in _KINDS and 0 <= checked.mixture <= 1 and 0 <= checked.scale < math.inf:
+            return checked
+    except (TypeError, ValueError):
+        pass
+    raise UserError(
+        f"a readout has a mixture from 0 to 1, a scale from 0, and one of {', '.join(_KINDS)}; "
+        f"not {', '.join(map(str, readout))}"
+    )
+
+# %% ../../../nbs/5_evaluation/10_readouts.ipynb #a19b3e2b
 _WORDS: dict[str, list[str]] = {}  # text → its phrases, for the next model
+
+
+def _phrase_cosines(c, tokens, readout):
+    "Phrases (b,K,D) in the patches (b,M,D) of their images: (b,K), the cosine with v̂ or with the best patch"
+    s = c @ tokens.mT
+    if readout.of == "best patch":
+        return s.amax(-1)
+    a = (readout.scale * s).softmax(-1)
+    gram = tokens @ tokens.mT
+    norm2 = torch.linalg.vecdot(a, a @ gram).clamp_min(1e-12)
+    return torch.linalg.vecdot(a, s) * norm2.rsqrt()
 
 
 class Reading:
@@ -56,62 +87,78 @@ class Reading:
         towers,  # Towers: model, tokenizer, preprocess
         images: dict,  # all that will be scored → who asks for each
         cache="auto",  # folder of embeddings, for the phrases; None: none are kept
-        **how,  # further fields of `EmbedOptions`
+        **options,  # further fields of `EmbedOptions`
     ):
-        _, first = embed_tokens(towers, list(images)[:1], progress=False)
-        size = 4 * first.numel() * len(images)
+        names = list(images)
+        _, first = embed_tokens(towers, names[:1], progress=False)
+        size = 4 * first.numel() * len(names)
         if size > _MEMORY:
-            held = f"the visual tokens of {len(images):,} images take {size / 1e9:.0f} GB"
-            raise UserError(f"{held}; ask for fewer suites")
-        self.row = {name: i for i, name in enumerate(images)}
-        self.vectors, self.tokens = embed_tokens(towers, list(images), images, **how)  # (N,D), (N,M,D)
-        self.towers, self.how = towers, {"cache": cache, **how}
+            raise UserError(
+                f"the visual tokens of {len(names):,} images take {size / 1e9:.0f} GB; ask for fewer suites"
+            )
+        self.towers = towers
+        self.options = {"cache": cache, **options}
+        self.row = {name: i for i, name in enumerate(names)}
+        self.vectors, self.tokens = embed_tokens(towers, names, images, **options)  # (N,D), (N,M,D)
         self.number: dict[str, int] = {}  # phrase → row of `concepts`
         self.concepts = first.new_empty(0, first.shape[-1])  # (U,D) unit
         self.phrases: dict[str, list[int]] = {}  # text → rows of `concepts`
 
-    def read(self, texts: list[str]):
+    def read(
+        self,
+        texts: list[str],  # repeats allowed
+    ):
         "Find the phrases of texts, and encode those that are new"
-        if unknown := [text for text in dict.fromkeys(texts) if text not in _WORDS]:
-            found = noun_phrases_many(unknown, none="caption")
-            _WORDS.update((text, [p.text for p in phrases] or [text]) for text, phrases in zip(unknown, found))
-        new = [text for text in dict.fromkeys(texts) if text not in self.phrases]
-        if fresh := [w for w in dict.fromkeys(w for text in new for w in _WORDS[text]) if w not in self.number]:
-            self.number.update(zip(fresh, range(len(self.number), len(self.number) + len(fresh))))
-            self.concepts = torch.cat([self.concepts, embed_texts(self.towers, fresh, **self.how)])
-        self.phrases.update((text, [self.number[w] for w in _WORDS[text]]) for text in new)
+        distinct = list(dict.fromkeys(texts))
+        unknown = [text for text in distinct if text not in _WORDS]
+        if unknown:
+            for text, phrases in zip(unknown, noun_phrases_many(unknown, none="caption")):
+                _WORDS[text] = [phrase.text for phrase in phrases] or [text]
 
-    def _cosines(self, owner, count, phrase, readout):
-        "Of u images in the order of `owner` the (sum of count,) x of their phrases; images of like counts together"
-        x, start = torch.empty(len(phrase)), count.cumsum(0) - count
-        for some in count.argsort().split(64):
-            place = torch.arange(int(count[some].max()))
-            real = place < count[some, None]
-            place = (start[some, None] + place).clamp(max=len(phrase) - 1)
-            c, tokens = self.concepts[phrase[place]], self.tokens[owner[some]]  # (b,K,D), (b,M,D)
-            s = c @ tokens.mT
-            if readout.of == "patches":
-                a = (readout.scale * s).softmax(-1)
-                norm2 = torch.linalg.vecdot(a, a @ (tokens @ tokens.mT)).clamp_min(1e-12)
-                found = torch.linalg.vecdot(a, s) * norm2.rsqrt()
-            else:
-                found = s.amax(-1)
-            x[place[real]] = found[real]
+        new = [text for text in distinct if text not in self.phrases]
+        words = dict.fromkeys(word for text in new for word in _WORDS[text])
+        fresh = [word for word in words if word not in self.number]
+        if fresh:
+            embedded = embed_texts(self.towers, fresh, **self.options)
+            self.concepts = torch.cat([self.concepts, embedded])
+        for word in fresh:
+            self.number[word] = len(self.number)
+        for text in new:
+            self.phrases[text] = [self.number[word] for word in _WORDS[text]]
+
+    def _cosines(self, images, counts, phrases, readout):
+        "(sum of counts,) x of the phrases of u images, in their order; images of like counts together"
+        x = torch.empty(len(phrases))
+        starts = counts.cumsum(0) - counts
+        for some in counts.argsort().split(64):
+            slots = torch.arange(int(counts[some].max()))
+            real = slots < counts[some, None]
+            places = (starts[some, None] + slots).clamp(max=len(phrases) - 1)
+            c = self.concepts[phrases[places]]  # (b,K,D)
+            cosines = _phrase_cosines(c, self.tokens[images[some]], readout)
+            x[places[real]] = cosines[real]
         return x
 
     def _mean_over_phrases(self, readout, images, texts):
         self.read(texts)
         of_text = [self.phrases[text] for text in texts]
-        n = torch.tensor([len(phrases) for phrases in of_text])
-        image = torch.tensor([self.row[image] for image in images]).repeat_interleave(n)
-        phrase = torch.tensor([k for phrases in of_text for k in phrases])
-        pair, back = (image * len(self.concepts) + phrase).unique(return_inverse=True)  # each once, by image
-        image, phrase = pair // len(self.concepts), pair % len(self.concepts)
+        counts = torch.tensor([len(phrases) for phrases in of_text])
+        rows = torch.tensor([self.row[image] for image in images])
+        image = rows.repeat_interleave(counts)
+        phrase = torch.tensor([number for phrases in of_text for number in phrases])
+
+        pairs = image * len(self.concepts) + phrase
+        pairs, pair_of = pairs.unique(return_inverse=True)  # each once, by image
+        image = pairs // len(self.concepts)
+        phrase = pairs % len(self.concepts)
         if readout.of == "pooled":
             x = similarity(self.vectors[image], self.concepts[phrase])
         else:
-            x = self._cosines(*image.unique_consecutive(return_counts=True), phrase, readout)
-        return torch.zeros(len(n)).index_add(0, torch.arange(len(n)).repeat_interleave(n), x[back]) / n
+            distinct, phrases_of = image.unique_consecutive(return_counts=True)
+            x = self._cosines(distinct, phrases_of, phrase, readout)
+
+        text_of = torch.arange(len(counts)).repeat_interleave(counts)
+        return torch.zeros(len(counts)).index_add(0, text_of, x[pair_of]) / counts
 
     def score(
         self,
@@ -119,14 +166,6 @@ class Reading:
         readout: Readout | list,  # or its fields in order
     ) -> Scorer:
         "The scorer of a readout; raise `UserError` for one that there is not"
-        try:
-            mixture, scale, of = Readout(*readout)  # type: ignore[arg-type]
-            chosen = Readout(float(mixture), float(scale), of)
-            fits = of in _KINDS and 0 <= chosen.mixture <= 1 and 0 <= chosen.scale < math.inf
-        except (TypeError, ValueError):
-            fits = False
-        if not fits:
-            wanted = f"a mixture from 0 to 1, a scale from 0, and one of {', '.join(_KINDS)}"
-            raise UserError(f"a readout has {wanted}; not {', '.join(map(str, readout))}")
-        phrases = partial(self._mean_over_phrases, chosen) if chosen.mixture else None
-        return replace(scorer, phrases=phrases, share=chosen.mixture)
+        checked = _checked(readout)
+        phrases = partial(self._mean_over_phrases, checked) if checked.mixture else None
+        return replace(scorer, phrases=phrases, share=checked.mixture)
