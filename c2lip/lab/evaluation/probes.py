@@ -6,6 +6,7 @@
 __all__ = ['WHOLE_IMAGE', 'field_of', 'grid_of', 'sample_map', 'Probe', 'coverage', 'scene_probes', 'probe_maps', 'coco_probes']
 
 # %% ../../../nbs/5_evaluation/08_probes.ipynb #7ec08003
+import math
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from itertools import groupby
@@ -33,15 +34,15 @@ WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)  # field of a model that sees all of the imag
 
 def field_of(
     preprocess_cfg: dict,  # open_clip's, with resize_mode
-    size: tuple,  # width, height of the image
+    size: tuple[int, int],  # width, height of the image
 ) -> tuple:  # left, top, right, bottom, as shares; beyond 0…1 where the image is padded
     "What part of an image the model sees"
     mode = preprocess_cfg.get("resize_mode", "shortest")
     if mode == "squash":
         return WHOLE_IMAGE
-    width, height = size
     side = max(size) if mode == "longest" else min(size)
-    return (1 - side / width) / 2, (1 - side / height) / 2, (1 + side / width) / 2, (1 + side / height) / 2
+    across, down = (side / length for length in size)
+    return (1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2
 
 
 def grid_of(
@@ -52,12 +53,21 @@ def grid_of(
     "How the visual tokens lie in the image; `UserError` where they are not one for each patch"
     visual = model.visual
     patch = visual.trunk.patch_embed.patch_size if hasattr(visual, "trunk") else visual.patch_size
-    rows, columns = images.shape[-2] // patch[0], images.shape[-1] // patch[1]
+    rows = images.shape[-2] // patch[0]
+    columns = images.shape[-1] // patch[1]
     if rows * columns != M:
         raise UserError(f"the model's {M} visual tokens do not fill its {rows}×{columns} patches: it has no maps")
     return rows, columns
 
 # %% ../../../nbs/5_evaluation/08_probes.ipynb #7ec06c02
+def _centres(n, region, field):
+    "Centres of n steps along an axis of a region, in `grid_sample`'s −1…1 over the field"
+    start, end = region
+    first, last = field
+    shares = start + (end - start) * (torch.arange(n) + 0.5) / n
+    return (shares - first) / (last - first) * 2 - 1
+
+
 def sample_map(
     maps: Tensor,  # (P,gh,gw)
     field: tuple,  # of the model that made them
@@ -67,15 +77,13 @@ def sample_map(
     outside: str = "border",  # what lies beyond the field: "border" repeats the last patch, "zeros" is 0
 ) -> Tensor:  # (P,height,width)
     "Read maps at the points of a raster"
-    axes = []
-    for k, n in enumerate(size):  # centres of n steps, in `grid_sample`'s −1…1 over the field
-        shares = region[k] + (region[k + 2] - region[k]) * (torch.arange(n) + 0.5) / n
-        axes.append((shares - field[k]) / (field[k + 2] - field[k]) * 2 - 1)
-    rows, columns = torch.meshgrid(axes[1], axes[0], indexing="ij")
-    points = torch.stack([columns, rows], -1).float()[None]
+    x = _centres(size[0], region[0::2], field[0::2])
+    y = _centres(size[1], region[1::2], field[1::2])
+    rows, columns = torch.meshgrid(y, x, indexing="ij")
+    points = torch.stack([columns, rows], -1).float()
     mode = "bicubic" if smooth else "nearest"
-    read = F.grid_sample(maps[None].float(), points, mode, outside, align_corners=False)[0]
-    return read.clamp(maps.min(), maps.max()) if smooth else read
+    values = F.grid_sample(maps[None].float(), points[None], mode, outside, align_corners=False)[0]
+    return values.clamp(maps.min(), maps.max()) if smooth else values
 
 # %% ../../../nbs/5_evaluation/08_probes.ipynb #a899109b
 class Probe(NamedTuple):
@@ -95,12 +103,15 @@ def coverage(
     fine: int = 16,  # points along a patch's side
 ) -> Tensor:  # (gh,gw) in 0…1
     "How much of each patch a mask covers"
+    rows, columns = grid
     pixels = torch.tensor(np.asarray(mask))[None].float()
-    points = sample_map(pixels, WHOLE_IMAGE, (grid[1] * fine, grid[0] * fine), field, outside="zeros")
+    points = sample_map(pixels, WHOLE_IMAGE, (columns * fine, rows * fine), field, outside="zeros")
     return F.avg_pool2d(points, fine)[0]
 
 
-def scene_probes(scenes: list[Scene]) -> list[Probe]:
+def scene_probes(
+    scenes: list[Scene],  # drawn here
+) -> list[Probe]:
     "A probe for every thing that its colour and noun single out, with rivals `colour` and `noun`"
     probes = []
     for scene in scenes:
@@ -110,12 +121,13 @@ def scene_probes(scenes: list[Scene]) -> list[Probe]:
         for thing, mask in zip(scene.things, masks):
             if pairs.count(thing.pair) > 1:
                 continue
+
             rivals = {}
             for what in ("colour", "noun"):
-                own = getattr(thing, what)
-                shared = [m for t, m in zip(scene.things, masks) if t is not thing and getattr(t, what) == own]
-                if shared:
-                    rivals[what] = np.any(shared, 0)
+                others = [i for i, other in enumerate(scene.things) if other is not thing]
+                alike = [masks[i] for i in others if getattr(scene.things[i], what) == getattr(thing, what)]
+                if alike:
+                    rivals[what] = np.any(alike, 0)
             group = "heldout" if thing.pair in HELD_OUT else ""
             probes.append(Probe(image, name_thing(thing, pattern=True), mask, rivals, group))
     return probes
@@ -129,6 +141,11 @@ def _open(image):
         raise UserError(f"{image} cannot be used, {e.cause}") from None
 
 
+def _image_of(probe):
+    "What is equal for probes of one image"
+    return probe.image if isinstance(probe.image, str | bytes) else id(probe.image)
+
+
 def probe_maps(
     towers: Towers,
     probes: list[Probe],  # P probes, those of one image side by side
@@ -138,48 +155,65 @@ def probe_maps(
     "The similarity map of every probe, each image encoded once; `UserError` where there is no probe, or a bad image"
     if not probes:
         raise UserError("there are no probes to measure")
+    device = next(towers.model.parameters()).device
     phrases = [probe.phrase for probe in probes]
     concepts = text(phrases) if text else embed_texts(towers, phrases, progress=False)
-    groups = [[*own] for _, own in groupby(probes, lambda p: p.image if type(p.image) in (str, bytes) else id(p.image))]
+    of_images = [list(group) for _, group in groupby(probes, _image_of)]
+    numbers = [number for number, group in enumerate(of_images) for _ in group]
+
     fields: list[tuple] = []
     maps: list[Tensor] = []  # (M,) of each probe
-    for start in range(0, len(groups), batch_size):
-        chunk = groups[start : start + batch_size]
-        opened = [_open(own[0].image) for own in chunk]
-        images = torch.stack([towers.preprocess(image) for image in opened]).to(next(towers.model.parameters()).device)
+    for start in range(0, len(of_images), batch_size):
+        chunk = of_images[start : start + batch_size]
+        opened = [_open(group[0].image) for group in chunk]
+        images = torch.stack([towers.preprocess(image) for image in opened])
         with evaluating(towers.model):
-            _, tokens = encode_images(towers.model, images, tokens=True)
+            _, tokens = encode_images(towers.model, images.to(device), tokens=True)
         assert tokens is not None  # they were asked for
-        for own, image, of_image in zip(chunk, opened, tokens.float().cpu()):
-            maps += [of_image @ concept for concept in concepts[len(maps) : len(maps) + len(own)]]
-            fields += [field_of(towers.preprocess_cfg, image.size)] * len(own)
-    numbers = [number for number, own in enumerate(groups) for _ in own]
-    return torch.stack(maps).unflatten(-1, grid_of(towers.model, images, len(maps[0]))), numbers, fields
+
+        for group, image, of_image in zip(chunk, opened, tokens.float().cpu()):
+            of_group = concepts[len(maps) : len(maps) + len(group)]
+            maps += [of_image @ concept for concept in of_group]
+            field = field_of(towers.preprocess_cfg, image.size)
+            fields += [field] * len(group)
+
+    grid = grid_of(towers.model, images, len(maps[0]))
+    return torch.stack(maps).unflatten(-1, grid), numbers, fields
 
 # %% ../../../nbs/5_evaluation/08_probes.ipynb #7ec08009
 def _annotation_mask(index, annotation):
     "(h,w) bool of a COCO annotation, its longer side thinned out to at most 160 points: a patch needs no finer one"
     if not annotation.get("segmentation"):
-        x, y, w, h = annotation["bbox"]
-        annotation = annotation | {"segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]]}
+        left, top, width, height = annotation["bbox"]
+        right = left + width
+        bottom = top + height
+        outline = [left, top, right, top, right, bottom, left, bottom]
+        annotation = annotation | {"segmentation": [outline]}
     mask = index.annToMask(annotation).astype(bool)
-    step = -(-max(mask.shape) // 160)
+    step = math.ceil(max(mask.shape) / 160)
     return mask[step // 2 :: step, step // 2 :: step]
 
 
 def _image_probes(path, annotations, masks, names, group):
     "The probes of one image: first its categories, then its phrases"
-    together: dict = {}
+    of_category: dict = {}
+    named = {}
     for key, annotation in annotations.items():
-        if not annotation.get("phrase"):
-            together.setdefault(annotation["category_id"], []).append(masks[key])
-    probes = [Probe(path, names[category], np.any(parts, 0), {}, group) for category, parts in together.items()]
-    for key, annotation in ((k, a) for k, a in annotations.items() if a.get("phrase")):
+        if annotation.get("phrase"):
+            named[key] = annotation
+        else:
+            parts = of_category.setdefault(annotation["category_id"], [])
+            parts.append(masks[key])
+    probes = [Probe(path, names[category], np.any(parts, 0), {}, group) for category, parts in of_category.items()]
+
+    for key, annotation in named.items():
         category = annotation["category_id"]
         alike = [k for k, other in annotations.items() if k != key and other["category_id"] == category]
-        rivals = annotation.get("rivals", {"noun": alike})
-        shared = {name: np.any([masks[k] for k in keys], 0) for name, keys in rivals.items() if keys}
-        probes.append(Probe(path, annotation["phrase"], masks[key], shared, group))
+        rivals = {}
+        for name, keys in annotation.get("rivals", {"noun": alike}).items():
+            if keys:
+                rivals[name] = np.any([masks[k] for k in keys], 0)
+        probes.append(Probe(path, annotation["phrase"], masks[key], rivals, group))
     return probes
 
 
@@ -191,15 +225,16 @@ def coco_probes(
     "The probes of a file of annotations; one that cannot be read is a `UserError` that names the file"
     index = COCO()
     index.dataset = read_json(file)
+    probes = []
     try:
         with redirect_stdout(None):
             index.createIndex()
         names = {category["id"]: category["name"] for category in index.dataset["categories"]}
-        probes = []
         for image in index.dataset["images"]:
-            own = {annotation["id"]: annotation for annotation in index.imgToAnns[image["id"]]}
-            masks = {k: _annotation_mask(index, annotation) for k, annotation in own.items()}
-            probes += _image_probes(str(Path(images) / image["file_name"]), own, masks, names, group)
+            annotations = {annotation["id"]: annotation for annotation in index.imgToAnns[image["id"]]}
+            masks = {key: _annotation_mask(index, annotation) for key, annotation in annotations.items()}
+            path = str(Path(images) / image["file_name"])
+            probes += _image_probes(path, annotations, masks, names, group)
     except (LookupError, TypeError, ValueError) as e:
         raise UserError(f"{file} is not in COCO's format: {type(e).__name__} {e}") from None
     return [probe for probe in probes if probe.mask.any()]  # an object smaller than the raster has nothing to point at
