@@ -23,11 +23,11 @@ from ..evaluation.records import keep_items
 from ..evaluation.suites import choose_benchmark, evaluate
 from ..relatives import build
 from ..training.config import SHARED, Config
-from ..training.fit import count_steps, fit
+from ..training.fit import fit
 from ..training.interpolation import interpolate
 from ..training.launchers import save_parameters
 from ..training.run import print_advice, read_records
-from ..training.step import choose_by_model, fill_auto, values_by_model
+from ..training.step import choose_by_model, count_steps, fill_auto, values_by_model
 from ..world.scenes import write_groups
 from ...towers import Towers, load, save
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from c2lip.lab.evaluation.plots import Page
 
 # %% auto #0
-__all__ = ['read_log', 'Log', 'plot_log']
+__all__ = ['read_log', 'Clock', 'Log', 'plot_log']
 
 # %% ../../../nbs/6_training/05_log.ipynb #e16253f3
 def read_log(
@@ -54,6 +54,50 @@ def _memory():
     return most * unit / 1e9
 
 
+class Clock:
+    "The time of a run's training, and the part of it that is spent on waiting for data"
+
+    def __init__(
+        self,
+        first: int = 0,  # step the run goes on from
+        images: int = 1,  # of a step
+    ):
+        self.first = first
+        self.images = images
+        self.waited = 0.0  # seconds
+        self.start = time.perf_counter()
+
+    def waiting(
+        self,
+        batches: Iterable,  # as they are read
+    ) -> Iterator:
+        "The batches; the time until each is there counts as waiting"
+        begun = time.perf_counter()
+        for batch in batches:
+            self.waited += time.perf_counter() - begun
+            yield batch
+            begun = time.perf_counter()
+
+    @contextmanager
+    def stopped(self):
+        "Time inside does not count"
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.start += time.perf_counter() - begun
+
+    def speed(
+        self,
+        step: int,  # steps done
+    ) -> dict[str, float]:
+        "Images a second, the share of waiting, peak memory and seconds of training"
+        seconds = max(time.perf_counter() - self.start, 1e-9)
+        images = (step - self.first) * self.images
+        values = (images / seconds, self.waited / seconds, _memory(), seconds)
+        return dict(zip(_SPEED, values))
+
+# %% ../../../nbs/6_training/05_log.ipynb #9e78307a
 def _format_row(row):
     "A record as a line of text"
     hidden = {"step", "lr", *_SPEED}
@@ -115,15 +159,13 @@ class Log:
     ):
         self.total = total
         self.first = first
-        self.images = images
-        self.waited = 0.0  # seconds
         self.active = rank_and_world_size()[0] == 0
         if self.active:
             terminal = sys.stdout.isatty()
             self.watched = terminal or "ipykernel" in type(sys.stdout).__module__  # by somebody, who sees one line
             self.files = _Files(Path(folder), first)
             self.bar = _bar(total, first, terminal, self.watched)
-        self.start = time.perf_counter()
+        self.clock = Clock(first, images)
 
     def record(
         self,
@@ -143,13 +185,6 @@ class Log:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
 
-    def _with_speed(self, step, row):
-        seconds = time.perf_counter() - self.start
-        per_second = 1 / max(seconds, 1e-9)
-        images = (step - self.first) * self.images
-        speed = (images * per_second, self.waited * per_second, _memory(), seconds)
-        return row | dict(zip(_SPEED, speed))
-
     def step(
         self,
         step: int,  # steps done
@@ -157,7 +192,7 @@ class Log:
     ):
         "Redraw the line, on a terminal or in a notebook"
         if self.active and self.watched:
-            self.bar.postfix = _format_row(self._with_speed(step, row)).removeprefix(" · ")
+            self.bar.postfix = _format_row(row | self.clock.speed(step)).removeprefix(" · ")
             self.bar.update(step - self.bar.n)
 
     def write(
@@ -169,32 +204,18 @@ class Log:
         if not self.active:
             return
 
-        row = self.record(step, self._with_speed(step, row))
+        row = self.record(step, row | self.clock.speed(step))
         if not self.watched:
             bar = tqdm.format_meter(step, self.total, row["seconds"], initial=self.first, bar_format=_BAR, ascii=False)
             print(bar + _format_row(row), flush=True)
 
-    def waiting(
-        self,
-        batches: Iterable,  # as they are read
-    ) -> Iterator:
-        "Count the time until each batch is there as waiting for data"
-        begun = time.perf_counter()
-        for batch in batches:
-            self.waited += time.perf_counter() - begun
-            yield batch
-            begun = time.perf_counter()
-
     @contextmanager
     def aside(self):
         "Time inside, of an evaluation or a checkpoint, is no training time"
-        start = time.perf_counter()
-        try:
+        with self.clock.stopped():
             yield
-        finally:
-            self.start += time.perf_counter() - start
-            if self.active:
-                self.bar.unpause()
+        if self.active:
+            self.bar.unpause()
 
     def close(self):
         if self.active:

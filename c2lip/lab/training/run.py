@@ -34,10 +34,18 @@ from ..data.sources import open_data
 from ..relatives import build
 from .checkpoint import binding, disk_errors, read_checkpoint
 from .config import AUTO, Config, read_settings
-from .fit import RUN_RESULTS, count_steps, fit, make_validator
+from .fit import RUN_RESULTS, fit, make_validator
 from .launchers import save_parameters
 from .ranks import join_ranks, launch_ranks, supervised
-from .step import CHOSEN, WEIGHTS, choose_by_model, fill_auto, kind_of_model, values_by_model
+from c2lip.lab.training.step import (
+    CHOSEN,
+    WEIGHTS,
+    choose_by_model,
+    count_steps,
+    fill_auto,
+    kind_of_model,
+    values_by_model,
+)
 from ...methods import Method
 from ...towers import Towers, load, save
 
@@ -140,23 +148,6 @@ def print_advice(
         print(f"warning: {line}", flush=True)
 
 # %% ../../../nbs/6_training/10_run.ipynb #9db83680
-@dataclass
-class Setup:
-    "The objects that a run needs before its first step"
-
-    settings: dict  # flat, with the values taken where they were auto
-    auto: dict  # name → value of the settings that were auto
-    cfg: Config  # the settings, checked
-    steps: int  # of the run
-    folder: Path  # the run folder
-    device: torch.device
-    towers: Towers  # not yet trained; training changes them in place
-    method: Method
-    records: Records  # to train on
-    held: Records  # held back from training, to evaluate on
-    skips: Skips  # what was left out while reading
-
-
 def _check_folder(cfg, folder):
     "Raise `UserError` where the run folder holds another run, or one that cannot go on"
     if not cfg.resume:
@@ -205,6 +196,23 @@ def _keep_list(skips, path):
     skips.path = path
 
 # %% ../../../nbs/6_training/10_run.ipynb #89bf49b4
+@dataclass
+class Setup:
+    "The objects that a run needs before its first step"
+
+    settings: dict  # flat, with the values taken where they were auto
+    auto: dict  # name → value of the settings that were auto
+    cfg: Config  # the settings, checked
+    steps: int  # of the run
+    folder: Path  # the run folder
+    device: torch.device
+    towers: Towers  # not yet trained; training changes them in place
+    method: Method
+    records: Records  # to train on
+    held: Records  # held back from training, to evaluate on
+    skips: Skips  # what was left out while reading
+
+
 def set_up(
     settings: dict,  # flat, of a launcher
     folder: Path | str,  # the run folder

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['BY_MODEL', 'CHOSEN', 'WEIGHTS', 'kind_of_model', 'values_by_model', 'fill_auto', 'choose_by_model',
-           'parameter_groups', 'schedule', 'make_optimizer', 'autocast_of', 'train_step', 'recompute_all',
-           'halve_weights']
+           'parameter_groups', 'schedule', 'make_optimizer', 'count_steps', 'autocast_of', 'train_step',
+           'recompute_all', 'halve_weights']
 
 # %% ../../../nbs/6_training/04_step.ipynb #0b30130c
 import math
 import re
 from collections import defaultdict
+from collections.abc import Sized
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -207,6 +208,25 @@ def make_optimizer(
     "AdamW with the public code's β₁ 0.9, β₂ 0.98 and ε 1e-6"
     groups = parameter_groups(towers, method, cfg)
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6, fused=True)  # one call for all weights, CPU too
+
+# %% ../../../nbs/6_training/04_step.ipynb #27aec97d
+def count_steps(
+    samples: Sized,  # to train on: samples or records
+    cfg: Config,  # of the run
+    ranks: int = 1,  # processes that share a batch
+) -> tuple[int, int]:  # steps in all, steps of an epoch
+    "The steps of a run; raise `UserError` if a batch is larger than the data, or cannot be cut into equal parts"
+    if cfg.batch_size % (ranks * cfg.accumulate):
+        raise UserError(
+            f"batch_size {cfg.batch_size} is not a multiple of {ranks} processes × accumulate {cfg.accumulate}"
+        )
+
+    per_epoch = len(samples) // cfg.batch_size
+    if per_epoch == 0:
+        raise UserError(
+            f"a batch of {cfg.batch_size} is larger than the data ({len(samples)} images); lower batch_size"
+        )
+    return max(1, round(cfg.epochs * per_epoch)), per_epoch
 
 # %% ../../../nbs/6_training/04_step.ipynb #a3e4c707
 def autocast_of(
