@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 from writing import encoded, write_tar
 
-from c2lip.lab.evaluation.base import suite_data
+from c2lip.lab.evaluation.readers.composition import PHENOMENA
 
 EXAMPLE_COLOURS = dict(red=(220, 40, 40), green=(40, 170, 70), blue=(50, 90, 220), yellow=(240, 200, 40))
 
@@ -114,7 +114,7 @@ def write_whatsup(home, squares):
 def write_valse(home, pairs):
     "The last item of each task is not valid"
     sources = ("visual7w", "SWiG", "VisDial_v1.0", "coco_2017", "FOIL dataset")
-    for n, task in enumerate(suite_data("suites")["valse"]["tasks"]):
+    for n, task in enumerate(PHENOMENA):
         entries, source = {}, sources[n % 5]
         for k, (a, b) in enumerate(pairs[:3]):
             entries[f"{task}_test_{k}"] = dict(

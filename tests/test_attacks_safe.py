@@ -27,7 +27,7 @@ from c2lip.lab.data.images import BadImage, open_image
 from c2lip.lab.data.prepare import prepare
 from c2lip.lab.data.records import Skips
 from c2lip.lab.data.sources import Tables, find_source, open_data
-from c2lip.lab.evaluation.classes import read_classes
+from c2lip.lab.evaluation.readers.classes import read_classes
 from c2lip.lab.evaluation.suites import read_folder
 from c2lip.lab.training.config import Config
 from c2lip.lab.training.launch import check_run, complete_line

@@ -49,7 +49,7 @@ def write_class_sets(folder, sets):
 
 def our_zero_shot(towers, sets, names):
     "Rows of ours; a set without a reader of its own goes through `READERS`, as any user's would"
-    from c2lip.lab.evaluation.classes import read_class_set
+    from c2lip.lab.evaluation.readers.classes import read_class_set
     from c2lip.lab.evaluation.suites import READERS, evaluate
 
     READERS["shards"] = read_class_set
@@ -118,7 +118,7 @@ def test_clip_benchmark_zero_shot(both):
 
 
 def test_protocol(both):
-    from c2lip.lab.evaluation.classes import protocol_names, protocol_templates
+    from c2lip.lab.evaluation.readers.classes import protocol_names, protocol_templates
 
     theirs = both[1]["protocol"]
     names = {"fgvc_aircraft": "aircraft"}

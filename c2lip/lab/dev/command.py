@@ -150,7 +150,8 @@ def _models(word):
 def _suites(word):
     for name, row in read_yaml(shipped("suites.yaml"))["suites"].items():
         home = row.get("home", "the embedded world, or your own folder")
-        yield name, row.get("size", "any"), home + ("; on request" if row.get("on_request") else "")
+        home += "; on request" if row.get("on_request") else ""
+        yield name, row.get("size", "any"), row["chance"], row["tested"], home
 
 
 def _settings(word):
@@ -173,7 +174,11 @@ _LISTINGS = {
     "methods": (_methods, "method, what it does, options", "papermill nbs/train.ipynb -p method NAME -p OPTION VALUE"),
     "models": (_models, "model, weights", "-p model NAME; c2lip list models WORD searches what open_clip knows"),
     "recipes": (_recipes, "recipe, launcher, about", "papermill nbs/LAUNCHER.ipynb -f {recipes}/RECIPE.yaml"),
-    "suites": (_suites, "suite, size, from", "papermill nbs/evaluate.ipynb -p data FOLDER -p suites NAME"),
+    "suites": (
+        _suites,
+        "suite, size, chance, tried on, from",
+        "papermill nbs/evaluate.ipynb -p data FOLDER -p suites NAME",
+    ),
     "settings": (_settings, "setting, type, default, meaning", "papermill nbs/train.ipynb -p NAME VALUE"),
 }  # what → rows, heads, how a name is used
 
