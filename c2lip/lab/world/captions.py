@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
+from operator import attrgetter
 
 from ...core import UserError
 from ...core.files import read_yaml, shipped
-from .drawn import COLOURS, HELD_OUT, NOUNS, PATTERNS, Dice, Scene, Thing, draw_scene, make_scene, places
+from .drawn import COLOURS, HELD_OUT, NOUNS, PATTERNS, PLACES, Dice, Scene, Thing, draw_scene, make_scene
 
 # %% ../../../nbs/2_world/02_captions.ipynb #d64390bb
 _WORDING = read_yaml(shipped("world.yaml"))
@@ -24,11 +25,16 @@ OPPOSITE: dict[str, str] = _WORDING["opposite"]
 _SENTENCES = _WORDING["sentences"]
 
 
-def relation(scene: Scene, a: Thing, b: Thing) -> str | None:  # one of `OPPOSITE`; None where it is not clear
+def relation(
+    scene: Scene,  # that holds both
+    a: Thing,  # whose relation is asked for
+    b: Thing,  # to this one
+) -> str | None:  # one of `OPPOSITE`; None where it is not clear
     "The relation of `a` to `b`: their contact, else a direction that is more than 1.5 times the other"
     if scene.contact and {a, b} == set(scene.things[:2]):
         return scene.contact if a == scene.things[0] else OPPOSITE[scene.contact]
-    dx, dy = a.x - b.x, a.y - b.y
+    dx = a.x - b.x
+    dy = a.y - b.y
     if abs(dx) > 1.5 * abs(dy):
         return "left" if dx < 0 else "right"
     if abs(dy) > 1.5 * abs(dx):
@@ -36,29 +42,47 @@ def relation(scene: Scene, a: Thing, b: Thing) -> str | None:  # one of `OPPOSIT
     return None
 
 
-def name_thing(thing: Thing, size: bool = False, pattern: bool = False, colour: bool = True) -> str:  # what is named
+def name_thing(
+    thing: Thing,  # an object of a scene
+    size: bool = False,  # whether its size is named
+    pattern: bool = False,  # its pattern, unless it is plain
+    colour: bool = True,  # its colour
+) -> str:
     "The noun phrase of an object: article, size, pattern, colour, noun"
-    pattern = pattern and thing.pattern != "plain"
-    parts = ((size, thing.size), (pattern, thing.pattern), (colour, thing.colour), (True, thing.noun))
-    words = [word for named, word in parts if named and word]
-    article = "an" if words[0][0] in "aeiou" else "a"
-    return " ".join([article, *words])
+    words = []
+    if size and thing.size:
+        words.append(thing.size)
+    if pattern and thing.pattern != "plain":
+        words.append(thing.pattern)
+    if colour:
+        words.append(thing.colour)
+    phrase = " ".join([*words, thing.noun])
+    article = "an" if phrase[0] in "aeiou" else "a"
+    return f"{article} {phrase}"
 
 
 def _upper_first(text):
     return text[0].upper() + text[1:]
 
 
-def pair_sentence(a: str, where: str, b: str, dice: Dice) -> str:  # noun phrases around one of `OPPOSITE`
+def pair_sentence(
+    a: str,  # a noun phrase
+    where: str,  # one of `OPPOSITE`
+    b: str,  # a noun phrase
+    dice: Dice,  # which wording
+) -> str:
     "One sentence: `a` and its relation to `b`"
     where = dice.pick(_SENTENCES["relations"][where])
-    return _upper_first(dice.pick(_SENTENCES["pairs"]).format(a=a, where=where, b=b))
+    sentence = dice.pick(_SENTENCES["pairs"])
+    return _upper_first(sentence.format(a=a, where=where, b=b))
 
 
 def _list_sentence(names, dice, form="lists"):
     "One sentence that lists objects, or adds them (`further`), and gives no positions"
-    listing = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
-    return _upper_first(dice.pick(_SENTENCES[form]).format(names=listing))
+    *first, last = names
+    listing = f"{', '.join(first)} and {last}" if first else last
+    sentence = dice.pick(_SENTENCES[form])
+    return _upper_first(sentence.format(names=listing))
 
 # %% ../../../nbs/2_world/02_captions.ipynb #083b97b4
 def _sentences(scene, things, names, dice, related):
@@ -68,13 +92,15 @@ def _sentences(scene, things, names, dice, related):
     where = relation(scene, things[0], things[1])
     if where is None or not dice.chance(related):
         return _list_sentence(names, dice)
-    added = partial(_list_sentence, dice=dice, form="further")
-    first, rest = pair_sentence(names[0], where, names[1], dice), names[2:]
-    if not rest:
-        return first
+
+    sentences = [pair_sentence(names[0], where, names[1], dice)]
+    rest = names[2:]
+    further = [rest] if rest else []
     if len(rest) == 2 and dice.chance(0.5):
-        return f"{first} {added(rest[:1])} {added(rest[1:])}"
-    return f"{first} {added(rest)}"
+        further = [rest[:1], rest[1:]]
+    for added in further:
+        sentences.append(_list_sentence(added, dice, "further"))
+    return " ".join(sentences)
 
 
 def _in_order(scene, dice):
@@ -84,14 +110,15 @@ def _in_order(scene, dice):
     return dice.shuffled(scene.things[:2]) + dice.shuffled(scene.things[2:])
 
 
-def caption_scene(scene: Scene, *seed) -> str:  # the wording's seed
+def caption_scene(
+    scene: Scene,  # what is described
+    *seed,  # the wording's seed
+) -> str:
     "A detailed caption of one to three sentences: every object once, with its colour and pattern"
     dice = Dice("c2lip caption", *seed)
     things = _in_order(scene, dice)
-    return _sentences(scene, things, [name_thing(thing, pattern=True) for thing in things], dice, 0.85)
-
-
-_ALT_TEXT, _DETAILED = _WORDING["alt_text"], _WORDING["detailed"]
+    names = [name_thing(thing, pattern=True) for thing in things]
+    return _sentences(scene, things, names, dice, 0.85)
 
 
 def _things_named(scene, dice, shares):
@@ -100,11 +127,12 @@ def _things_named(scene, dice, shares):
     named = [thing for thing in things if dice.chance(shares["thing"])] or things[:1]
     if not shares.get("salient"):
         return named
-    largest = sorted(things, key=lambda thing: thing.side, reverse=True)[: len(named)]
+    by_size = sorted(things, key=attrgetter("side"), reverse=True)
+    largest = by_size[: len(named)]
     return [thing for thing in things if thing in largest]
 
 
-def _alt_text(scene, *seed, shares=_ALT_TEXT):
+def _alt_text(scene, *seed, shares=_WORDING["alt_text"]):
     "A caption as web pages have them: some objects, some of their attributes, here and there a wrong colour"
     dice = Dice("c2lip alt text", *seed)
     things = _things_named(scene, dice, shares)
@@ -112,40 +140,48 @@ def _alt_text(scene, *seed, shares=_ALT_TEXT):
     for thing in things:
         if not dice.chance(shares["truth"]):
             thing = replace(thing, colour=dice.pick(tuple(COLOURS)))
-        size, pattern, colour = (dice.chance(shares[what]) for what in ("size", "pattern", "colour"))
+        size, pattern, colour = (dice.chance(shares[attribute]) for attribute in ("size", "pattern", "colour"))
         names.append(name_thing(thing, size, pattern, colour and thing.pair not in HELD_OUT))
     return _sentences(scene, things, names, dice, shares["relation"])
 
 # %% ../../../nbs/2_world/02_captions.ipynb #c8f68114
 def edit_scene(
-    scene: Scene,
+    scene: Scene,  # as it was drawn
     caption: str,  # a detailed one of this scene
     start: int,  # first character of the word that is replaced
     old: str,  # the word
     new: str,  # what replaces it
 ) -> Scene | None:  # None where the edit cannot be drawn, would show a held-out pair, or an object twice
     "The scene of which a caption is true once one of its words is replaced"
-    lower, old, new = caption.lower(), old.lower(), new.lower()
-    nouns = [word for word in re.findall(r"\w+", lower[start:]) if word in NOUNS]
+    caption = caption.lower()
+    nouns = [word for word in re.findall(r"\w+", caption[start:]) if word in NOUNS]
     thing = next((t for t in scene.things if nouns and t.noun == nouns[0]), None)
-    if thing is None or not re.search(rf"\b{name_thing(thing, pattern=True)}\b", lower):
+    if thing is None or not re.search(rf"\b{name_thing(thing, pattern=True)}\b", caption):
         return None  # the caption is not of this scene
+
+    old = old.lower()
+    new = new.lower()
     kinds = {"noun": NOUNS, "colour": COLOURS, "pattern": PATTERNS[1:]}
-    field = next((field for field, words in kinds.items() if getattr(thing, field) == old and new in words), None)
-    edit: dict = {field: new} if field else {}
+    for field, words in kinds.items():
+        if getattr(thing, field) == old and new in words:
+            break
+    else:
+        return None
+
+    edit: dict = {field: new}
     changed = replace(thing, **edit)
-    if field is None or changed.pair in HELD_OUT:
+    twice = changed.noun != thing.noun and any(other.noun == new for other in scene.things)
+    if twice or changed.pair in HELD_OUT:
         return None
-    if changed.noun != thing.noun and any(other.noun == changed.noun for other in scene.things):
-        return None
-    return replace(scene, things=tuple(changed if other is thing else other for other in scene.things))
+    things = [changed if other is thing else other for other in scene.things]
+    return replace(scene, things=tuple(things))
 
 # %% ../../../nbs/2_world/02_captions.ipynb #9aff530a
 def numbered_scene(
     split: str,  # pretrain, train, validation or test
-    i: int,
+    i: int,  # its number there
     single: float = 0.35,  # share of images with one object
-    placed: float = 0.75,  # share of the other images whose objects come from one of `places`
+    placed: float = 0.75,  # share of the other images whose objects come from one of `PLACES`
     objects: int = 0,  # how many the other images hold, up to 4 (3 in a place); 0 draws them
 ) -> Scene:
     "Scene `i` of a split, as `train_records` draws it under the key `split-i`; `UserError` for more than 4 objects"
@@ -153,7 +189,8 @@ def numbered_scene(
         raise UserError(f"objects is 0 to 4, not {objects}")
     dice = Dice("c2lip count", split, i)
     alone = dice.chance(single)
-    place = dice.below(len(places())) if dice.chance(placed) and not alone else None
+    in_place = dice.chance(placed) and not alone
+    place = dice.below(len(PLACES)) if in_place else None
     return make_scene(split, i, count=1 if alone else objects, place=place)
 
 
@@ -173,11 +210,12 @@ def train_records(
     **scenes,  # `single`, `placed` and `objects` of `numbered_scene`
 ) -> list[tuple]:  # (key, function that draws the image, caption)
     "`n` images with captions; image `i` is the same whatever `n` is"
-    tell: Callable = _alt_text if split == "pretrain" else caption_scene
+    describe: Callable = _alt_text if split == "pretrain" else caption_scene
     if shares is not None:
-        tell = partial(_alt_text, shares=_DETAILED | shares)
+        describe = partial(_alt_text, shares=_WORDING["detailed"] | shares)
     rows = []
     for i in range(n):
         scene = numbered_scene(split, i, **scenes)
-        rows.append((f"{split}-{i:06d}", partial(draw_scene, scene), tell(scene, split, i)))
+        caption = describe(scene, split, i)
+        rows.append((f"{split}-{i:06d}", partial(draw_scene, scene), caption))
     return rows

@@ -10,6 +10,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,8 +23,9 @@ from .drawn import COLOURS, GRID, HELD_OUT, NOUNS, Dice, Scene, draw_scene, make
 # %% ../../../nbs/2_world/04_scenes.ipynb #522b93f3
 def _exchange_colours(scene, a, b):
     "The scene with the colours of two of its things exchanged"
-    other = {a: replace(a, colour=b.colour), b: replace(b, colour=a.colour)}
-    return replace(scene, things=tuple(other.get(thing, thing) for thing in scene.things))
+    exchanged = {a: replace(a, colour=b.colour), b: replace(b, colour=a.colour)}
+    things = [exchanged.get(thing, thing) for thing in scene.things]
+    return replace(scene, things=tuple(things))
 
 
 def _both_ways(split):
@@ -31,8 +33,8 @@ def _both_ways(split):
     for number in itertools.count():
         scene = make_scene(split, number, held_out=True)
         a, b = scene.things[:2]
-        four = {(thing.noun, colour) for thing in (a, b) for colour in (a.colour, b.colour)}
-        if len(four) == 4 and four <= HELD_OUT and a.pattern == b.pattern:
+        pairs = set(itertools.product((a.noun, b.noun), (a.colour, b.colour)))
+        if len(pairs) == 4 and pairs <= HELD_OUT and a.pattern == b.pattern:
             yield f"heldout_{number:05d}.png", scene
             yield f"heldout_{number:05d}_exchanged.png", _exchange_colours(scene, a, b)
 
@@ -52,8 +54,8 @@ def benchmark_scenes(
 
 
 def save_scene(
-    scene: Scene,
-    file,  # a PNG file; its folder is made if missing
+    scene: Scene,  # what is drawn
+    file: str | Path,  # a PNG file; its folder is made if missing
     size: int = GRID,  # pixels of a side
 ):
     "Draw a scene into a file"
@@ -61,77 +63,106 @@ def save_scene(
     draw_scene(scene, size).save(file, compress_level=1)
 
 # %% ../../../nbs/2_world/04_scenes.ipynb #821f1c19
+class _Group(NamedTuple):
+    "Two scenes that differ in two exchanged colours, and their captions, worded alike"
+
+    scenes: tuple[Scene, Scene]
+    captions: tuple[str, str]
+
+
 def _make_group(split, number):
-    "Two scenes that differ in two exchanged colours, and their captions, worded alike; None where a scene allows none"
+    "A group; None where the scene allows none"
     scene = make_scene(split, "group", number)
     a, b = Dice("c2lip group", split, number).shuffled(scene.things)[:2]
-    c, d = replace(a, colour=b.colour), replace(b, colour=a.colour)
     where = relation(scene, a, b)
-    if where is None or a.colour == b.colour or {c.pair, d.pair} & HELD_OUT:
+    new_a = replace(a, colour=b.colour)
+    new_b = replace(b, colour=a.colour)
+    if where is None or a.colour == b.colour or {new_a.pair, new_b.pair} & HELD_OUT:
         return None
-    captions = []
-    for first, second in ((a, b), (c, d)):
-        words = Dice("c2lip group words", split, number + 1)
-        captions.append(pair_sentence(name_thing(first), where, name_thing(second), words))
-    return [scene, _exchange_colours(scene, a, b)], captions
+
+    def caption(first, second):
+        dice = Dice("c2lip group words", split, number + 1)
+        return pair_sentence(name_thing(first), where, name_thing(second), dice)
+
+    return _Group((scene, _exchange_colours(scene, a, b)), (caption(a, b), caption(new_a, new_b)))
 
 
 def write_groups(
-    folder,  # becomes folder/world_winoground with examples.jsonl and images/, Winoground's own format
-    n: int = 300,
+    folder: str | Path,  # becomes folder/world_winoground with examples.jsonl and images/, Winoground's own format
+    n: int = 300,  # groups
     split: str = "test",  # validation for every choice made along the way
 ):
     "Groups of two images that differ in two exchanged colours, and their captions"
     home = Path(folder) / "world_winoground"
-    groups, lines = filter(None, (_make_group(split, number) for number in itertools.count())), []
-    for k, (scenes, captions) in enumerate(itertools.islice(groups, n)):
-        example: dict[str, int | str] = {"id": k}
-        for i, scene in enumerate(scenes):
-            example[f"image_{i}"] = f"{k}_{i}"
-            save_scene(scene, home / "images" / f"{k}_{i}.png")
-        example |= {f"caption_{i}": caption for i, caption in enumerate(captions)}
-        lines.append(json.dumps(example | {"tag": "swap_att", "num_main_preds": 1}))
-    (home / "examples.jsonl").write_text("\n".join(lines) + "\n", encoding="utf8")
+    made = (_make_group(split, number) for number in itertools.count())
+    groups = itertools.islice(filter(None, made), n)
+    lines = []
+    for k, group in enumerate(groups):
+        names = [f"{k}_{i}" for i in (0, 1)]
+        for name, scene in zip(names, group.scenes):
+            save_scene(scene, home / "images" / f"{name}.png")
+        example = {
+            "id": k,
+            "image_0": names[0],
+            "image_1": names[1],
+            "caption_0": group.captions[0],
+            "caption_1": group.captions[1],
+            "tag": "swap_att",
+            "num_main_preds": 1,
+        }
+        lines.append(json.dumps(example) + "\n")
+    (home / "examples.jsonl").write_text("".join(lines), encoding="utf8")
 
 # %% ../../../nbs/2_world/04_scenes.ipynb #0e230005
-def _colour_questions(scenes):
-    """A question for every object that its name singles out: scene, caption, negative_caption, size, place (1: first).
+def _recoloured(scene, k, seed):
+    "The scene with thing `k` in a colour that no object has and with which it is not held out; None where none is left"
+    thing = scene.things[k]
+    taken = {other.colour for other in scene.things}
+    free = [colour for colour in COLOURS if colour not in taken and (thing.noun, colour) not in HELD_OUT]
+    if not free:
+        return None
+    things = list(scene.things)
+    things[k] = replace(thing, colour=Dice("c2lip place", seed, k).pick(free))
+    return replace(scene, things=tuple(things))
 
-    The new colour is one that no object of the scene has, and with which the pair is not held out."""
-    rows = []
+
+def _colour_questions(scenes):
+    "A question for every object that its name singles out: scene, caption, negative_caption, size, place (1: first)"
+    questions = []
     for number, scene in enumerate(scenes):
         caption = caption_scene(scene, "place", number)
         names = [name_thing(thing, pattern=True) for thing in scene.things]
-        at = [caption.lower().find(name) for name in names]
-        taken = {thing.colour for thing in scene.things}
+        starts = [caption.lower().find(name) for name in names]
         for k, thing in enumerate(scene.things):
-            free = tuple(c for c in COLOURS if c not in taken and (thing.noun, c) not in HELD_OUT)
-            if not free or at[k] < 0 or names.count(names[k]) > 1:
+            changed = _recoloured(scene, k, number)
+            if changed is None or starts[k] < 0 or names.count(names[k]) > 1:
                 continue
-            changed = replace(thing, colour=Dice("c2lip place", number, k).pick(free))
-            things = (*scene.things[:k], changed, *scene.things[k + 1 :])
-            negative = caption_scene(replace(scene, things=things), "place", number)
-            place = 1 + sum(0 <= other < at[k] for other in at)
-            rows.append((number, caption, negative, thing.size or "medium", place))
-    return pd.DataFrame(rows, columns=["scene", "caption", "negative_caption", "size", "place"])
+            negative = caption_scene(changed, "place", number)
+            place = 1 + sum(0 <= start < starts[k] for start in starts)
+            questions.append((number, caption, negative, thing.size or "medium", place))
+    return pd.DataFrame(questions, columns=["scene", "caption", "negative_caption", "size", "place"])
 
 
 def write_size_and_place(
-    folder,  # becomes folder/size_and_place with a file a row in SugarCrepe's form; images are those of the benchmark
+    folder: str
+    | Path,  # becomes folder/size_and_place with a file a row in SugarCrepe's form; images as the benchmark's
     n: int = 300,  # scenes
     split: str = "test",  # validation for every choice made along the way
 ):
     "Captions with one colour changed, by the size of the object and its place"
     home = Path(folder) / "size_and_place"
     home.mkdir(parents=True, exist_ok=True)
-    shown = benchmark_scenes(n, split)
-    questions = _colour_questions([scene for _, scene in shown])
-    questions["filename"] = [shown[number][0] for number in questions.scene]
+    names, scenes = zip(*benchmark_scenes(n, split))
+    questions = _colour_questions(scenes)
+    questions.insert(0, "filename", [names[number] for number in questions.scene])
+
     tasks = {size: questions["size"] == size for size in ("small", "medium", "large")}
-    for task, rows in {**tasks, "named first": questions.place == 1, "named later": questions.place > 1}.items():
+    tasks["named first"] = questions.place == 1
+    tasks["named later"] = questions.place > 1
+    for task, rows in tasks.items():
         if rows.any():
-            items = questions[rows][["filename", "caption", "negative_caption"]].to_dict("index")
-            write_json(home / f"{task}.json", items)
+            items = questions.loc[rows, ["filename", "caption", "negative_caption"]]
+            write_json(home / f"{task}.json", items.to_dict("index"))
 
 # %% ../../../nbs/2_world/04_scenes.ipynb #57538b76
 def binding_scenes(
@@ -140,52 +171,67 @@ def binding_scenes(
     held_out: bool = False,  # all four pairs held out, or none
 ) -> list[Scene]:
     "Scenes of four things: two nouns in two colours each"
-    made: list[Scene] = []
-    for number in itertools.count():
-        if len(made) == n:
-            break
+    scenes: list[Scene] = []
+    number = 0
+    while len(scenes) < n:
         dice = Dice("c2lip binding", split, held_out, number)
-        nouns, colours = dice.shuffled(NOUNS)[:2], dice.shuffled(COLOURS)[:2]
-        pairs = [(noun, colour) for noun in nouns for colour in colours]
-        if all((pair in HELD_OUT) == held_out for pair in pairs):
-            scene = make_scene(split, "binding", number + 1, count=4, contact=0.0)
-            own = zip(scene.things, dice.shuffled(pairs))
-            things = tuple(replace(thing, noun=noun, colour=colour) for thing, (noun, colour) in own)
-            made.append(replace(scene, things=things))
-    return made
+        number += 1
+        nouns = dice.shuffled(NOUNS)[:2]
+        colours = dice.shuffled(COLOURS)[:2]
+        pairs = list(itertools.product(nouns, colours))
+        if any((pair in HELD_OUT) != held_out for pair in pairs):
+            continue
 
+        scene = make_scene(split, "binding", number, count=4, contact=0.0)
+        things = []
+        for thing, (noun, colour) in zip(scene.things, dice.shuffled(pairs)):
+            things.append(replace(thing, noun=noun, colour=colour))
+        scenes.append(replace(scene, things=tuple(things)))
+    return scenes
 
+# %% ../../../nbs/2_world/04_scenes.ipynb #fee0f299
 def _annotations(number, scene, size):
     "Of a scene, as COCO has them"
-    found = []
+    first = 1000 * number
+    annotations = []
     for k, thing in enumerate(scene.things):
-        mask = object_mask(thing, size)
-        run_lengths = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
-        rivals = {}
-        for what in ("colour", "noun"):
-            own = getattr(thing, what)
-            rivals[what] = [1000 * number + j for j, t in enumerate(scene.things) if j != k and getattr(t, what) == own]
-        row = dict(id=1000 * number + k, image_id=number, category_id=NOUNS.index(thing.noun))
-        row |= dict(segmentation=dict(size=[size, size], counts=run_lengths["counts"].decode()))
-        found.append(row | dict(phrase=name_thing(thing, pattern=True), rivals=rivals))
-    return found
+        mask = object_mask(thing, size).astype(np.uint8)
+        run_lengths = coco.encode(np.asfortranarray(mask))
+        others = [(first + j, other) for j, other in enumerate(scene.things) if j != k]
+        rivals = {
+            "colour": [j for j, other in others if other.colour == thing.colour],
+            "noun": [j for j, other in others if other.noun == thing.noun],
+        }
+        annotation = {
+            "id": first + k,
+            "image_id": number,
+            "category_id": NOUNS.index(thing.noun),
+            "segmentation": {"size": [size, size], "counts": run_lengths["counts"].decode()},
+            "phrase": name_thing(thing, pattern=True),
+            "rivals": rivals,
+        }
+        annotations.append(annotation)
+    return annotations
 
 
 def write_localisation(
-    folder,  # becomes folder/localisation and folder/heldout/localisation, and the images go to folder/images
+    folder: str | Path,  # becomes folder/localisation and folder/heldout/localisation; images go to folder/images
     n: int = 100,  # scenes of each half
     split: str = "test",  # validation for every choice made along the way
     size: int = GRID,  # pixels of a side
 ):
     "Binding scenes and their annotations, COCO's instances.json"
+    categories = [{"id": i, "name": noun} for i, noun in enumerate(NOUNS)]
     for half in ("", "heldout"):
-        home = Path(folder) / half / "localisation"
-        home.mkdir(parents=True, exist_ok=True)
-        images, annotations = [], []
+        images = []
+        annotations = []
         for number, scene in enumerate(binding_scenes(n, split, half == "heldout")):
             name = f"{half}_binding_{number:05d}.png".strip("_")
             save_scene(scene, Path(folder) / "images" / name, size)
-            images.append(dict(id=number, file_name=name, width=size, height=size))
+            images.append({"id": number, "file_name": name, "width": size, "height": size})
             annotations += _annotations(number, scene, size)
-        categories = [dict(id=i, name=noun) for i, noun in enumerate(NOUNS)]
-        write_json(home / "instances.json", dict(images=images, annotations=annotations, categories=categories))
+
+        home = Path(folder) / half / "localisation"
+        home.mkdir(parents=True, exist_ok=True)
+        instances = {"images": images, "annotations": annotations, "categories": categories}
+        write_json(home / "instances.json", instances)
