@@ -12,25 +12,24 @@ import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ftfy
 
-from .core import Phrase, UserError, check_choice, did_you_mean, in_workers, one_line
-from .core.files import regular, shipped
-from .trees import WORD_LISTS, base_phrases
+from .core import Phrase, UserError, check_choice, in_workers
+from .trees import WORD_LISTS, Span, base_phrases, is_english, load_pipeline
 
 if TYPE_CHECKING:
     from spacy.language import Language
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['TAG', 'URL', 'SURROGATE', 'SEPARATOR', 'NEEDS_CLEANING', 'ABBREVIATED', 'WORD', 'PIPELINES', 'ALLOWED', 'ZONE',
-           'canonical_caption', 'split_sentences', 'is_english', 'load_pipeline', 'Rules', 'make_rules',
-           'phrase_number', 'phrases_of', 'noun_phrases_many', 'noun_phrases', 'find_phrases']
+__all__ = ['TAG', 'URL', 'SURROGATE', 'SEPARATOR', 'NEEDS_CLEANING', 'ABBREVIATED', 'SENTENCE_END', 'ALLOWED', 'ZONE',
+           'canonical_caption', 'split_sentences', 'Rules', 'make_rules', 'phrase_number', 'phrases_of',
+           'noun_phrases_many', 'noun_phrases', 'find_phrases']
 
 # %% ../nbs/1_method/06_concepts.ipynb #888238c4
 TAG = re.compile(r"<!--.*?-->|</?[a-zA-Z!][^<>]*>", re.S)
@@ -41,8 +40,14 @@ NEEDS_CLEANING = re.compile(r"[&<]|://|www\.", re.I)
 "What a printable ASCII text must hold for the full cleaning to change more than its white space"
 
 
+def _clean_once(text):
+    text = ftfy.fix_text(text, unescape_html=False)  # ftfy would unescape for ever
+    text = TAG.sub(" ", html.unescape(text))
+    return " ".join(URL.sub(" ", text).split())
+
+
 def canonical_caption(
-    text,  # what a file holds as caption
+    text: object,  # what a file holds as caption
 ) -> str:  # the text in which the characters of phrases count; "" if nothing is left, or if `text` is no string
     "The caption with its encoding repaired, without tags, addresses and superfluous white space; letter case stays"
     if not isinstance(text, str):
@@ -50,11 +55,12 @@ def canonical_caption(
     plain = " ".join(text.split())
     if plain.isascii() and plain.isprintable() and not NEEDS_CLEANING.search(plain):
         return plain
-    text = SEPARATOR.sub(" ", SURROGATE.sub("", text))  # half a surrogate pair is no character
+
+    whole = SURROGATE.sub("", text)  # half a surrogate pair is no character
+    text = SEPARATOR.sub(" ", whole)
     for _ in range(4):  # what one round uncovers (an entity that spelled a tag) the next one cleans
         before = text
-        text = TAG.sub(" ", html.unescape(ftfy.fix_text(text, unescape_html=False)))  # ftfy would unescape for ever
-        text = " ".join(URL.sub(" ", text).split())
+        text = _clean_once(text)
         if text == before:
             break
     return text
@@ -63,91 +69,61 @@ def canonical_caption(
 ABBREVIATED = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Mt|Ft|Jr|Sr|vs|etc|e\.g|i\.e|approx|No|Ave|Inc|Co|U\.S|a\.m|p\.m)|\b[A-Z])\.$"
 )
+SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
 
 
 def split_sentences(text: str) -> list[str]:  # a caption of one or more sentences → in order, none empty
     "The sentences of a caption, by punctuation"
     sentences, start = [], 0
-    for m in re.finditer(r"[.!?]+[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])", text):
-        if ABBREVIATED.search(text[start : m.end()].rstrip()):
-            continue
-        sentences.append(text[start : m.end()].strip())
-        start = m.end()
-    return [s for s in [*sentences, text[start:].strip()] if s]
-
-# %% ../nbs/1_method/06_concepts.ipynb #e4175a73
-WORD = re.compile(r"[^\W\d_]+")
-
-
-def is_english(text: str) -> bool:  # a caption → False as well where there is no letter
-    "Whether letters and function words are those of English; a cheap test, no language model"
-    if not text.isascii() and sum(c.isalpha() for c in text if c.isascii()) < 0.8 * sum(map(str.isalpha, text)):
-        return False
-    words = WORD.findall(text.lower())
-    foreign = sum(w in WORD_LISTS["foreign"] for w in words)
-    return bool(words) and (foreign == 0 or foreign <= sum(w in WORD_LISTS["english"] for w in words))
-
-# %% ../nbs/1_method/06_concepts.ipynb #51c5ace8
-PIPELINES = tuple(f"en_core_web_{size}" for size in ("sm", "md", "lg", "trf"))
-"spaCy's own English pipelines"
-
-
-def load_pipeline(name: str | None = None) -> Language:  # None: the embedded one; "en_core_web_sm" …, or a folder
-    "A spaCy pipeline that tags and parses English, loaded once; `UserError` if it cannot be loaded or does not parse"
-    return _load(str(name or shipped("pipeline")))
-
-
-@lru_cache(maxsize=4)
-def _load(source):
-    import spacy  # here, because it takes most of a second and imports torch
-
-    try:
-        for file in Path(source).rglob("*"):
-            _ = file.is_dir() or regular(file)  # a pipe would be waited for
-        nlp = spacy.load(source, exclude=["ner", "lemmatizer", "entity_linker", "textcat"])
-    except OSError as e:
-        if Path(source).is_dir():
-            raise UserError(f"{source} is no whole pipeline of spaCy: {one_line(e, 200)}") from None
-        known = source if source in PIPELINES else "en_core_web_sm"
-        wanted = f"a folder of spaCy, or an installed pipeline: python -m spacy download {known}"
-        near = did_you_mean(source, PIPELINES)
-        raise UserError(f"there is no spaCy pipeline {source!r}{near}; expected {wanted}") from None
-    except Exception as e:  # spaCy names what its config.cfg asks for and is not installed
-        own = f"{source}/config.cfg asks for code of its own, which is not run, or is damaged"
-        raise UserError(f"{own}: {one_line(e, 200)}") from None
-    probe = nlp("A red couch stands by the tall building.")
-    if not (probe.has_annotation("DEP") and probe[2].pos_):
-        raise UserError(f"the spaCy pipeline {source!r} does not both tag and parse; expected one like en_core_web_sm")
-    return nlp
+    for match in SENTENCE_END.finditer(text):
+        sentence = text[start : match.end()].rstrip()
+        if not ABBREVIATED.search(sentence):
+            sentences.append(sentence.strip())
+            start = match.end()
+    sentences.append(text[start:].strip())
+    return [sentence for sentence in sentences if sentence]
 
 # %% ../nbs/1_method/06_concepts.ipynb #8a71f3f8
-def _with_plurals(kind):
-    words = WORD_LISTS[kind]
-    forms = words | {word + ("es" if word.endswith(("s", "x", "ch", "sh")) else "s") for word in words}
-    return forms | {word[:-1] + "ies" for word in forms if word.endswith("y")}
-
-
-_FRAMES = _with_plurals("frames") | {"close-up", "up"}  # name the image, not what is in it
-_PLACES = _with_plurals("places") - {"cases", "facts"}  # name a place in the image, or a time
-_CLASSIFIERS = _with_plurals("classifiers")  # their *of* joins two phrases into one
 ALLOWED = dict(of_merge=("none", "classifier", "all"), none=("skip", "caption"))
 "The values of the rules that are words"
 
-
+# %% ../nbs/1_method/06_concepts.ipynb #c27c04d6
 @dataclass(frozen=True)
 class Rules:
-    "What counts as a concept"
+    """What counts as a concept. Every rule may be given to `noun_phrases` and `PhraseCollate` by its name.
 
-    strip_determiners: bool = False  # "red couch" for "a red couch"
-    of_merge: str = "classifier"  # which "A of B" are one phrase: "none", "classifier" (a cup of tea), "all"
-    drop_generic: bool = True  # drop heads that name the image, a place in it or a time: image, background, top
-    drop_places: bool = False  # drop bare general places too: home, street, school
-    drop_pronouns: bool = True  # drop it, she, someone, others
-    drop_repeats: bool = True  # of equal phrases of a caption keep the first alone
-    none: str = "skip"  # a caption without a phrase gives nothing ("skip"), or itself ("caption", as the reference)
-    max_phrases: int = 16  # per caption, the first ones; 0: all
-    max_words: int = 10  # longer phrases are dropped; 0: none is
-    max_chars: int = 2000  # of a longer caption only the beginning is parsed
+    Parameters
+    ----------
+    strip_determiners : "red couch" for "a red couch".
+    of_merge : which "A of B" are one phrase: "none", "classifier" (a cup of tea), or "all".
+    drop_generic : drop heads that name the image, a place in it or a time: image, background, top.
+    drop_places : drop bare general places too: home, street, school.
+    drop_pronouns : drop it, she, someone, others.
+    drop_repeats : of equal phrases of a caption keep the first alone.
+    none : a caption without a phrase gives nothing ("skip") or itself ("caption", as the reference).
+    max_phrases : a caption, the first ones; 0: all.
+    max_words : longer phrases are dropped; 0: none is.
+    max_chars : of a longer caption only the beginning is parsed.
+
+    Raises `UserError` for a value of another type than its default, below 0, or an unknown word.
+
+    >>> caption = "A photo of a cup of coffee"
+    >>> [phrase.text for phrase in noun_phrases(caption)]
+    ['a cup of coffee']
+    >>> [phrase.text for phrase in noun_phrases(caption, of_merge="none", drop_generic=False)]
+    ['A photo', 'a cup', 'coffee']
+    """
+
+    strip_determiners: bool = False
+    of_merge: str = "classifier"
+    drop_generic: bool = True
+    drop_places: bool = False
+    drop_pronouns: bool = True
+    drop_repeats: bool = True
+    none: str = "skip"
+    max_phrases: int = 16
+    max_words: int = 10
+    max_chars: int = 2000
 
     def __post_init__(self):
         for rule in fields(self):
@@ -168,60 +144,81 @@ def make_rules(options: dict) -> Rules:  # some fields of `Rules`
     return Rules(**options)
 
 # %% ../nbs/1_method/06_concepts.ipynb #26d74579
+def _with_plurals(kind):
+    words = WORD_LISTS[kind]
+    forms = set(words)
+    for word in words:
+        forms.add(word + ("es" if word.endswith(("s", "x", "ch", "sh")) else "s"))
+    for word in [*forms]:
+        if word.endswith("y"):
+            forms.add(word[:-1] + "ies")
+    return forms
+
+
+_FRAMES = _with_plurals("frames") | {"close-up", "up"}  # name the image, not what is in it
+_PLACES = _with_plurals("places") - {"cases", "facts"}  # name a place in the image, or a time
+_CLASSIFIERS = _with_plurals("classifiers")  # their *of* joins two phrases into one
+
+
 def _is_long(words, rules):
-    return rules.max_words and sum(w[0].isalnum() for w in words) > rules.max_words  # a hyphen is a token, no word
+    length = sum(word[0].isalnum() for word in words)  # a hyphen is a token, no word
+    return rules.max_words and length > rules.max_words
 
 
 def _join_of(spans, words, rules):
     # from the right, so that "a pair of cups of tea" becomes one
     joined = []
-    for first, end, head in reversed(spans):
-        if joined and _is_one_with(joined[-1], (first, end, head), words, rules):
-            joined[-1] = (first, joined[-1][1], -1)  # a joined phrase has no single head: no rule drops it
-        else:
-            joined.append((first, end, head))
+    for span in reversed(spans):
+        if joined and _is_one_with(joined[-1], span, words, rules):
+            after = joined.pop()
+            span = Span(span.first, after.end, -1)  # a joined phrase has no single head: no rule drops it
+        joined.append(span)
     return joined[::-1]
 
 
 def _is_one_with(after, span, words, rules):
-    first, end, head = span
-    if after[0] != end + 1 or words[end] != "of" or _is_long(words[first : after[1]], rules):
+    follows = after.first == span.end + 1 and words[span.end] == "of"
+    if not follows or _is_long(words[span.first : after.end], rules):
         return False
-    return words[head] in _CLASSIFIERS or rules.of_merge == "all" and words[head] not in _FRAMES | _PLACES
+    noun = words[span.head]
+    if noun in _CLASSIFIERS:
+        return True
+    return rules.of_merge == "all" and noun not in _FRAMES | _PLACES
+
+# %% ../nbs/1_method/06_concepts.ipynb #50f95e8f
+def _is_place(noun, before):
+    "A bare place in the image, 'the front', 'the far left'"
+    return noun in _PLACES and all(word in WORD_LISTS["relative"] or word.isdigit() for word in before)
 
 
 def _is_generic(span, words, rules):
-    first, _, head = span
-    if head < 0:
+    if span.head < 0:
         return False
-    noun, before = words[head], [w for w in words[first:head] if w not in WORD_LISTS["determiners"]]
+    noun = words[span.head]
+    before = [word for word in words[span.first : span.head] if word not in WORD_LISTS["determiners"]]
     if noun in WORD_LISTS["pronouns"]:
         return rules.drop_pronouns and (not before or noun not in ("one", "ones"))
-    place = noun in _PLACES and all(w in WORD_LISTS["relative"] or w.isdigit() for w in before)
-    if rules.drop_generic and (noun in _FRAMES or place):
+    if rules.drop_generic and (noun in _FRAMES or _is_place(noun, before)):
         return True
     return rules.drop_places and not before and noun in WORD_LISTS["generic_places"]
 
 
-def _characters(doc, text, first, end):
-    # the characters of some words, without punctuation at either end; `text` is the doc's, joined once
-    start, stop = doc[first].idx, doc[end - 1].idx + len(doc[end - 1])
-    while start < stop and not (text[start].isalnum() or text[start] in "#$"):
-        start += 1
-    while start < stop and not (text[stop - 1].isalnum() or text[stop - 1] in ".%°"):
-        stop -= 1
-    return Phrase(text[start:stop], start, stop)
+def _pronouns(doc, spans):
+    "The pronouns outside of all spans, which the tree's nouns are without"
+    inside = {i for span in spans for i in range(span.first, span.end)}
+    for token in doc:
+        if token.pos_ == "PRON" and token.dep_ != "expl" and token.i not in inside:
+            yield Span(token.i, token.i + 1, token.i)
 
 
 def _candidates(doc, words, rules):
     # the spans that the rules leave, as (first word, one past the last)
     spans = base_phrases(doc)
-    if not rules.drop_pronouns:  # the tree's nouns are without them
-        inside = {i for first, end, _ in spans for i in range(first, end)}
-        spans += [(t.i, t.i + 1, t.i) for t in doc if t.pos_ == "PRON" and t.dep_ != "expl" and t.i not in inside]
-        spans.sort()
+    if not rules.drop_pronouns:
+        spans = sorted([*spans, *_pronouns(doc, spans)])
     if rules.of_merge != "none":
         spans = _join_of(spans, words, rules)
+
     for span in spans:
         first, end, _ = span
         if _is_long(words[first:end], rules) or _is_generic(span, words, rules):
@@ -231,21 +228,40 @@ def _candidates(doc, words, rules):
                 first += 1
         yield first, end
 
-
+# %% ../nbs/1_method/06_concepts.ipynb #5de6eeaf
 def phrase_number(text: str) -> int:  # below 2⁶³, the same on every rank and machine
     "A number for a phrase's words, letter case ignored: phrases are equal where their numbers are"
-    return int.from_bytes(hashlib.blake2b(text.lower().encode(), digest_size=8).digest(), "big") >> 1
+    words = text.lower().encode()
+    digest = hashlib.blake2b(words, digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
-def phrases_of(doc: Doc, rules: Rules = Rules()) -> list[Phrase]:  # in reading order; characters count in `doc.text`
+def _characters(doc, text, first, end):
+    # the characters of some words, without punctuation at either end; `text` is the doc's, joined once
+    last = doc[end - 1]
+    start, stop = doc[first].idx, last.idx + len(last)
+    while start < stop and not (text[start].isalnum() or text[start] in "#$"):
+        start += 1
+    while start < stop and not (text[stop - 1].isalnum() or text[stop - 1] in ".%°"):
+        stop -= 1
+    return Phrase(text[start:stop], start, stop)
+
+
+def phrases_of(
+    doc: Doc,  # a parsed caption
+    rules: Rules = Rules(),
+) -> list[Phrase]:  # in reading order; characters count in `doc.text`
     "The concepts of a parsed caption"
-    words, text = [t.lower_ for t in doc], doc.text
+    words = [token.lower_ for token in doc]
+    text = doc.text
     found, seen = [], set()
     for first, end in _candidates(doc, words, rules):
         phrase = _characters(doc, text, first, end)
-        key = phrase_number(phrase.text)
-        if len(phrase.text) > 1 and not (rules.drop_repeats and key in seen) and any(map(str.isalpha, phrase.text)):
-            seen.add(key)
+        number = phrase_number(phrase.text)
+        if rules.drop_repeats and number in seen:
+            continue
+        if len(phrase.text) > 1 and any(map(str.isalpha, phrase.text)):
+            seen.add(number)
             found.append(phrase)
     return found[: rules.max_phrases or None]
 
@@ -254,32 +270,20 @@ ZONE = 1024
 "Captions after which spaCy forgets their words: it would keep every spelling, some 400 MB in a million web captions"
 
 
-def noun_phrases_many(
-    captions: list[str],  # canonical captions
-    nlp=None,  # None: the embedded pipeline; a name for `load_pipeline`; or a loaded spaCy pipeline
-    **rules,  # fields of `Rules`
-) -> list[list[Phrase]]:  # one list a caption, in order
-    "The concepts of many captions, by the embedded pipeline on every core; one that is empty or not English has none"
-    import torch  # spaCy imports it anyhow
-
-    parse = partial(_parse, make_rules(rules), nlp if hasattr(nlp, "pipe") else load_pipeline(nlp))
-    zones = [captions[first : first + ZONE] for first in range(0, len(captions), ZONE)]
-    n = min(torch.get_num_threads(), len(zones)) if nlp is None and sys.platform == "linux" else 0  # by fork
-    return [*chain.from_iterable(in_workers(parse, zones, n if n > 1 else 0, "fork"))]
-
-
 def _for_parser(caption, limit):
     # cut at a space; in upper case every word looks like a name
     if len(caption) > limit:
         cut = caption.rfind(" ", 0, limit)
         caption = caption[: cut if cut > 0 else limit]
-    return caption.lower() if caption.isupper() and len(caption.lower()) == len(caption) else caption
+    lower = caption.lower()
+    caption = lower if caption.isupper() and len(lower) == len(caption) else caption
+    return caption if is_english(caption) else ""
 
 
 def _parse(rules, pipeline, captions):
     # the phrases of each caption of a zone, in order
-    found, texts = [], [_for_parser(caption, rules.max_chars) for caption in captions]
-    texts = [text if is_english(text) else "" for text in texts]
+    texts = [_for_parser(caption, rules.max_chars) for caption in captions]
+    found = []
     with nullcontext() if pipeline.vocab.in_memory_zone else pipeline.memory_zone():
         for doc, caption in zip(pipeline.pipe(texts, batch_size=256), captions):
             phrases = [Phrase(caption[start:end], start, end) for _, start, end in phrases_of(doc, rules)]
@@ -288,16 +292,73 @@ def _parse(rules, pipeline, captions):
             found.append(phrases)
     return found
 
+# %% ../nbs/1_method/06_concepts.ipynb #f50b72b2
+def noun_phrases_many(
+    captions: list[str],  # canonical captions
+    nlp: Language
+    | str
+    | Path
+    | None = None,  # None: the embedded pipeline; a name for `load_pipeline`; or a loaded one
+    **rules: Any,  # fields of `Rules`
+) -> list[list[Phrase]]:  # one list a caption, in order
+    """The concepts of many captions, by the embedded pipeline on every core of a Linux system.
 
+    Parameters
+    ----------
+    captions : N texts as `canonical_caption` cleans them; characters count in these very texts.
+    nlp : None: the pipeline that ships; a name or folder, as `load_pipeline` takes; or a spaCy pipeline, which runs in
+        this process alone.
+    rules : fields of `Rules` by name, such as drop_generic=False.
+
+    Returns
+    -------
+    N lists, in order. A caption that is empty or not English has none. Each phrase is (text, start, end) with
+    caption[start:end] == text.
+
+    Raises `UserError` for an unknown rule, or a pipeline that cannot be loaded or does not parse.
+
+    >>> noun_phrases_many(["A dog on a sofa.", ""])
+    [[Phrase(text='A dog', start=0, end=5), Phrase(text='a sofa', start=9, end=15)], []]
+    """
+    import torch  # spaCy imports it anyhow
+
+    by_name = nlp is None or isinstance(nlp, (str, Path))
+    pipeline = load_pipeline(nlp) if by_name else nlp
+    parse = partial(_parse, make_rules(rules), pipeline)
+    zones = [captions[first : first + ZONE] for first in range(0, len(captions), ZONE)]
+    processes = min(torch.get_num_threads(), len(zones))
+    if nlp is not None or sys.platform != "linux" or processes == 1:  # by fork
+        processes = 0
+    parsed = in_workers(parse, zones, processes, "fork")
+    return [*chain.from_iterable(parsed)]
+
+# %% ../nbs/1_method/06_concepts.ipynb #aff446fe
 def noun_phrases(
     caption: str,  # a canonical caption
-    nlp=None,  # None: the embedded pipeline; a name for `load_pipeline`; or a loaded spaCy pipeline
-    **rules,  # fields of `Rules`
+    nlp: Language
+    | str
+    | Path
+    | None = None,  # None: the embedded pipeline; a name for `load_pipeline`; or a loaded one
+    **rules: Any,  # fields of `Rules`
 ) -> list[Phrase]:  # (text, start, end), in reading order
-    "The concepts of one caption"
+    """The concepts of one caption, as `noun_phrases_many` finds those of many.
+
+    `caption` is a text as `canonical_caption` cleans it, `nlp` a pipeline or the name of one, `rules` are fields of
+    `Rules`. Raises `UserError` for an unknown rule, or a pipeline that cannot be loaded or does not parse.
+
+    >>> noun_phrases("A red couch stands by the tall building.")
+    [Phrase(text='A red couch', start=0, end=11), Phrase(text='the tall building', start=22, end=39)]
+    """
     return noun_phrases_many([caption], nlp, **rules)[0]
 
 # %% ../nbs/1_method/06_concepts.ipynb #cf9f1770
+def _search(caption, text):
+    "The first place of a text in a caption, whole words first; −1, −1 where there is none"
+    pattern = re.escape(text)
+    match = re.search(rf"(?<!\w){pattern}(?!\w)", caption, re.I) or re.search(pattern, caption, re.I)
+    return match.span() if match else (-1, -1)
+
+
 def find_phrases(
     caption: str,  # canonical caption
     phrases: Iterable,  # texts, or (text, start, end)
@@ -306,12 +367,12 @@ def find_phrases(
     found = []
     for item in phrases:
         text, start, end = (item, -1, -1) if isinstance(item, str) else item
-        if start < 0 or text != caption[start:end] or text != text.strip():
+        placed = start >= 0 and text == caption[start:end]
+        if not placed or text != text.strip():
             text = canonical_caption(text)
         if start < 0 or text != caption[start:end]:  # a bare text, or characters counted in the uncleaned caption
-            pattern = re.escape(text)
-            hit = re.search(rf"(?<!\w){pattern}(?!\w)", caption, re.I) or re.search(pattern, caption, re.I)
-            start, end = hit.span() if hit else (-1, -1)
+            start, end = _search(caption, text)
         if text:
-            found.append(Phrase(caption[start:end] if start >= 0 else text, start, end))
+            text = caption[start:end] if start >= 0 else text
+            found.append(Phrase(text, start, end))
     return found

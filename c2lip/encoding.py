@@ -50,7 +50,7 @@ def _clip_tokens(visual, images):
         return pooled, tokens
     return pooled @ visual.proj, tokens @ visual.proj
 
-
+# %% ../nbs/1_method/11_encoding.ipynb #85b841ee
 def _pooled_and_tokens(visual, images):
     "Pooled output and visual tokens of any tower that has some; `UserError` for another"
     if is_siglip_tower(visual):
@@ -268,7 +268,7 @@ def _ring():
     rank, ranks = rank_and_world_size()
     return [r % ranks for r in range(rank, rank + ranks)]
 
-
+# %% ../nbs/1_method/11_encoding.ipynb #d8c3929f
 def _gather_together(tensors, lengths):
     "Tensors of one type and width with the rows of all ranks, in one message; `lengths`: of each on every rank"
     rows = torch.cat(tensors)
@@ -345,7 +345,7 @@ def _shift(values, own_lengths, rows):
         part += before
         before += rows[rank]
 
-
+# %% ../nbs/1_method/11_encoding.ipynb #c51f1861
 def _gathered_entry(entry, name, gathered, counts):
     "A text entry with the mentions of all ranks; token ids and spans stay this rank's own"
     moved = {field: gathered[name, field] for field in (*_OF_MENTIONS, "number") if (name, field) in gathered}

@@ -165,8 +165,7 @@ def c2lip_losses(
 ) -> dict[str, Tensor]:  # unweighted, under the terms' names
     """C2LIP's losses (Eq. 4, 5, 7): image–caption, image–phrase, and phrase–what it reads from the image.
 
-    B images of this rank, n captions, K phrases, M visual tokens an image, D the joint width. Embeddings are unit
-    vectors; `image_tokens` and `phrase` may be in half precision, the losses are in float32 (float64 if given).
+    All embeddings are unit vectors, of any precision; the losses are in float32 (float64 if given).
 
     Parameters
     ----------
@@ -174,22 +173,14 @@ def c2lip_losses(
     caption : (n,D) their captions t; row i belongs to image i. On several ranks those of the others follow, n > B.
     phrase : (K,D) the concepts c; None where neither npc nor xac is wanted.
     image_tokens : (B,M,D) what the pooling head gives for each token alone, V̄′; None where xac is not wanted.
-    owner : (K,) whole numbers, the image that each phrase belongs to; B or more: an image of another rank.
-        Or (B,K) signs: +1 belongs together, −1 does not, 0 is left out (`phrase_signs`).
+    owner : (K,) the image of each phrase, B or more: of another rank; or (B,K) signs of `phrase_signs`.
     scale, bias : () τ = exp(logit_scale) and b of the sigmoid loss, the same in all three terms.
     xac_scale : β of the attention; 1 in the public code.
     terms : those to compute; one that is left out costs nothing.
 
-    Returns
-    -------
-    {name of the term: () the loss}, each summed over all pairs and divided by the number of its columns (n or K).
+    Returns {name of the term: () the loss}: the sum over all pairs, divided by the number of columns (n or K).
+    Raises `ValueError` where `owner` and `phrase` differ in number.
 
-    Raises
-    ------
-    ValueError : `owner` and `phrase` differ in number.
-
-    Examples
-    --------
     >>> v, t = torch.eye(2, 4), torch.eye(2, 4)  # two images, and captions that say the same
     >>> c, owner = torch.eye(3, 4), torch.tensor([0, 1, 1])  # three phrases
     >>> losses = c2lip_losses(v, t, c, v[:, None], owner, scale=torch.tensor(10.0), bias=torch.tensor(-5.0))

@@ -27,13 +27,21 @@ from .towers import Towers
 class _Head:
     "transformers' pooling head under the names of timm's; the pooled output is known already"
 
-    pos_embed, proj_drop = None, nn.Identity()
+    pos_embed = None
+    proj_drop = nn.Identity()
 
     def __init__(self, head, pooled):
-        attention, D = head.attention, head.attention.embed_dim
-        weight, bias = attention.in_proj_weight[D:], attention.in_proj_bias[D:]
-        self.kv = SimpleNamespace(weight=weight, bias=bias, out_features=2 * D)
-        self.proj, self.norm, self.mlp, self.pooled = attention.out_proj, head.layernorm, head.mlp, pooled
+        attention = head.attention
+        width = attention.embed_dim
+        self.kv = SimpleNamespace(
+            weight=attention.in_proj_weight[width:],
+            bias=attention.in_proj_bias[width:],
+            out_features=2 * width,
+        )
+        self.proj = attention.out_proj
+        self.norm = head.layernorm
+        self.mlp = head.mlp
+        self.pooled = pooled
 
     def __call__(self, x):
         return self.pooled
@@ -43,7 +51,8 @@ class _Images:
     "The image tower of a SiglipModel or CLIPModel"
 
     def __init__(self, model, siglip):
-        self.tower, self.siglip = model.vision_model, siglip
+        self.tower = model.vision_model
+        self.siglip = siglip
         self.projection = nn.Identity() if siglip else model.visual_projection
 
     def __call__(self, images):
@@ -52,7 +61,8 @@ class _Images:
     def pooled_and_tokens(self, images):
         out = self.tower(pixel_values=images)
         if self.siglip:
-            return project_tokens(_Head(self.tower.head, out.pooler_output), out.last_hidden_state)
+            head = _Head(self.tower.head, out.pooler_output)
+            return project_tokens(head, out.last_hidden_state)
         tokens = self.tower.post_layernorm(out.last_hidden_state[:, 1:])
         return self.projection(out.pooler_output), self.projection(tokens)
 
@@ -72,13 +82,14 @@ class _Texts:
         out = self.tower(input_ids=ids)
         return self.pooled(out.pooler_output), self.projection(out.last_hidden_state)
 
-
+# %% ../nbs/1_method/17_own_loop.ipynb #73ba1e2f
 class _ForeignModel:
     "A SiglipModel or CLIPModel of transformers under open_clip's names"
 
     def __init__(self, model, siglip):
         self.model = model
-        self.visual, self.text = _Images(model, siglip), _Texts(model, siglip)
+        self.visual = _Images(model, siglip)
+        self.text = _Texts(model, siglip)
         self.encode_text = self.text
         self.context_length = model.config.text_config.max_position_embeddings  # padding included
 
@@ -96,7 +107,8 @@ class _ForeignTokenizer:
     "A tokenizer of transformers that is called as open_clip's are; L is the model's length"
 
     def __init__(self, tokenizer, length):
-        self.tokenizer, self.context_length = tokenizer, length
+        self.tokenizer = tokenizer
+        self.context_length = length
 
     def clean_fn(self, text):
         "The text itself: this tokenizer cleans within, and counts characters of the text as it was given"
@@ -108,27 +120,34 @@ class _ForeignTokenizer:
         return self.tokenizer(texts, return_tensors="pt", **options).input_ids
 
 # %% ../nbs/1_method/17_own_loop.ipynb #763a44af
+def _foreign_model(model):
+    "A model of transformers under open_clip's names; `UserError` for one of another kind"
+    from transformers import CLIPModel, SiglipModel
+
+    siglip = isinstance(model, SiglipModel)
+    if not siglip and not isinstance(model, CLIPModel):
+        name = type(model).__name__
+        raise UserError(f"transformers' {name} is not known here; give a SiglipModel or a CLIPModel")
+    if siglip and not getattr(model.config.vision_config, "vision_use_head", True):
+        raise UserError("this SiglipModel has no pooling head (vision_use_head is false), so no image embedding")
+    return _ForeignModel(model, siglip)
+
+
 def towers_of(
     model: Any,  # of open_clip, or a SiglipModel or CLIPModel of transformers
-    tokenizer: Callable,  # that of the model: open_clip's, or a tokenizer or processor of transformers
+    tokenizer: Any,  # that of the model: open_clip's, or a tokenizer or processor of transformers
 ) -> Towers:  # for losses alone: without configuration and preprocessing
     "A model and its tokenizer as towers, the parameters shared; raise `UserError` where the model is of another kind"
     if isinstance(model, DistributedDataParallel):
         raise UserError("give the model itself (model.module), and wrap the whole: DistributedDataParallel(loss)")
     name = type(model).__name__
     if hasattr(model, "get_image_features"):
-        from transformers import CLIPModel, SiglipModel
-
-        siglip = isinstance(model, SiglipModel)
-        if not siglip and not isinstance(model, CLIPModel):
-            raise UserError(f"transformers' {name} is not known here; give a SiglipModel or a CLIPModel")
-        if siglip and not getattr(model.config.vision_config, "vision_use_head", True):
-            raise UserError("this SiglipModel has no pooling head (vision_use_head is false), so no image embedding")
-        model = _ForeignModel(model, siglip)
+        model = _foreign_model(model)
     elif not all(hasattr(model, part) for part in ("visual", "encode_text", "logit_scale", "context_length")):
         raise UserError(f"a {name} is no model of open_clip, nor a SiglipModel or CLIPModel of transformers")
+
     if hasattr(tokenizer, "image_processor"):
-        tokenizer = getattr(tokenizer, "tokenizer")  # noqa: B009
+        tokenizer = tokenizer.tokenizer
     if hasattr(tokenizer, "convert_ids_to_tokens"):
         tokenizer = _ForeignTokenizer(tokenizer, model.context_length)
     if not callable(tokenizer):
@@ -150,14 +169,15 @@ def _placed_phrase(caption, phrase):
 def _found_phrases(captions, nlp=None, **rules):
     "The noun phrases of canonical captions as plain tuples (text, first character, one past the last)"
     found = noun_phrases_many(captions, nlp, **rules)
-    return [[(phrase.text, phrase.start, phrase.end) for phrase in phrases] for phrases in found]
+    return [[tuple(phrase) for phrase in phrases] for phrases in found]
 
 
 def _no_text(caption):
     "The error for a caption that is none"
-    given = f"{short(caption)} ({type(caption).__name__})"
-    ways = "give texts, not token ids or bytes; of a list of texts one is drawn; leave out images without a caption"
-    return UserError(f"a caption is {given}: {ways}")
+    return UserError(
+        f"a caption is {short(caption)} ({type(caption).__name__}): give texts, not token ids or bytes; "
+        "of a list of texts one is drawn; leave out images without a caption"
+    )
 
 
 def _clean(caption):
@@ -169,36 +189,69 @@ def _clean(caption):
     return canonical_caption(text)
 
 
+def _part(item, name):
+    "One part of an item of the data set"
+    try:
+        return item[name]
+    except (LookupError, TypeError):
+        found = f"has {', '.join(map(str, item))}" if isinstance(item, dict) else f"is a {type(item).__name__}"
+    raise UserError(
+        f"an item of the data set has no {name!r}, it {found}: "
+        'name its image and its caption, such as PhraseCollate("image", "text")'
+    )
+
+# %% ../nbs/1_method/17_own_loop.ipynb #596f0f5f
 class PhraseCollate:
-    "A DataLoader's collate_fn: images stacked, captions cleaned, their noun phrases found; all in the loader's worker"
+    """A `collate_fn`: images stacked, captions cleaned, their noun phrases found; all in the loader's worker.
+
+    Parameters
+    ----------
+    image : where an item of the data set has its image: a place in a tuple, or a key of a dictionary. An image is a
+        tensor (3,H,W), preprocessed for the model.
+    caption : where it has its caption: a text, or a list of texts, of which one is drawn by torch's generator.
+    nlp : what finds the phrases. None: the English pipeline that ships; a name or folder, as `load_pipeline` takes
+        (where workers are spawned); or a loaded spaCy pipeline.
+    rules : fields of `Rules` by name, such as strip_determiners=True.
+
+    Returns
+    -------
+    Called with B items: {"images": (B,3,H,W), "captions": B texts, "phrases": B lists of (text, first character, one
+    past the last)}, the arguments of `C2LIPLoss.forward`.
+
+    Raises
+    ------
+    UserError : an unknown rule; and when called, an item without such parts, an image that is no tensor, a caption that
+        is no text.
+
+    Examples
+    --------
+    >>> collate = PhraseCollate("pixel_values", "text")
+    >>> batch = collate([{"pixel_values": torch.zeros(3, 96, 96), "text": "A red mug on a  table."}])
+    >>> batch["captions"], batch["phrases"]
+    (['A red mug on a table.'], [[('A red mug', 0, 9), ('a table', 13, 20)]])
+    """
 
     def __init__(
         self,
         image: int | str = 0,  # where an item of the data set has its image, a tensor (3,H,W)
         caption: int | str = 1,  # and its caption
-        nlp=None,  # None: the embedded pipeline; a name for `load_pipeline` (where workers are spawned); or a pipeline
-        **rules,  # fields of `Rules`; raise `UserError` for an unknown one
+        nlp: Any = None,  # finds the phrases; None: the pipeline that ships
+        **rules: Any,  # fields of `Rules`
     ):
         make_rules(rules)
-        self.image, self.caption, self.nlp, self.rules = image, caption, nlp, rules
+        self.image = image
+        self.caption = caption
+        self.nlp = nlp
+        self.rules = rules
 
     def __call__(self, items: list) -> dict:  # B items → images (B,3,H,W), captions and phrases, as `C2LIPLoss` takes
         "The batch of some items of the data set"
-        captions = [_clean(self._part(item, self.caption)) for item in items]
-        tensors = [self._part(item, self.image) for item in items]
-        if not all(isinstance(image, Tensor) for image in tensors):
-            raise UserError(f"an image is a {type(tensors[0]).__name__}, not a tensor (3,H,W): preprocess it first")
-        images = torch.stack(tensors)
-        return {"images": images, "captions": captions, "phrases": _found_phrases(captions, self.nlp, **self.rules)}
-
-    def _part(self, item, name):
-        "One part of an item of the data set"
-        try:
-            return item[name]
-        except (LookupError, TypeError):
-            found = f"has {', '.join(map(str, item))}" if isinstance(item, dict) else f"is a {type(item).__name__}"
-        way = 'name its image and its caption, such as PhraseCollate("image", "text")'
-        raise UserError(f"an item of the data set has no {name!r}, it {found}: {way}")
+        captions = [_clean(_part(item, self.caption)) for item in items]
+        images = [_part(item, self.image) for item in items]
+        if not all(isinstance(image, Tensor) for image in images):
+            raise UserError(f"an image is a {type(images[0]).__name__}, not a tensor (3,H,W): preprocess it first")
+        phrases = _found_phrases(captions, self.nlp, **self.rules)
+        return {"images": torch.stack(images), "captions": captions, "phrases": phrases}
 
 # %% ../nbs/1_method/17_own_loop.ipynb #4d98285e
 def _samples(images, captions, phrases):
@@ -206,37 +259,57 @@ def _samples(images, captions, phrases):
     for what, values in (("captions", captions), ("lists of phrases", phrases)):
         if len(values) != len(images):
             raise UserError(f"there are {len(images)} images and {len(values)} {what}; each image has one")
-    for caption in captions:
+
+    samples = []
+    for i, (image, caption, of_caption) in enumerate(zip(images, captions, phrases)):
         if not isinstance(caption, str):
             raise _no_text(caption)
-    placed = [[_placed_phrase(caption, phrase) for phrase in of] for caption, of in zip(captions, phrases)]
-    return [Sample(str(i), *parts) for i, parts in enumerate(zip(images, captions, placed))]
+        placed = [_placed_phrase(caption, phrase) for phrase in of_caption]
+        samples.append(Sample(str(i), image, caption, placed))
+    return samples
 
 
-class C2LIPLoss(Step):
-    "contrastive + λ_npc·npc + λ_xac·xac (Eq. 8) of a model and its tokenizer; the model is a part of this module"
+def _tokens_known(model):
+    "The rows of the model's largest table of tokens; 0 where it has none"
+    sizes = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+    return max(sizes, default=0)
 
-    def __init__(
-        self,
-        model: nn.Module,  # of open_clip, or a SiglipModel or CLIPModel of transformers
-        tokenizer: Callable,  # open_clip's, or a tokenizer or processor of transformers
-        lambda_npc: float = 1.0,  # weight of the noun-phrase concept loss
-        lambda_xac: float = 0.01,  # weight of the cross-attention concept loss
-        xac_scale: float = 10.0,  # sharpness β of the attention in xac; 1 in the public code
-        concepts: Literal["pool", "encode"] = "encode",  # how a phrase is read: from its caption's tokens, or alone
-        duplicates: Literal["separate", "mask", "merge"] = "merge",  # equal phrases of a batch: separate, mask or merge
-        nlp=None,  # finds phrases that are not given: None: the embedded pipeline; a name or a spaCy pipeline
-    ):
-        towers = towers_of(model, tokenizer)
-        method = c2lip(towers, lambda_npc, lambda_xac, xac_scale, concepts, duplicates)
+
+def _largest_token(batch):
+    "The largest token id of a batch's texts"
+    ids = [texts.ids for texts in batch.texts.values() if texts.ids is not None]
+    return max((int(rows.max()) for rows in ids if rows.numel()), default=0)
+
+# %% ../nbs/1_method/17_own_loop.ipynb #58f54152
+class _OwnStep(Step):
+    "A step that takes images, captions and phrases in place of a batch"
+
+    def __init__(self, towers, method, model, nlp, pooled):
         super().__init__(towers, method)
-        self.model, self.view, self.nlp, self.concepts = model, method.view, nlp, concepts
-        self.images_seen = self.phrases_seen = 0  # by this process
+        self.model = model
+        self.view = method.view
+        self.nlp = nlp
+        self.pooled = pooled
+        self.tokens = _tokens_known(model)
+        self.images_seen = 0  # by this process
+        self.phrases_seen = 0
         self.warned = False  # of a batch without any phrase, once
-        sizes = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
-        self.tokens = max(sizes, default=0)
-        if concepts == "pool" and not has_token_positions(self.towers.tokenizer):
-            raise UserError('this tokenizer does not give the tokens of a phrase; use a fast one, or concepts "encode"')
+
+    def _check_phrases(self, samples):
+        "Raise `UserError` where a phrase cannot be pooled; warn once where a batch has none"
+        phrases = [phrase for sample in samples for phrase in sample.phrases]
+        unplaced = [phrase.text for phrase in phrases if phrase.start < 0]
+        if self.pooled and unplaced:
+            raise UserError(f'{unplaced[0]!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
+        if not self.warned and not phrases:
+            self.warned = True
+            warnings.warn(
+                f"no noun phrase in {len(samples)} captions, such as {short(samples[0].caption)}: "
+                "npc and xac are 0 there; the embedded pipeline reads English",
+                stacklevel=3,
+            )
+        self.images_seen += len(samples)
+        self.phrases_seen += len(phrases)
 
     def forward(  # type: ignore[override]
         self,
@@ -249,18 +322,66 @@ class C2LIPLoss(Step):
             captions = [_clean(caption) for caption in captions]
             phrases = _found_phrases(captions, self.nlp)
         samples = _samples(images, captions, phrases)
-        unplaced = [phrase.text for sample in samples for phrase in sample.phrases if phrase.start < 0]
-        if self.concepts == "pool" and unplaced:
-            raise UserError(f'{unplaced[0]!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
-        if not self.warned and not any(sample.phrases for sample in samples):
-            self.warned = True
-            example = f"no noun phrase in {len(samples)} captions, such as {short(samples[0].caption)}"
-            warnings.warn(f"{example}: npc and xac are 0 there; the embedded pipeline reads English", stacklevel=2)
-        self.images_seen += len(samples)
-        self.phrases_seen += sum(len(sample.phrases) for sample in samples)
+        self._check_phrases(samples)
+
         batch = self.view(samples, 0)
-        ids = [texts.ids for texts in batch.texts.values() if texts.ids is not None and texts.ids.numel()]
-        largest = max((int(rows.max()) for rows in ids), default=0)
+        largest = _largest_token(batch)
         if 0 < self.tokens <= largest:
             raise UserError(f"the tokenizer gives token {largest}, the model has {self.tokens}: give the model's own")
         return super().forward(batch.to(self.towers.model.logit_scale.device))
+
+# %% ../nbs/1_method/17_own_loop.ipynb #78a768e8
+class C2LIPLoss(_OwnStep):
+    """C2LIP's losses of your own model as one module: contrastive + λ_npc·npc + λ_xac·xac (Eq. 8).
+
+    The model is a part of it: `loss.parameters()` are the model's, none is added, nothing is patched. A model without a
+    logit bias (CLIP) takes softmaxes in place of sigmoid losses. Losses are in float32 under autocast too.
+
+    Parameters
+    ----------
+    model : of open_clip, or a SiglipModel or CLIPModel of transformers. Wrap the loss, not the model:
+        `DistributedDataParallel(loss)`. On W ranks each returns W times its share: DDP's mean is the whole batch's.
+    tokenizer : the model's own: open_clip's, or a tokenizer or processor of transformers.
+    lambda_npc : weight of the noun-phrase concept loss (image–phrase); 0: not computed.
+    lambda_xac : weight of the cross-attention concept loss (phrase–what it reads from the patches); 0: not computed.
+    xac_scale : sharpness β of the attention in xac; 1 in the public code.
+    concepts : how a phrase is read: "encode", alone, or "pool", the mean of its tokens in its caption, which needs a
+        fast tokenizer and phrases that have a place.
+    duplicates : equal phrases of a batch: "merge", one column with many positives; "mask", a pair is left out where the
+        image mentions the words elsewhere; "separate", a column each, as in the public code.
+    nlp : finds phrases that are not given. None: the English pipeline that ships; a name or a spaCy pipeline.
+
+    loss(images, captions, phrases) takes (B,3,H,W) preprocessed images, B captions, and B lists of (text, first
+    character, one past the last) or of bare texts. Without phrases they are found here, in the cleaned captions;
+    `PhraseCollate` finds them in the loader's workers. It returns () each: "contrastive", "npc", "xac", unweighted,
+    "patches", over how many the attention of xac is spread, and "total", the weighted sum to be minimised. A loss of
+    weight 0 is not there. A batch without any phrase warns once: npc and xac are 0 in it.
+
+    Raises `UserError` for another kind of model or tokenizer, for an unknown word, and in the call for unequal numbers,
+    a caption that is no text, a phrase that is not where it is said to be, a token that the model does not know.
+
+    >>> towers = load("base")  # or a model and tokenizer of open_clip or transformers
+    >>> loss = C2LIPLoss(towers.model, towers.tokenizer)
+    >>> values = loss(torch.zeros(2, 3, 96, 96), ["A red mug on a table.", "A blue fish."])
+    >>> list(values)
+    ['contrastive', 'npc', 'xac', 'patches', 'total']
+    >>> values["total"].backward()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,  # of open_clip, or a SiglipModel or CLIPModel of transformers
+        tokenizer: Callable,  # open_clip's, or a tokenizer or processor of transformers
+        lambda_npc: float = 1.0,  # weight of the noun-phrase concept loss
+        lambda_xac: float = 0.01,  # weight of the cross-attention concept loss
+        xac_scale: float = 10.0,  # sharpness β of the attention in xac; 1 in the public code
+        concepts: Literal["pool", "encode"] = "encode",  # how a phrase is read: from its caption's tokens, or alone
+        duplicates: Literal["separate", "mask", "merge"] = "merge",  # equal phrases of a batch: separate, mask or merge
+        nlp: Any = None,  # finds phrases that are not given; None: the pipeline that ships
+    ):
+        towers = towers_of(model, tokenizer)
+        pooled = concepts == "pool"
+        if pooled and not has_token_positions(towers.tokenizer):
+            raise UserError('this tokenizer does not give the tokens of a phrase; use a fast one, or concepts "encode"')
+        method = c2lip(towers, lambda_npc, lambda_xac, xac_scale, concepts, duplicates)
+        super().__init__(towers, method, model, nlp, pooled)

@@ -10,29 +10,28 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from .core import full_precision
 
 # %% ../nbs/1_method/03_pooling.ipynb #66696c46
 def project_tokens(
-    attn_pool: nn.Module,  # a timm AttentionPoolLatent, with one latent query
+    attn_pool: Any,  # a timm AttentionPoolLatent, with one latent query
     x: Tensor,  # (B,M,W) tokens after the trunk's final norm
 ) -> tuple[Tensor, Tensor]:  # pooled (B,D), tokens (B,M,D), neither normalised
     "The head's pooled output and what it would give for each token alone (the V̄′ of Eq. 6)"
-    head: Any = attn_pool  # its parts are read by name
-    pooled = head(x)
-    if head.pos_embed is not None:
-        x = x + head.pos_embed
+    pooled = attn_pool(x)
+    if attn_pool.pos_embed is not None:
+        x = x + attn_pool.pos_embed
 
-    half = head.kv.out_features // 2  # keys come first and are not needed
-    bias = None if head.kv.bias is None else head.kv.bias[half:]
-    value = F.linear(x, head.kv.weight[half:], bias)
+    half = attn_pool.kv.out_features // 2  # keys come first and are not needed
+    bias = None if attn_pool.kv.bias is None else attn_pool.kv.bias[half:]
+    value = F.linear(x, attn_pool.kv.weight[half:], bias)
 
-    tokens = head.proj_drop(head.proj(value))
-    if head.mlp is not None:
-        tokens = tokens + head.mlp(head.norm(tokens))
+    tokens = attn_pool.proj_drop(attn_pool.proj(value))
+    if attn_pool.mlp is not None:
+        tokens = tokens + attn_pool.mlp(attn_pool.norm(tokens))
     return pooled, tokens
 
 # %% ../nbs/1_method/03_pooling.ipynb #222361a3

@@ -8,10 +8,21 @@ __all__ = ['token_spans', 'has_token_positions']
 # %% ../nbs/1_method/07_spans.ipynb #9587e1b0
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from .core import Phrase, UserError
 
 # %% ../nbs/1_method/07_spans.ipynb #63086ac0
+def _moved(c, cleaned, at):
+    "How many characters of `cleaned` at a place are the character `c`, letter case aside; 0: it was deleted"
+    for form in (c, c.lower()):
+        if cleaned.startswith(form, at):
+            return len(form)
+    sigma = c == "Σ" and cleaned.startswith("ς", at)
+    space = c == "_" and cleaned.startswith(" ", at)
+    return int(sigma or space)
+
+
 def _char_map(caption: str, cleaned: str) -> list[int] | None:
     """The place of each character of `caption` in `cleaned`, and the length at the end.
 
@@ -22,13 +33,7 @@ def _char_map(caption: str, cleaned: str) -> list[int] | None:
     place, at = [], 0
     for c in caption:
         place.append(at)
-        low = c.lower()
-        if cleaned.startswith(c, at):
-            at += len(c)
-        elif cleaned.startswith(low, at):
-            at += len(low)
-        elif (c == "Σ" and cleaned.startswith("ς", at)) or (c == "_" and cleaned.startswith(" ", at)):
-            at += 1
+        at += _moved(c, cleaned, at)
     return [*place, at] if at == len(cleaned) else None
 
 
@@ -37,92 +42,117 @@ def _simple_offsets(tokenizer, cleaned: str) -> list[tuple[int, int]]:
     offsets = []
     for match in tokenizer.pat.finditer(cleaned):
         word, start = match.group(), match.start()
-        pieces = tokenizer.bpe("".join(tokenizer.byte_encoder[b] for b in word.encode("utf8"))).split(" ")
+        spelt = "".join(tokenizer.byte_encoder[b] for b in word.encode("utf8"))
+        pieces = tokenizer.bpe(spelt).split(" ")
         if len(pieces) == 1:
             offsets.append((start, match.end()))
             continue
+
         character_of = [i for i, c in enumerate(word) for _ in c.encode("utf8")]  # of each byte
         at = 0
         for piece in pieces:
-            size = len(piece.removesuffix("</w>"))
-            offsets.append((start + character_of[at], start + character_of[at + size - 1] + 1))
-            at += size
+            end = at + len(piece.removesuffix("</w>"))
+            offsets.append((start + character_of[at], start + character_of[end - 1] + 1))
+            at = end
     return offsets
 
 # %% ../nbs/1_method/07_spans.ipynb #6ea2efe4
 def _cleaned(tokenizer, captions):
     "The captions as the tokenizer cleans them; open_clip's SigLipTokenizer always canonicalises"
     if hasattr(tokenizer, "clean_fn"):
-        return [tokenizer.clean_fn(c) for c in captions]
-    from open_clip.tokenizer import basic_clean, canonicalize_text  # open_clip takes seconds to import
+        return [tokenizer.clean_fn(caption) for caption in captions]
+    from open_clip.tokenizer import basic_clean, canonicalize_text  # here: open_clip takes seconds to import
 
-    return [canonicalize_text(basic_clean(c)) for c in captions]
+    return [canonicalize_text(basic_clean(caption)) for caption in captions]
 
 
-def _without_space(text, a, b):
+def _without_space(text, start, end):
     "The characters of a token without the space before them, which SentencePiece and byte-level tokens include"
-    return b - len(text[a:b].lstrip()), b
+    return end - len(text[start:end].lstrip()), end
 
 
-def _token_rows(tokenizer, cleaned):
-    "For each text the tokens that are characters of it: (position in the row, first character, one past the last)"
-    context, inner = tokenizer.context_length, getattr(tokenizer, "tokenizer", None)
+class _Token(NamedTuple):
+    "A token that is characters of a text"
+
+    at: int  # its position in the row
+    start: int  # first character
+    end: int  # one past the last
+
+
+def _offsets(tokenizer, cleaned):
+    "For each text the characters of each position of its row; (n, n) where a position is none"
+    context = tokenizer.context_length
+    inner = getattr(tokenizer, "tokenizer", None)
     if hasattr(tokenizer, "bpe") and hasattr(tokenizer, "pat"):
         if getattr(tokenizer, "reduction_fn", None):
             raise UserError("a tokenizer that leaves out tokens at random (reduction_mask) has no fixed positions")
-        rows = [[(0, 0), *_simple_offsets(tokenizer, text)[: context - 2]] for text in cleaned]  # begin and end token
-    elif not getattr(inner, "is_fast", False):
-        known = "open_clip's SimpleTokenizer or a HFTokenizer with a fast tokenizer"
-        raise UserError(f"token positions need {known}, not {type(inner or tokenizer).__name__}")
-    elif getattr(tokenizer, "tokenizer_mode", "") == "clips":
+        rows = [_simple_offsets(tokenizer, text) for text in cleaned]
+        return [[(0, 0), *row[: context - 2]] for row in rows]  # begin and end token
+
+    if not getattr(inner, "is_fast", False):
+        raise UserError(
+            "token positions need open_clip's SimpleTokenizer or a HFTokenizer with a fast tokenizer, "
+            f"not {type(inner or tokenizer).__name__}"
+        )
+    if getattr(tokenizer, "tokenizer_mode", "") == "clips":
         # begin token, at most context − 3 tokens, end token, padding, class token
-        offsets = inner(cleaned, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
-        rows = [[(0, 0), *row[: context - 3]] for row in offsets]
-    else:
-        options = dict(max_length=context, padding="max_length", truncation=True)
-        rows = inner(cleaned, **options, return_offsets_mapping=True).offset_mapping
-    texts = zip(cleaned, rows)
-    return [[(i, *_without_space(text, a, b)) for i, (a, b) in enumerate(row) if b > a] for text, row in texts]
+        rows = inner(cleaned, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
+        return [[(0, 0), *row[: context - 3]] for row in rows]
+    options = {"max_length": context, "padding": "max_length", "truncation": True}
+    return inner(cleaned, **options, return_offsets_mapping=True).offset_mapping
 
 
+def _token_rows(tokenizer, cleaned):
+    "For each text the tokens that are characters of it"
+    for text, row in zip(cleaned, _offsets(tokenizer, cleaned)):
+        tokens = []
+        for at, (start, end) in enumerate(row):
+            if end > start:
+                tokens.append(_Token(at, *_without_space(text, start, end)))
+        yield [token for token in tokens if token.end > token.start]
+
+# %% ../nbs/1_method/07_spans.ipynb #c47093a1
 def _row_spans(caption, cleaned, row, phrases):
     "The spans of one caption's phrases"
     place = _char_map(caption, cleaned)
-    row = [token for token in row if token[2] > token[1]]
     if place is None or not row:
         return [None] * len(phrases)
-    at, starts, ends = zip(*row)
+    starts = [token.start for token in row]
+    ends = [token.end for token in row]
+
     spans = []
-    for _, start, end in phrases:
-        if start < 0:
+    for phrase in phrases:
+        if phrase.start < 0:
             spans.append(None)
             continue
-        a, b = place[start], place[end]
-        while b > a and cleaned[b - 1].isspace():
-            b -= 1
-        a, b = _without_space(cleaned, a, b)
-        if a < b <= ends[-1]:
-            first, last = bisect_right(ends, a), bisect_left(starts, b) - 1
-            spans.append((at[first], at[last] + 1))
+        start, end = place[phrase.start], place[phrase.end]
+        while end > start and cleaned[end - 1].isspace():
+            end -= 1
+        start, end = _without_space(cleaned, start, end)
+        if start < end <= ends[-1]:
+            first = row[bisect_right(ends, start)]
+            last = row[bisect_left(starts, end) - 1]
+            spans.append((first.at, last.at + 1))
         else:  # deleted, or past the last token: cut
             spans.append(None)
     return spans
 
 
 def token_spans(
-    tokenizer,  # open_clip's SimpleTokenizer, or its HFTokenizer around a fast tokenizer
+    tokenizer: Any,  # open_clip's SimpleTokenizer, or its HFTokenizer around a fast tokenizer
     captions: list[str],  # B canonical captions
-    phrases: Sequence[list[Phrase]],  # the phrases of each
+    phrases: Sequence[Sequence[Phrase]],  # the phrases of each
 ) -> list[list[tuple[int, int] | None]]:  # for each phrase its positions [first, last + 1) in its caption's row
     """Which text tokens are a phrase; exact to the character, as long as no token reaches over the phrase's edge.
 
     None for a phrase without a place (start < 0), one that the context length cuts, or one that cleaning deletes.
     `UserError` for a tokenizer whose positions cannot be known."""
     cleaned = _cleaned(tokenizer, captions)
-    return [_row_spans(*row) for row in zip(captions, cleaned, _token_rows(tokenizer, cleaned), phrases)]
+    rows = _token_rows(tokenizer, cleaned)
+    return [_row_spans(*parts) for parts in zip(captions, cleaned, rows, phrases)]
 
 
-def has_token_positions(tokenizer) -> bool:  # of towers, or None
+def has_token_positions(tokenizer: Any) -> bool:  # of towers, or None
     "Whether the tokenizer gives the text tokens of a phrase; any tokenizer encodes whole texts"
     try:
         token_spans(tokenizer, ["a"], [[]])

@@ -6,46 +6,111 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from .core.files import read_yaml, shipped
+from .core import UserError, did_you_mean, one_line
+from .core.files import read_yaml, regular, shipped
 
 if TYPE_CHECKING:
+    from spacy.language import Language
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['UNIFIED', 'WORD_LISTS', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'BRACKETS', 'PARTICIPLE',
-           'NO_COMPOUND', 'base_phrases']
+__all__ = ['WORD_LISTS', 'WORD', 'PIPELINES', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'BRACKETS',
+           'PARTICIPLE', 'NO_COMPOUND', 'is_english', 'load_pipeline', 'Span', 'base_phrases']
+
+# %% ../nbs/1_method/05_trees.ipynb #e4175a73
+WORD_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shipped("words.yaml")).items()}
+"Words, and names of arcs, by what they do to a phrase"
+
+WORD = re.compile(r"[^\W\d_]+")
+
+
+def _is_latin(text):
+    "Whether most letters are Latin without accents"
+    plain = sum(c.isalpha() for c in text if c.isascii())
+    return plain >= 0.8 * sum(map(str.isalpha, text))
+
+
+def is_english(text: str) -> bool:  # a caption → False as well where there is no letter
+    "Whether letters and function words are those of English; a cheap test, no language model"
+    if not text.isascii() and not _is_latin(text):
+        return False
+    words = WORD.findall(text.lower())
+    foreign = sum(word in WORD_LISTS["foreign"] for word in words)
+    english = sum(word in WORD_LISTS["english"] for word in words)
+    return bool(words) and foreign <= english
+
+# %% ../nbs/1_method/05_trees.ipynb #51c5ace8
+PIPELINES = tuple(f"en_core_web_{size}" for size in ("sm", "md", "lg", "trf"))
+"spaCy's own English pipelines"
+
+
+def load_pipeline(
+    name: str | Path | None = None,
+) -> Language:  # None: the embedded one; "en_core_web_sm" …, or a folder
+    "A spaCy pipeline that tags and parses English, loaded once; `UserError` if it cannot be loaded or does not parse"
+    return _load(str(name or shipped("pipeline")))
+
+
+@lru_cache(maxsize=4)
+def _load(source):
+    import spacy  # here, because it takes most of a second and imports torch
+
+    try:
+        for file in Path(source).rglob("*"):
+            if not file.is_dir():
+                regular(file)  # a pipe would be waited for
+        nlp = spacy.load(source, exclude=["ner", "lemmatizer", "entity_linker", "textcat"])
+    except OSError as e:
+        if Path(source).is_dir():
+            raise UserError(f"{source} is no whole pipeline of spaCy: {one_line(e, 200)}") from None
+        known = source if source in PIPELINES else "en_core_web_sm"
+        raise UserError(
+            f"there is no spaCy pipeline {source!r}{did_you_mean(source, PIPELINES)}; expected a folder of spaCy, "
+            f"or an installed pipeline: python -m spacy download {known}"
+        ) from None
+    except Exception as e:  # spaCy names what its config.cfg asks for and is not installed
+        raise UserError(
+            f"{source}/config.cfg asks for code of its own, which is not run, or is damaged: {one_line(e, 200)}"
+        ) from None
+
+    probe = nlp("A red couch stands by the tall building.")
+    if not (probe.has_annotation("DEP") and probe[2].pos_):
+        raise UserError(f"the spaCy pipeline {source!r} does not both tag and parse; expected one like en_core_web_sm")
+    return nlp
 
 # %% ../nbs/1_method/05_trees.ipynb #f441c623
 UNIFIED = {"nmod:poss": "poss", "compound:prt": "prt", "npadvmod": "obl", "predet": "det", "preconj": "cc"}
 UNIFIED |= {"nn": "compound", "num": "nummod", "dobj": "obj", "nsubjpass": "nsubj"}
 "Arc names that mean the same; ClearNLP's or a subtype on the left, ours on the right"
 
-WORD_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shipped("words.yaml")).items()}
-"Words, and names of arcs, by what they do to a phrase"
-
 MODIFIES, NAMES_ON, NOMINAL = WORD_LISTS["modifies"], WORD_LISTS["names_on"], WORD_LISTS["nominal"]
 NOUN_TAGS = ("NOUN", "PROPN")
 POSSESSIVE = {"'s", "'", "’s", "’", "s"}
 BRACKETS = set("()[]{}<>|;:!?…")
 
-
-class _Tree:
-    "The columns of a parsed text that the walk reads, as plain lists"
+# %% ../nbs/1_method/05_trees.ipynb #98a9ed45
+class _Columns:
+    "The columns of a parsed text that the walk reads, as plain lists, the parser's frequent errors mended"
 
     def __init__(self, doc: Doc):
         names = doc.vocab.strings
-        columns = doc.to_array(["POS", "DEP", "HEAD"]).tolist()  # four times as fast as asking each word
-        self.words = [t.lower_ for t in doc]
-        self.pos = [names[pos] for pos, _, _ in columns]
-        self.arc = [UNIFIED.get(arc := names[key].lower(), arc.partition(":")[0]) for _, key, _ in columns]
-        self.head = [(i + distance) % 2**64 for i, (_, _, distance) in enumerate(columns)]  # distances are unsigned
-        self.misread = {i for i in range(len(doc)) if self.pos[i] in ("VERB", "ADV") and self._is_misread(i)}
+        self.words = [token.lower_ for token in doc]
+        self.pos, self.arc, self.head = [], [], []
+        for i, (pos, arc, distance) in enumerate(doc.to_array(["POS", "DEP", "HEAD"]).tolist()):  # four times as fast
+            name = names[arc].lower()
+            self.pos.append(names[pos])
+            self.arc.append(UNIFIED.get(name, name.partition(":")[0]))
+            self.head.append((i + distance) % 2**64)  # distances are unsigned
+
+        self.misread = {i for i in range(len(doc)) if self._is_misread(i)}
         for i in self.misread:
             self.pos[i] = "NOUN"
         for i in range(len(doc) - 2):
-            if self.words[i + 1] == "," and self.pos[i] in NOUN_TAGS and self.head[i] > i and self.arc[i] in MODIFIES:
+            if self._is_listed(i):
                 self._detach(i)
 
     def _is_misread(self, i: int) -> bool:
@@ -53,15 +118,31 @@ class _Tree:
 
         "a fire extinguisher": an adverb is no object; "2 smoke stacks": joined to something without a conjunction or a
         comma; "next to roadway": after a preposition; neither of the two has a subject or an auxiliary."""
-        arc, end = self.arc[i], self.words[i].endswith(("ing", "ed"))
-        if arc not in ("conj", "obl", "obj", "nmod") or end or not i or self.pos[i] == "ADV" and arc != "obj":
+        arc = self.arc[i]
+        if self.pos[i] not in ("VERB", "ADV") or arc not in ("conj", "obl", "obj", "nmod"):
             return False
+        if i == 0 or self.words[i].endswith(("ing", "ed")):
+            return False
+        if self.pos[i] == "ADV" and arc != "obj":
+            return False
+
         before = [self.arc[j] for j in range(i) if self.head[j] == i]
         if arc in ("obl", "nmod") and "case" in before:
             return True
-        if arc == "conj" and any(head == i and self.arc[j] != "punct" for j, head in enumerate(self.head) if j > i):
+        if arc == "conj" and self._governs_after(i):
             return False  # "a kite lower than a tree": it has words of its own
-        return not before and self.pos[i - 1] in NOUN_TAGS and self.head[i] < i
+        after_noun = self.pos[i - 1] in NOUN_TAGS and self.head[i] < i
+        return not before and after_noun
+
+    def _governs_after(self, i: int) -> bool:
+        "Whether a word after `i`, which is no punctuation, depends on it"
+        later = range(i + 1, len(self.head))
+        return any(self.head[j] == i and self.arc[j] != "punct" for j in later)
+
+    def _is_listed(self, i: int) -> bool:
+        "A noun before a comma that the parser made a part of the next noun's compound"
+        noun_before_comma = self.words[i + 1] == "," and self.pos[i] in NOUN_TAGS
+        return noun_before_comma and self.head[i] > i and self.arc[i] in MODIFIES
 
     def _detach(self, i: int):
         "A noun before a comma is an item of a list, not part of the next noun's compound: 'a plate, fork and knife'"
@@ -71,6 +152,10 @@ class _Tree:
             if self.head[j] != next_noun or self.words[j] == ",":
                 break
             self.head[j] = i
+
+# %% ../nbs/1_method/05_trees.ipynb #f4da664c
+class _Tree(_Columns):
+    "The walk from a noun to the first and the last word of its phrase"
 
     def modifies(self, i: int, noun: int) -> bool:
         "Whether word `i`, left of `noun`, reaches it by modifying arcs alone"
@@ -85,13 +170,23 @@ class _Tree:
             i = head
         return False
 
+    def _ends_item(self, i: int) -> bool:
+        "A comma after a noun"
+        return self.words[i] == "," and self.pos[i - 1] in NOUN_TAGS
+
+    def _counts_another(self, i: int, noun: int) -> bool:
+        "A number after a noun counts another thing: '1 batter 1 catcher'"
+        after_noun = i > 0 and self.pos[i - 1] in NOUN_TAGS
+        return after_noun and self.pos[i] == "NUM" and self.head[i] == noun
+
     def first(self, noun: int) -> int:
         "The first word of the phrase of `noun`"
         i = noun
-        while i and self.modifies(i - 1, noun) and not (self.words[i - 1] == "," and self.pos[i - 2] in NOUN_TAGS):
-            if self.pos[i - 1] == "NUM" and self.pos[i - 2] in NOUN_TAGS and i > 1 and self.head[i - 1] == noun:
-                return i - 1  # "1 batter 1 catcher": a number after a noun counts another thing
+        while i and self.modifies(i - 1, noun) and not self._ends_item(i - 1):
             i -= 1
+            if self._counts_another(i, noun):
+                return i
+
         trimmed = WORD_LISTS["leading"] | POSSESSIVE
         while i < noun and (self.arc[i] in ("cc", "punct", "case") or self.words[i] in trimmed):
             i += 1
@@ -112,22 +207,29 @@ class _Tree:
             return True
         if self.pos[i] not in ("ADJ", "VERB", "NUM") or self.arc[i] not in NOMINAL:
             return False
-        return any(self.head[j] == i and self.arc[j] in ("det", "poss") for j in range(max(0, i - 4), i))
+        before = range(max(0, i - 4), i)
+        return any(self.head[j] == i and self.arc[j] in ("det", "poss") for j in before)
 
 # %% ../nbs/1_method/05_trees.ipynb #1db50d38
 PARTICIPLE = re.compile("((?<!e)ed|eaten|drawn|lit|made|worn|grown)$")
 NO_COMPOUND = WORD_LISTS["no_compound"]
 
 
-def base_phrases(
-    doc: Doc,  # a tagged and parsed text
-) -> list[tuple[int, int, int]]:  # (first word, one past the last, head noun), in reading order, none inside another
+class Span(NamedTuple):
+    "A phrase as words of a parsed text"
+
+    first: int  # its first word
+    end: int  # one past its last
+    head: int  # its noun
+
+
+def base_phrases(doc: Doc) -> list[Span]:  # of a tagged and parsed text, in reading order, none inside another
     "The noun phrases of a tree, before any rule drops or joins them"
     tree = _Tree(doc)
-    spans = [(tree.first(i), tree.end(i), i) for i in range(len(doc)) if tree.is_noun(i)]
-    outermost: list[tuple[int, int, int]] = []
-    for span in sorted(spans, key=lambda span: (span[0], -span[1])):  # of those that begin at one word the longest
-        if not outermost or span[0] >= outermost[-1][1]:
+    spans = [Span(tree.first(i), tree.end(i), i) for i in range(len(doc)) if tree.is_noun(i)]
+    outermost: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.first, -span.end)):  # of those that begin at one word the longest
+        if not outermost or span.first >= outermost[-1].end:
             outermost.append(span)
     return _repair(outermost, tree)
 
@@ -135,60 +237,80 @@ def base_phrases(
 def _repair(spans, tree):
     repaired = []
     for span in spans:
-        span = _without_second_verb(_without_verb_at_the_end(span, tree), tree)
-        if repaired:
-            first, end, head = span
-            if repaired[-1][1] == first and tree.words[first].endswith("ing"):  # "a man | wearing maroon shorts"
-                if head == first:
-                    continue
-                span = first + 1, end, head
-            if _is_one_compound(repaired[-1], span, tree):
-                span = (repaired.pop()[0], *span[1:])
+        span = _without_verb_at_the_end(span, tree)
+        span = _without_second_verb(span, tree)
+        touches = repaired and repaired[-1].end == span.first
+        if touches and tree.words[span.first].endswith("ing"):  # "a man | wearing maroon shorts"
+            if span.head == span.first:
+                continue
+            span = span._replace(first=span.first + 1)
+        if repaired and _is_one_compound(repaired[-1], span, tree):
+            span = span._replace(first=repaired.pop().first)
         repaired.append(span)
     return repaired
 
-
+# %% ../nbs/1_method/05_trees.ipynb #8acdfb99
 def _without_verb_at_the_end(span, tree):
     # "an orange sitting there", "a stable full of sheep", "a bowl adjacent to it": the noun is the word before
     first, _, head = span
     if head == first:
         return span
+    before = Span(first, head, head - 1)
     if tree.words[head] in NO_COMPOUND and tree.pos[head - 1] in NOUN_TAGS:
-        return first, head, head - 1
-    verb = tree.pos[head] == "VERB" and tree.words[head].endswith("ing")
+        return before
+
     after_noun = tree.pos[head - 1] == "NOUN"
-    if verb and (after_noun or head == first + 2) or tree.pos[head] == "ADJ" and after_noun:
-        return first, head, head - 1
+    verb = tree.pos[head] == "VERB" and tree.words[head].endswith("ing")
+    if verb and (after_noun or head == first + 2):
+        return before
+    if tree.pos[head] == "ADJ" and after_noun:
+        return before
     return span
+
+
+def _is_ing_form(tree, i):
+    return tree.pos[i] == "VERB" and tree.words[i].endswith("ing")
 
 
 def _without_second_verb(span, tree):
     # "making faces and | wielding rackets": beside the object of an -ing form an -ing form has an object of its own
-    first, end, head = span
-    verb = tree.words[first].endswith("ing") and tree.pos[first] == "VERB"
-    if not (verb and head > first > 0 and tree.arc[first - 1] == "cc" and tree.arc[head] == "conj"):
+    first, _, head = span
+    if not _is_ing_form(tree, first) or not head > first > 0:
+        return span
+    if tree.arc[first - 1] != "cc" or tree.arc[head] != "conj":
         return span
     beside = tree.head[head]
-    governs = tree.head[beside]
-    parallel = tree.arc[beside] == "obj" and tree.pos[governs] == "VERB" and tree.words[governs].endswith("ing")
-    return (first + 1, end, head) if parallel else span
+    parallel = tree.arc[beside] == "obj" and _is_ing_form(tree, tree.head[beside])
+    return span._replace(first=first + 1) if parallel else span
+
+# %% ../nbs/1_method/05_trees.ipynb #2d866285
+def _is_participle(tree, i):
+    "A word such as 'eaten' in 'a half | eaten | pizza'"
+    verb = tree.pos[i] in ("VERB", "ADJ") and tree.words[i] != "painted"
+    return verb and PARTICIPLE.search(tree.words[i])
+
+
+def _can_begin_compound(tree, noun):
+    "A noun of one thing"
+    plural = tree.words[noun].endswith("s") or tree.words[noun] in WORD_LISTS["plural"]
+    return tree.pos[noun] == "NOUN" and not plural
 
 
 def _is_one_compound(before, span, tree):
     # "a fire | extinguisher", "a rainbow | colored umbrella", not "a couple | cuts" or "the people | two dogs"
     first, end, head = span
-    noun = before[2]
-    if before[1] == first - 1:  # "a half | eaten | pizza"
+    if before.end == first - 1:  # "a half | eaten | pizza"
         first -= 1
-        verb = tree.pos[head] == "NOUN" and tree.pos[first] in ("VERB", "ADJ") and tree.words[first] != "painted"
-        if not (verb and PARTICIPLE.search(tree.words[first])):
+        if tree.pos[head] != "NOUN" or not _is_participle(tree, first):
             return False
-    elif before[1] != first:
+    elif before.end != first:
         return False
-    if tree.pos[noun] != "NOUN" or tree.words[noun].endswith("s") or tree.words[noun] in WORD_LISTS["plural"]:
+
+    if not _can_begin_compound(tree, before.head):
         return False
     if tree.pos[head] not in NOUN_TAGS or tree.words[head] in NO_COMPOUND:
         return False
     if tree.arc[first] in ("det", "nummod", "poss"):
         return False
-    return end - first > 1 or head in tree.misread or not tree.words[head].endswith("s")
+    several = end - first > 1
+    return several or head in tree.misread or not tree.words[head].endswith("s")

@@ -48,6 +48,10 @@ class Sample:
     captions: tuple[str, ...] = ()  # all captions of the image, where there are several; `caption` is one of them
     whole: Any = None  # array that `Method.whole` made of the image as it was opened; None: not kept
 
+# %% ../../nbs/1_method/01_core.ipynb #7399b031
+def _moved(tensors, device):
+    return {name: x.to(device, non_blocking=True) for name, x in tensors.items()}
+
 
 @dataclass
 class Texts:
@@ -68,10 +72,10 @@ class Texts:
         assert rows is not None  # texts are read either from ids or from spans
         return len(rows)
 
-    def to(self, device) -> Texts:  # a torch device or its name
+    def to(self, device: torch.device | str) -> Texts:
         "The same texts on `device`"
-        moved = {name: x.to(device, non_blocking=True) for name, x in vars(self).items() if hasattr(x, "to")}
-        return replace(self, **moved)
+        tensors = {name: x for name, x in vars(self).items() if hasattr(x, "to")}
+        return replace(self, **_moved(tensors, device))
 
 
 @dataclass
@@ -87,19 +91,20 @@ class Batch:
         "B, the images of this rank: the rows of every loss; other ranks' texts are further columns"
         return len(next(iter(self.images.values())))
 
-    def to(self, device) -> Batch:  # a torch device or its name
+    def to(self, device: torch.device | str) -> Batch:
         "The same batch on `device`"
-        images = {name: x.to(device, non_blocking=True) for name, x in self.images.items()}
         texts = {name: entry.to(device) for name, entry in self.texts.items()}
-        masks = {name: x.to(device, non_blocking=True) for name, x in self.masks.items()}
-        return Batch(images, texts, masks)
+        return Batch(_moved(self.images, device), texts, _moved(self.masks, device))
 
 
 Features = dict[str, "Tensor"]
 "By name: `image` (B,D), `caption` (B,D), `phrase` (U,D), `image_tokens` (B,M,D), all unit; `scale` (), `bias` ()"
 
 # %% ../../nbs/1_method/01_core.ipynb #21345ae0
-def one_line(text, limit: int = 2000) -> str:  # any text, the most characters → printable, without line ends
+def one_line(
+    text: object,  # any text, or what is written as one
+    limit: int = 2000,  # the most characters
+) -> str:  # printable, without line ends
     "Text from outside as a terminal can show it: control characters and surrogates escaped, the end cut"
     words = " ".join(str(text)[: 4 * limit].split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
@@ -107,10 +112,11 @@ def one_line(text, limit: int = 2000) -> str:  # any text, the most characters �
 
 
 _SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
+_SHORT.maxlevel = 2
+_SHORT.maxstring = _SHORT.maxother = 60
 
 
-def short(value) -> str:  # of any type and size → at most 60 characters
+def short(value: object) -> str:  # of any type and size → at most 60 characters
     "A value as a message shows it, without writing all of it out"
     return one_line(_SHORT.repr(value), 60)
 
@@ -125,14 +131,21 @@ class UserError(ValueError):
         return [f"{type(self).__name__}: {self}"]  # IPython asks for this: no traceback
 
 
-def did_you_mean(word: str, words: Iterable[str]) -> str:  # "; did you mean …?", or "" where nothing is near
+def did_you_mean(
+    word: object,  # what was given
+    words: Iterable,  # what is known
+) -> str:  # "; did you mean …?", or "" where nothing is near
     "The most similar of `words`, letter case ignored, as the end of a message"
     lower = {str(w).lower(): str(w) for w in words}
     near = difflib.get_close_matches(str(word).lower(), lower, 1)
     return f"; did you mean {lower[near[0]]}?" if near else ""
 
 
-def check_choice(what: str, value, known: list | tuple):  # `what` is chosen, the start of the message
+def check_choice(
+    what: str,  # is chosen, the start of the message
+    value: object,
+    known: list | tuple,  # the words that it may be
+):
     "Raise `UserError` where `value` is none of `known`"
     if value not in known:
         raise UserError(f"{what} is one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}")
@@ -148,13 +161,15 @@ class Range(NamedTuple):
 
     def holds(self, number: float) -> bool:
         "Whether `number` is in the range"
-        return (self.least < number if self.above else self.least <= number) and number <= self.most
+        enough = self.least < number if self.above else self.least <= number
+        return enough and number <= self.most
 
     def __str__(self):
-        limit = "" if self.most == Range(0).most else f"{self.most:g}" if self.most < 1e5 else f"{self.most:,}"
+        most = f"{self.most:g}" if self.most < 1e5 else f"{self.most:,}"
+        limited = self.most != Range(0).most
         if self.above:
-            return f"above {self.least:g}" + (f", at most {limit}" if limit else "")
-        return f"from {self.least:g} to {limit}" if limit else f"at least {self.least:g}"
+            return f"above {self.least:g}, at most {most}" if limited else f"above {self.least:g}"
+        return f"from {self.least:g} to {most}" if limited else f"at least {self.least:g}"
 
 # %% ../../nbs/1_method/01_core.ipynb #90b8822b
 def seed_everything(seed: int):  # any non-negative integer
@@ -230,10 +245,19 @@ def in_workers(
     from torch import Generator, nn
     from torch.utils.data import DataLoader
 
-    how: dict = dict(sampler=jobs, batch_size=None, collate_fn=nn.Identity(), generator=Generator())
-    how |= dict(num_workers=workers, multiprocessing_context=context if workers else None)
+    outcomes: Any = Outcomes(function)
+    loader = DataLoader(
+        outcomes,
+        batch_size=None,
+        sampler=jobs,
+        num_workers=workers,
+        collate_fn=nn.Identity(),
+        worker_init_fn=_end_with_parent,
+        multiprocessing_context=context if workers else None,
+        generator=Generator(),
+    )
     try:
-        for result in DataLoader(Outcomes(function), worker_init_fn=_end_with_parent, **how):  # type: ignore[arg-type]
+        for result in loader:
             if isinstance(result, UserError):
                 raise result
             yield result

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RUN_FILES', 'MAX_TEXT', 'project_of', 'project_root', 'is_utf8', 'user_path', 'output_place', 'check_free',
            'run_folder', 'cache_instead', 'shipped', 'cache_folder', 'regular', 'replacing', 'write_json', 'read_text',
-           'parse_json', 'read_json', 'json_object', 'read_by_key', 'parse_yaml', 'read_yaml', 'folder_digest',
+           'parse_json', 'read_json', 'read_by_key', 'json_object', 'parse_yaml', 'read_yaml', 'folder_digest',
            'markdown_table', 'sole_writer']
 
 # %% ../../nbs/1_method/02_files.ipynb #1f897a56
@@ -23,18 +23,20 @@ from datetime import datetime
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from . import UserError, one_line, short
 
 # %% ../../nbs/1_method/02_files.ipynb #955bf365
-def project_of(path) -> Path | None:  # existing or not → the folder with settings.ini; None outside of the project
+def project_of(path: Path | str) -> Path | None:  # existing or not → the folder with settings.ini, or None
     "The nearest folder at or above `path` whose settings.ini is this library's"
     path = Path(path).resolve()
-    for settings in (folder / "settings.ini" for folder in [path, *path.parents]):
+    for folder in (path, *path.parents):
+        settings = folder / "settings.ini"
         if os.path.isfile(settings) and re.search(rb"^lib_name *= *c2lip *\r?$", settings.read_bytes(), re.M):
-            return settings.parent
+            return folder
     return None
 
 
@@ -53,21 +55,19 @@ def project_root() -> Path:  # the folder with settings.ini; outside of a clone 
 
 # %% ../../nbs/1_method/02_files.ipynb #c67b44e0
 _SOURCES = ("nbs", "c2lip", "data", "tests", ".git")  # of the project: nothing is written there
-_WRITTEN = "params.json metrics.jsonl checkpoint.pt checkpoint.previous.pt model table.csv open_clip_config.json"
-RUN_FILES = tuple(_WRITTEN.split())  # what a run leaves
 
 
-def is_utf8(text) -> bool:  # a text or a path
+def is_utf8(text: object) -> bool:  # a text or a path
     "Whether it can be written as UTF-8: a command line and a file system can hold other names"
     return str(text) == str(text).encode("utf8", "ignore").decode()
 
 
-def user_path(path) -> Path:  # a text or a path
+def user_path(path: Path | str) -> Path:
     "A path as it is typed: ~ is the home folder; another user's, such as ~ann, stays where there is no such user"
     return Path(os.path.expanduser(path))
 
 
-def output_place(path) -> Path:  # typed by the user; from the root if relative, ~ is the home folder
+def output_place(path: Path | str) -> Path:  # typed by the user; from the root if relative, ~ is the home folder
     "Where results go; raise `UserError` for the project's own folder, its sources, and a name that is not UTF-8"
     if not is_utf8(path):
         raise UserError(f"the folder {path} is not named in UTF-8: choose another one")
@@ -79,8 +79,16 @@ def output_place(path) -> Path:  # typed by the user; from the root if relative,
         raise UserError(f"{place} belongs to the workbook itself and is not written to: choose another folder")
     return place
 
+# %% ../../nbs/1_method/02_files.ipynb #64ebd51e
+_WRITTEN = "params.json metrics.jsonl checkpoint.pt checkpoint.previous.pt model table.csv open_clip_config.json"
+RUN_FILES = tuple(_WRITTEN.split())  # what a run leaves
 
-def check_free(folder: Path, files=RUN_FILES, resumable: bool = True):  # any of the files means that there is a run
+
+def check_free(
+    folder: Path,
+    files: Iterable[str] = RUN_FILES,  # any of them means that there is a run
+    resumable: bool = True,  # for the message
+):
     "Raise `UserError` where a folder holds a run that would be overwritten"
     found = next((file for file in files if os.path.exists(folder / file)), None)
     if found:
@@ -106,7 +114,10 @@ def run_folder(
 _temporary_folder = lru_cache(tempfile.TemporaryDirectory)  # one, deleted with the process that made it
 
 
-def cache_instead(folder: Path, error: OSError) -> Path:  # an existing folder that ends with this process
+def cache_instead(
+    folder: Path | str,  # that cannot be written
+    error: OSError,  # why
+) -> Path:  # an existing folder that ends with this process
     "Say that a folder cannot be written, and why, and give one to use in its place"
     reason = error.strerror or error
     print(one_line(f"{folder} cannot be written ({reason}): nothing is kept for the next run"), flush=True)
@@ -138,17 +149,21 @@ def cache_folder(chosen: str | Path = "auto") -> Path:  # chosen by the user; au
 MAX_TEXT = 2**30  # bytes of a file that is read whole, 1 GiB
 
 
-def regular(path, most: float = math.inf) -> Path:  # of a file; the most bytes that it may have
+def regular(
+    path: Path | str,  # of a file
+    most: float = math.inf,  # bytes that it may have
+) -> Path:
     "The path of a regular file; raises `OSError` for a folder, a pipe or a device, which could block, or nothing"
     found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
-        why = f"is longer than {most:,} bytes" if stat.S_ISREG(found.st_mode) else "is no regular file"
-        raise OSError(errno.EINVAL, why, os.fspath(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
+    if found.st_size > most:
+        raise OSError(errno.EINVAL, f"is longer than {most:,} bytes", os.fspath(path))
     return Path(path)
 
 
 @contextmanager
-def replacing(path):
+def replacing(path: Path | str):
     "Inside, the name to write a file under, which then takes its place: the old file stays until the new one is whole"
     temp = Path(f"{path}.tmp")
     temp.unlink(missing_ok=True)  # of a killed run, or a pipe, which would be waited for
@@ -159,14 +174,20 @@ def replacing(path):
         temp.unlink(missing_ok=True)
 
 
-def write_json(path, data):
+def write_json(
+    path: Path | str,
+    data: object,  # of JSON's types
+):
     "Write `data` as readable JSON, by `replacing`"
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     with replacing(path) as temp:
         temp.write_text(text, encoding="utf8", errors="backslashreplace")  # half a surrogate pair as JSON's own escape
 
 
-def read_text(path, errors: str = "strict") -> str:  # an existing file; what is done with bytes that are no UTF-8
+def read_text(
+    path: Path | str,  # of an existing file
+    errors: str = "strict",  # what is done with bytes that are no UTF-8
+) -> str:
     "The text of a regular file of at most `MAX_TEXT` bytes; anything else is a `UserError` that names it"
     try:
         return regular(path, MAX_TEXT).read_text(encoding="utf8", errors=errors)
@@ -175,7 +196,7 @@ def read_text(path, errors: str = "strict") -> str:  # an existing file; what is
     except (OSError, ValueError) as e:
         raise UserError(f"{path} cannot be read as UTF-8: {getattr(e, 'strerror', None) or e}") from None
 
-
+# %% ../../nbs/1_method/02_files.ipynb #f357adff
 def _each_once(pairs):
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -183,7 +204,7 @@ def _each_once(pairs):
     return found
 
 
-def parse_json(text):  # a text or bytes
+def parse_json(text: str | bytes) -> Any:
     "Read JSON; raises `ValueError`, also where it is nested too deep or an object has a key twice"
     try:
         return json.loads(text, object_pairs_hook=_each_once)
@@ -191,21 +212,13 @@ def parse_json(text):  # a text or bytes
         raise ValueError(str(e)) from None
 
 
-def read_json(path):  # an existing file
+def read_json(path: Path | str) -> Any:  # an existing file
     "Read JSON; a broken or missing file is a `UserError` that names it"
     text = read_text(path)
     try:
         return parse_json(text)
     except ValueError as e:
         raise UserError(f"{path} is not valid JSON: {e}") from None
-
-
-def json_object(path) -> dict:  # existing or not
-    "The object that a JSON file holds; empty where the file is missing, damaged or of another form"
-    with suppress(UserError):
-        found = read_json(path)
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 def read_by_key(
@@ -223,8 +236,19 @@ def read_by_key(
         raise UserError(f"{path} is wrong at {short(key)}; expected an object, key → {form}") from None
     return values
 
+# %% ../../nbs/1_method/02_files.ipynb #eefea50a
+def json_object(path: Path | str) -> dict:  # existing or not
+    "The object that a JSON file holds; empty where the file is missing, damaged or of another form"
+    with suppress(UserError):
+        found = read_json(path)
+        return found if isinstance(found, dict) else {}
+    return {}
 
-def parse_yaml(text: str, name):
+
+def parse_yaml(
+    text: str,
+    name: Path | str,  # for the message
+) -> Any:
     "Read YAML; a `UserError` says what is wrong with it, and calls it `name`"
     import yaml  # here: papermill loads this module at each of its starts
 
@@ -240,24 +264,28 @@ def parse_yaml(text: str, name):
         raise UserError(f"{name} is not valid YAML: {one_line(e, 300)}") from None
 
 
-def read_yaml(path):  # an existing file
+def read_yaml(path: Path | str) -> Any:  # an existing file
     "Read YAML; a broken or missing file is a `UserError` that names it"
     return parse_yaml(read_text(path), path)
 
 # %% ../../nbs/1_method/02_files.ipynb #dd28b381
-def folder_digest(folder) -> str:  # sha256, hexadecimal
+def folder_digest(folder: Path | str) -> str:  # sha256, hexadecimal
     "One digest of the files of a folder, their names included, without records and licences"
     skip = ("record.json", "README.md", "LICENSE", "train")  # at its top
+    files = {path.relative_to(folder): path for path in Path(folder).rglob("*") if path.is_file()}
     total = hashlib.sha256()
-    for path in sorted(Path(folder).rglob("*"), key=lambda p: p.relative_to(folder).as_posix()):
-        name = path.relative_to(folder)
-        if path.is_file() and name.parts[0] not in skip:
-            total.update(name.as_posix().encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    for name in sorted(files, key=Path.as_posix):
+        if name.parts[0] not in skip:
+            digest = hashlib.sha256(files[name].read_bytes()).digest()
+            total.update(name.as_posix().encode() + b"\0" + digest)
     return total.hexdigest()
 
 # %% ../../nbs/1_method/02_files.ipynb #7d9aa2d0
-def markdown_table(head: Iterable, rows: Iterable) -> str:
-    "A table in Markdown: the names of its columns, and rows of as many cells each"
+def markdown_table(
+    head: Iterable,  # names of the columns
+    rows: Iterable,  # as many cells each
+) -> str:
+    "A table in Markdown"
     lines = [head, ["---"] * len(list(head)), *rows]
     cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
@@ -265,7 +293,7 @@ def markdown_table(head: Iterable, rows: Iterable) -> str:
 # %% ../../nbs/1_method/02_files.ipynb #8b7d1194
 @contextmanager
 def sole_writer(
-    folder,  # an existing one
+    folder: Path | str,  # an existing one
     busy: str,  # what to say where another process holds it
     patience: float = 30.0,  # seconds to wait for a process that is just ending
     name: str = "lock",  # of the file in it

@@ -67,7 +67,7 @@ class Objective(nn.Module):
         "The unweighted losses whose weight is not zero"
         return self.losses(features, batch, self.terms)
 
-
+# %% ../../nbs/1_method/15_methods.ipynb #93d5faf3
 @dataclass
 class Method:
     """A training method, as the step sees it: what it reads of samples, what it asks of features, what it trains.

@@ -172,7 +172,7 @@ def _write_release(towers, folder, record):
     write_json(folder / "record.json", whole)
     _write_card(folder)
 
-
+# %% ../../nbs/1_method/13_release.ipynb #2bf46379
 def save(
     towers: Towers,
     folder: Path | str,  # made if missing; an older release in it is replaced

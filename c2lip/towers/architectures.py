@@ -166,7 +166,7 @@ def _siglip(model):
     weights["logit_bias"] = model.logit_bias.reshape(1)
     return SiglipConfig(vision_config=vision_config, text_config=text_config), weights
 
-
+# %% ../../nbs/1_method/08_architectures.ipynb #8983274d
 def _clip(model):
     "transformers' CLIPConfig of a model, and its weights"
     from transformers import CLIPConfig

@@ -78,7 +78,7 @@ def digest(
     with open(regular(Path(folder) / name), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
-
+# %% ../../nbs/1_method/09_model_folders.ipynb #2d6a845b
 def _check_digests(folder):
     "Raise `UserError` where the files of a release are not those that its record was written with"
     if not (folder / "record.json").exists():
@@ -148,7 +148,7 @@ def _check_value(file, key, rule, value):
     if not good:
         raise UserError(f"{file}: {key} must be {wanted}, not {short(value)}")
 
-
+# %% ../../nbs/1_method/09_model_folders.ipynb #ed500e2a
 def _check_part(file, part, values):
     "Raise `UserError` where a part of the configuration breaks `_SCHEMA`"
     of_images = part == "preprocess_cfg"
@@ -255,7 +255,7 @@ def _shapes(file):
         raise UserError(f"{file} cannot be read: {e}") from None
     return shapes
 
-
+# %% ../../nbs/1_method/09_model_folders.ipynb #4caabb4e
 def _converted(model, shapes):
     "Weights without numbers, of these shapes, under the model's own names"
     from open_clip.convert import convert_state_dict

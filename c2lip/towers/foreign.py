@@ -101,7 +101,7 @@ def _tower(part):
         tower["act_kwargs"] = {"approximate": "tanh"}
     return tower
 
-
+# %% ../../nbs/1_method/08_foreign_models.ipynb #1947a87b
 def _sides(config, key, side):
     "Height and width of a size in transformers' forms; `side` where there is none"
     size = config.get(key) or side
@@ -210,7 +210,7 @@ def _fill(model, state, theirs):
                 )
             part.copy_(weight)
 
-
+# %% ../../nbs/1_method/08_foreign_models.ipynb #1c5715c8
 @torch.no_grad()
 def load_foreign(
     folder: Path,  # of transformers
@@ -277,7 +277,7 @@ def _tokenizer_options(file):
             options[mark] = token
     return options
 
-
+# %% ../../nbs/1_method/08_foreign_models.ipynb #b93dfbe9
 def _tokenizer_of(file, vocabulary):
     "The tokenizer of tokenizer.json, without added tokens beyond the vocabulary"
     from tokenizers import Tokenizer

@@ -58,7 +58,7 @@ def _export(tower, place, batch, outputs):
         largest = max(largest, float(difference))
     return largest
 
-
+# %% ../../nbs/1_method/14_onnx.ipynb #f68765b8
 def export_onnx(
     towers: Towers,
     folder: Path | str,  # made if missing

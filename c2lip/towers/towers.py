@@ -34,7 +34,21 @@ def _numbers(image, mean, std):
     shares = pixels.astype(np.float32, order="C") / 255
     return torch.from_numpy((shares - mean) / std)
 
+# %% ../../nbs/1_method/10_towers.ipynb #d6d1c701
+def _transform(preprocess_cfg, **options):
+    "open_clip's preprocessing as a transform of a PIL image"
+    from open_clip.transform import PreprocessCfg, image_transform_v2  # here: they take seconds to import
+    from torchvision.transforms import Compose
 
+    settings = dict(preprocess_cfg)
+    for key in settings.keys() & {"mean", "std"}:
+        settings[key] = list(settings[key])  # JSON's form
+    transforms = image_transform_v2(PreprocessCfg(**settings), **options).transforms
+    before, last = transforms[:-3], transforms[-1]
+    mean, std = (np.asarray(x, np.float32)[:, None, None] for x in (last.mean, last.std))
+    return Compose([*before, partial(_numbers, mean=mean, std=std)])
+
+# %% ../../nbs/1_method/10_towers.ipynb #805291af
 @dataclass
 class Towers:
     "A contrastive model with all that belongs to its weights"
@@ -46,22 +60,10 @@ class Towers:
     name: str  # the name that was given, or the folder
     rows: dict = field(default_factory=dict, repr=False, compare=False)  # text → (L,) ids, of texts read before
 
-    def _transform(self, **options):
-        from open_clip.transform import PreprocessCfg, image_transform_v2  # here: they take seconds to import
-        from torchvision.transforms import Compose
-
-        settings = dict(self.preprocess_cfg)
-        for key in settings.keys() & {"mean", "std"}:
-            settings[key] = list(settings[key])  # JSON's form
-        transforms = image_transform_v2(PreprocessCfg(**settings), **options).transforms
-        before, last = transforms[:-3], transforms[-1]
-        mean, std = (np.asarray(x, np.float32)[:, None, None] for x in (last.mean, last.std))
-        return Compose([*before, partial(_numbers, mean=mean, std=std)])
-
     @property
     def preprocess(self) -> Callable:  # PIL image → (3,H,W)
         "The checkpoint's own evaluation preprocessing"
-        return self._transform(is_train=False)
+        return _transform(self.preprocess_cfg, is_train=False)
 
     def augment(
         self,
@@ -73,7 +75,7 @@ class Towers:
         if crop_scale >= 1:
             return self.preprocess
         crop = AugmentationCfg(scale=(crop_scale, 1.0))
-        return self._transform(is_train=True, aug_cfg=crop)
+        return _transform(self.preprocess_cfg, is_train=True, aug_cfg=crop)
 
     @property
     def image_size(self) -> tuple[int, int]:  # (H,W) pixels
@@ -198,7 +200,7 @@ def _from_hub(what, name, repo):
     finally:
         constants.HF_HUB_OFFLINE = offline
 
-
+# %% ../../nbs/1_method/10_towers.ipynb #ddfb92c8
 def _load_named(name):
     "(model, tokenizer, model_cfg) of an open_clip name, from the cache, the hub, or with random weights"
     import open_clip
@@ -257,7 +259,7 @@ def _load_parts(name, check):
         return _load_named(name)
     return load_folder(release_folder(folder), check)
 
-
+# %% ../../nbs/1_method/10_towers.ipynb #948f633b
 def load(
     name: str | Path = "base",  # base, base_clip, tuned, a folder, a name[:tag] of open_clip, hf-hub:owner/name
     device: torch.device | str = "cpu",

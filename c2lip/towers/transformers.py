@@ -59,7 +59,7 @@ def _export_simple(tokenizer):
     vocabulary = {special_names.get(token, token): number for token, number in tokenizer.encoder.items()}
     return CLIPTokenizer(vocabulary, list(tokenizer.bpe_ranks), model_max_length=tokenizer.context_length)
 
-
+# %% ../../nbs/1_method/12_transformers.ipynb #36af8638
 def _export_tokenizer(tokenizer):
     "A transformers tokenizer that gives open_clip's ids from the raw text; raise `UserError` where there is none"
     from tokenizers import Tokenizer, normalizers
@@ -152,7 +152,7 @@ def _largest_difference(towers, model, tokenizer):
     ]
     return max(float(difference.abs().max()) for difference in differences)
 
-
+# %% ../../nbs/1_method/12_transformers.ipynb #2e75e2aa
 def to_hugging_face(
     towers: Towers,
     folder: Path | str,  # made if missing
