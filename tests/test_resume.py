@@ -15,7 +15,7 @@ from conftest import on_ranks
 from c2lip.lab.training import checkpoint as checkpoint_room
 from c2lip.lab.training import fit as fit_room
 from c2lip.lab.training import run as run_room
-from c2lip.lab.training.log import Log, read_log
+from c2lip.lab.training.log import Files, read_log
 from c2lip.lab.training.run import train
 
 SETTINGS = dict(method="c2lip", images=24, batches="random", batch_size=8, epochs=2, warmup=2, lr=1e-3, alpha=0.5)
@@ -53,7 +53,7 @@ def arm(place, step):
     if place == "gradient":
         wrap(torch.nn.utils, "get_total_norm", strike)  # gradients are complete
     if place == "logging":
-        wrap(Log, "record", strike)
+        wrap(Files, "record", strike)
     if place == "moving":
         # the old one has been moved away
         wrap(Path, "replace", lambda self, to: strike() if self.name == "checkpoint.tmp" else None)

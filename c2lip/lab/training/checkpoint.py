@@ -113,6 +113,7 @@ def save_checkpoint(
         "objective": method.objective.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
+
     try:
         with replacing(path) as temp:
             _write(state, temp)

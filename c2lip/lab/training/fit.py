@@ -102,13 +102,14 @@ def make_validator(
     cfg: Config,  # of the run
     held: Records | list,  # held back from training
     folder: Path | str,  # the run folder
-) -> Callable[[Towers], dict]:  # name → percent
+) -> Callable[[Towers], dict] | None:  # gives name → percent; None where nothing is held back
     "A function that validates: on the world's split, the held-back images, or a benchmark folder"
     place = Path(folder) / "validation"
     sizes = {"items": cfg.items, "images": cfg.bench_images}
     home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", **sizes)
     if home is None:
-        raise UserError("evaluate_every needs validation images: raise hold_back, or give validation a folder")
+        print("warning: no image to validate the run on; raise hold_back, or give validation a folder", flush=True)
+        return None
 
     def _validate(towers):
         table = evaluate(towers, home, batch_size=250, progress=False, cache=None, readouts={})
@@ -131,9 +132,6 @@ def average_weights(
     return average
 
 # %% ../../../nbs/6_training/07_fit.ipynb #dd8d6986
-RUN_RESULTS = ("metrics.jsonl", *CHECKPOINTS)  # what `fit` would overwrite
-
-
 def _digest(tensors):
     "A digest of tensors, twelve hexadecimal digits"
     sha = hashlib.sha256()
@@ -194,6 +192,9 @@ class _Run:
         save_checkpoint(self.folder, self.towers, self.method, self.optimizer, self.done, self.binding)
 
 # %% ../../../nbs/6_training/07_fit.ipynb #95936cc3
+RUN_RESULTS = ("metrics.jsonl", *CHECKPOINTS)  # what `fit` would overwrite
+
+
 def _sum(run, number):
     "The sum of a number over the ranks"
     return sum_over_ranks(torch.tensor([float(number)], device=run.device)).item()
@@ -247,7 +248,7 @@ def _feed(run) -> Iterator[list]:
         loading = loader(run.samples, [batch[slice_of_rank] for batch in left], cfg.workers, seed, first)
         yield from run.log.clock.waiting(loading)
 
-
+# %% ../../../nbs/6_training/07_fit.ipynb #9b8303ed
 def _update(run, samples):
     "One step: learning rate, losses, gradients, weights"
     cfg = run.cfg
@@ -282,14 +283,14 @@ def _write_log(run):
 
 # %% ../../../nbs/6_training/07_fit.ipynb #282ee9c8
 def _record_validation(run, numbers):
-    run.log.record(run.done, {f"validation/{name}": value for name, value in numbers.items()})
+    run.log.files.record(run.done, {f"validation/{name}": value for name, value in numbers.items()})
 
 
 def _validate_and_save(run):
     "Every `evaluate_every` and `save_every` steps, at the end, and where Ctrl-C ends the run"
     cfg = run.cfg
     is_last = run.done == run.total
-    with run.log.aside():
+    with run.log.clock.stopped():
         if run.validator and (is_last or run.done % cfg.evaluate_every == 0):
             numbers = run.validate(run.released())
             _record_validation(run, numbers)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from c2lip.lab.evaluation.plots import Page
 
 # %% auto #0
-__all__ = ['read_log', 'Clock', 'Log', 'plot_log']
+__all__ = ['read_log', 'Clock', 'Files', 'Log', 'plot_log']
 
 # %% ../../../nbs/6_training/05_log.ipynb #e16253f3
 def read_log(
@@ -40,9 +40,7 @@ def read_log(
     return [row for row in rows if isinstance(row, dict) and type(row.get("step")) is int]
 
 # %% ../../../nbs/6_training/05_log.ipynb #0b51f2a7
-_BAR = "{n_fmt}/{total_fmt} {bar:6} {remaining} left{postfix}"
 _SPEED = ("images_per_s", "data_wait", "memory_gb", "seconds")  # of a record, beside the numbers of training
-_SYMBOLS = {"scale": "τ", "bias": "b", "grad_norm": "∇"}
 
 
 def _memory():
@@ -80,7 +78,7 @@ class Clock:
 
     @contextmanager
     def stopped(self):
-        "Time inside does not count"
+        "Time inside, of an evaluation or a checkpoint, is no training time"
         begun = time.perf_counter()
         try:
             yield
@@ -98,6 +96,10 @@ class Clock:
         return dict(zip(_SPEED, values))
 
 # %% ../../../nbs/6_training/05_log.ipynb #9e78307a
+_BAR = "{n_fmt}/{total_fmt} {bar:6} {remaining} left{postfix}"
+_SYMBOLS = {"scale": "τ", "bias": "b", "grad_norm": "∇"}
+
+
 def _format_row(row):
     "A record as a line of text"
     hidden = {"step", "lr", *_SPEED}
@@ -111,7 +113,7 @@ def _format_row(row):
     )
 
 # %% ../../../nbs/6_training/05_log.ipynb #a0b57e6b
-class _Files:
+class Files:
     "metrics.jsonl and TensorBoard's scalars of a run"
 
     def __init__(self, folder, first):
@@ -124,22 +126,32 @@ class _Files:
             temp.write_text("".join(lines), encoding="utf8")
         self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1 if first else None)
 
-    def write(self, step, row):
+    def record(
+        self,
+        step: int,  # steps done
+        row: dict,  # name → number
+    ) -> dict:  # what was written
+        "One line of metrics.jsonl, and TensorBoard's scalars; `OSError` where one cannot be written"
+        row = {name: float(f"{value:.6g}") for name, value in row.items()}
         with open(self.path, "a", encoding="utf8") as f:
             f.write(json.dumps({"step": step, **row}) + "\n")
+
         for name, value in row.items():
             self.board.add_scalar(name, value, step)
         self.board.flush()
+        return {"step": step, **row}
 
 
-def _bar(total, first, terminal, watched):
-    "The line that is redrawn, on a terminal or in a notebook"
+def _bar(total, first):
+    "The line that is redrawn where somebody watches: on a terminal, or in a notebook"
+    terminal = sys.stdout.isatty()
+    notebook = "ipykernel" in type(sys.stdout).__module__
     return tqdm(
         total=total,
         initial=first,
         bar_format=_BAR,
         file=sys.stdout,
-        disable=not watched,
+        disable=not (terminal or notebook),
         mininterval=0.5 if terminal else 2.0,  # seconds: a notebook keeps what is drawn
         dynamic_ncols=terminal,
         nrows=20,  # a pseudo-terminal may say that it has none, and tqdm would draw nothing
@@ -161,21 +173,10 @@ class Log:
         self.first = first
         self.active = rank_and_world_size()[0] == 0
         if self.active:
-            terminal = sys.stdout.isatty()
-            self.watched = terminal or "ipykernel" in type(sys.stdout).__module__  # by somebody, who sees one line
-            self.files = _Files(Path(folder), first)
-            self.bar = _bar(total, first, terminal, self.watched)
+            self.files = Files(Path(folder), first)
+            self.bar = _bar(total, first)
+            self.watched = not self.bar.disable
         self.clock = Clock(first, images)
-
-    def record(
-        self,
-        step: int,  # steps done
-        row: dict,  # name → number
-    ) -> dict:  # what was written
-        "One line of metrics.jsonl, and TensorBoard's scalars; `OSError` where one cannot be written"
-        row = {name: float(f"{value:.6g}") for name, value in row.items()}
-        self.files.write(step, row)
-        return {"step": step, **row}
 
     def say(
         self,
@@ -204,18 +205,10 @@ class Log:
         if not self.active:
             return
 
-        row = self.record(step, row | self.clock.speed(step))
+        row = self.files.record(step, row | self.clock.speed(step))
         if not self.watched:
             bar = tqdm.format_meter(step, self.total, row["seconds"], initial=self.first, bar_format=_BAR, ascii=False)
             print(bar + _format_row(row), flush=True)
-
-    @contextmanager
-    def aside(self):
-        "Time inside, of an evaluation or a checkpoint, is no training time"
-        with self.clock.stopped():
-            yield
-        if self.active:
-            self.bar.unpause()
 
     def close(self):
         if self.active:

@@ -117,7 +117,7 @@ def _warnings(cfg, steps, towers, records):
             "take -p model ViT-B-16-SigLIP"
         )
 
-
+# %% ../../../nbs/6_training/10_run.ipynb #1981e7da
 def _auto_values(given, taken):
     "Name → value of the settings that were auto"
     before = vars(given) | given.options
@@ -171,17 +171,13 @@ def _start_process(cfg):
     return pick_device(cfg.device)
 
 
-def _suit(given, options, towers, records, held):
+def _suit(given, options, towers, records):
     "The settings of the run, made to suit model and data, and its steps"
     ranks = max(given.gpus, rank_and_world_size()[1])
     most = len(records) - len(records) % (ranks * given.accumulate)
     batch_size = most if 2 <= most < given.batch_size else given.batch_size  # a step takes all images
     cfg = replace(given, batch_size=batch_size, options=options)
     steps, _ = count_steps(records, cfg, ranks)
-
-    nothing_held = not records.drawn and len(held) < 2 and cfg.validation == AUTO
-    if cfg.evaluate_every == AUTO and nothing_held:
-        cfg = replace(cfg, evaluate_every=0)
     return choose_by_model(cfg, towers, steps), steps
 
 
@@ -230,7 +226,7 @@ def set_up(
         rank, _ = rank_and_world_size()
         left_out = folder / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
         records, held, skips = read_records(given, left_out if given.resume else None)
-        cfg, steps = _suit(given, options, towers, records, held)
+        cfg, steps = _suit(given, options, towers, records)
         if given.resume:
             read_checkpoint(folder, binding(cfg, records))  # the last check: from here on the folder is written
 
