@@ -75,7 +75,7 @@ def _decode(image, at_least):
     image.info["full_size"] = full_size if image.size == coded else full_size[::-1]
     return image
 
-
+# %% ../../../nbs/4_data/02_images.ipynb #24543509
 def open_image(
     image,  # a path, bytes, a PIL image, or a callable that returns one of these
     at_least: int = 0,  # a JPEG file is decoded at a half, a quarter or an eighth with sides of at least this; 0: whole
@@ -93,7 +93,7 @@ def open_image(
         raise BadImage("broken image", f"{type(e).__name__}: {e}") from None  # decoders raise nearly anything
 
 # %% ../../../nbs/4_data/02_images.ipynb #edc20c46
-SCHEMES = ("file", "http", "https", "s3", "gs")
+SCHEMES = ("http", "https", "s3", "gs")
 PAUSES = (1, 4, 0)  # seconds after each attempt of a transfer
 MAX_MEMBER = 2**26  # bytes of one image or text in a shard, 64 MiB
 
@@ -107,7 +107,7 @@ def remote_scheme(url: str) -> str:  # a path or an address
     if scheme not in SCHEMES or "::" in url:
         allowed = ", ".join(f"{name}:" for name in SCHEMES)
         raise UserError(f"shard address {url!r} is refused; allowed: paths, {allowed}")
-    return "" if scheme == "file" else scheme
+    return scheme
 
 
 def _filesystem(url):

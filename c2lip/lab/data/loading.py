@@ -29,6 +29,61 @@ from ...methods import Stacked, stack_images
 from ...spans import has_token_positions, token_spans
 
 # %% ../../../nbs/4_data/06_loading.ipynb #5750762c
+def _open(samples, i, record, seed):
+    "Sample `i`, with the caption that `seed` draws; raises `BadImage`"
+    image = record.image if samples.cache else open_image(record.image, at_least=samples.at_least)
+    pixels = samples.transform(image) if samples.transform else image
+    whole = samples.whole(image) if samples.whole else None
+
+    captions = record.captions
+    number = 0
+    if seed is not None and record.further:
+        number = derive_seed(seed, record.key, "caption") % len(captions)
+    text, phrases = captions[number]
+    spans = None
+    if samples.spans and number == 0:
+        spans = samples.spans[i]
+    elif samples.tokenizer:
+        (spans,) = token_spans(samples.tokenizer, [text], [phrases])
+
+    sample = Sample(record.key, pixels, text, phrases, image.info["full_size"], spans, whole=whole)
+    if record.further:
+        sample.captions = tuple(c.text for c in captions)
+    return sample
+
+
+def _substitute(i, n, taken):
+    "The replacement of sample `i` of `n`, chosen by its number alone, none of `taken`"
+    dice = random.Random(derive_seed(i))
+    for _ in range(100):
+        other = dice.randrange(n)
+        if other not in taken:
+            return other
+    return (i + 1) % n
+
+
+def _open_batch(samples, indices, seed):
+    "The samples of a batch; records outside the batch replace bad images"
+    taken = set(indices)
+    skips = samples.skips
+    most = samples.failed + max(10, len(indices) // 2)
+    batch = []
+    for i in indices:
+        for _ in range(len(samples)):
+            record = samples.records[i]
+            try:
+                batch.append(_open(samples, i, record, seed))
+                break
+            except BadImage as e:
+                skips.add(record.key, e.cause, e.detail)
+            samples.failed += 1
+            if samples.failed > most or len(skips.rows) > skips.limit * skips.seen:
+                return batch  # whoever loads stops the run
+            i = _substitute(i, len(samples), taken)
+            taken.add(i)
+    return batch
+
+# %% ../../../nbs/4_data/06_loading.ipynb #4f7195ec
 class Samples(Dataset):
     "Records with their images: a map-style data set of `Sample`, images transformed"
 
@@ -73,60 +128,13 @@ class Samples(Dataset):
     def __len__(self):
         return len(self.records)
 
-    def _open(self, i, record, seed):
-        "Sample `i`, with the caption that `seed` draws; raises `BadImage`"
-        image = record.image if self.cache else open_image(record.image, at_least=self.at_least)
-        pixels = self.transform(image) if self.transform else image
-        whole = self.whole(image) if self.whole else None
-
-        captions = record.captions
-        number = 0
-        if seed is not None and record.further:
-            number = derive_seed(seed, record.key, "caption") % len(captions)
-        caption = captions[number]
-        spans = None
-        if self.spans and number == 0:
-            spans = self.spans[i]
-        elif self.tokenizer:
-            (spans,) = token_spans(self.tokenizer, [caption.text], [caption.phrases])
-
-        sample = Sample(record.key, pixels, caption.text, caption.phrases, image.info["full_size"], spans, whole=whole)
-        if record.further:
-            sample.captions = tuple(c.text for c in captions)
-        return sample
-
     def __getitems__(
         self,
         indices: list[int],  # of one batch
         seed: int | None = None,  # of the captions that are drawn; None: the first of each image
     ) -> list[Sample]:  # as many; fewer only where more than half, or too many in all, are bad
         "The samples of a batch; records outside the batch replace bad images"
-        taken = set(indices)
-        most = self.failed + max(10, len(indices) // 2)
-        samples = []
-        for i in indices:
-            for _ in range(len(self)):
-                record = self.records[i]
-                try:
-                    samples.append(self._open(i, record, seed))
-                    break
-                except BadImage as e:
-                    self.skips.add(record.key, e.cause, e.detail)
-                self.failed += 1
-                if self.failed > most or len(self.skips.rows) > self.skips.limit * self.skips.seen:
-                    return samples  # whoever loads stops the run
-                i = self._substitute(i, taken)
-                taken.add(i)
-        return samples
-
-    def _substitute(self, i, taken):
-        "The replacement of sample `i`, chosen by its number alone, none of `taken`"
-        dice = random.Random(derive_seed(i))
-        for _ in range(100):
-            other = dice.randrange(len(self))
-            if other not in taken:
-                return other
-        return (i + 1) % len(self)
+        return _open_batch(self, indices, seed)
 
     def __getitem__(self, i):
         "Sample `i`, or another that opens"
@@ -292,10 +300,9 @@ def neighbours_of(
     if ranks > 1:
         torch.distributed.barrier()
 
-    n = len(samples)
     neighbours = np.empty(0)
     with suppress(ValueError, EOFError):  # a damaged file
         neighbours = np.load(regular(file), allow_pickle=False)
-    if neighbours.ndim != 2 or len(neighbours) != n or neighbours.min() < 0 or neighbours.max() >= n:
-        raise UserError(f"{file} is not of these {n} images; without it the neighbours are found again")
+    if len(neighbours) != len(samples):
+        raise UserError(f"{file} is not of these {len(samples)} images; without it the neighbours are found again")
     return neighbours

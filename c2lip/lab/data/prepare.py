@@ -27,7 +27,7 @@ from .images import Bar
 from .records import Caption, Record, Skips, with_phrases
 from .shards import LOST, index_captions
 from .sources import Shards, Tables, find_source
-from .tables import TABLES, write_batches, write_table
+from .tables import write_batches, write_table
 
 # %% ../../../nbs/4_data/07_prepare.ipynb #442532a9
 ANNOUNCED = re.compile(
@@ -178,23 +178,16 @@ def _prepare_parts(work, recipe, workers, ray, progress):
 # %% ../../../nbs/4_data/07_prepare.ipynb #b8f7eeff
 PARTS_FORMAT = 6  # changes with what a part holds: older parts are made again
 PATIENCE = 10.0  # seconds to wait for another prepare that is just ending
-OURS = ("captions.parquet", "manifest.json", "join.*", "part-*")  # names of what is written
+OURS = ("captions.*", "manifest.json", "join.*", "part-*")  # names of what is written
 MARK = "prepare.json"  # says that files of these names are ours
 
 
-def _check(source, folder, captions, workers):
+def _check(source, folder, captions):
     "The folder is made; it holds no other result, and nothing under our names that is not ours"
-    if workers < 1:
-        raise UserError(f"workers={workers}: at least one process is needed")
     if captions and not isinstance(source, Shards):
         raise UserError(f"captions from a table are joined to tar shards; {source.places[0]} is none")
-    sources = [Path(place).resolve() for place in source.places]
-    for table in (folder / f"captions.{kind}" for kind in TABLES):
-        if table.is_file() and (table.suffix != ".parquet" or table.resolve() in sources):
-            raise UserError(
-                f"{folder} holds {table.name} already, "
-                "which would be read in place of the result, or overwritten: choose another folder"
-            )
+    if folder / "captions.parquet" in map(Path, source.places):
+        raise UserError(f"{folder} holds captions.parquet already, which would be overwritten: choose another folder")
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -205,7 +198,7 @@ def _check(source, folder, captions, workers):
     except OSError as e:
         raise UserError(f"the folder {folder} cannot be written: {e.strerror}") from None
 
-
+# %% ../../../nbs/4_data/07_prepare.ipynb #622f3e94
 def _made_by(nlp):
     "The pipeline, exactly"
     pipeline = load_pipeline(nlp)
@@ -284,7 +277,7 @@ def prepare(
     chosen = asdict(make_rules(rules or {}))
     root = None if image_folder is None else project_root() / image_folder
     data = find_source(source, root, None if captions else caption_column)
-    _check(data, folder, captions, workers)
+    _check(data, folder, captions)
 
     busy = f"another prepare writes to {folder}: wait for it, or choose another folder"
     with sole_writer(folder, busy, PATIENCE, "prepare.lock"):
@@ -302,7 +295,7 @@ def prepare(
         about_join = _of_join(total, joined, captions) if joined else None
         lost = sum(total.skipped[cause] for cause in LOST)
         if lost > max_skipped * parts:
-            allowed = f"at most {max_skipped:.3g} of them may be (max_skipped)"
+            allowed = f"at most {100 * max_skipped:.3g}% of them may be (max_skipped)"
             raise UserError(f"{lost} of {parts} shards are missing or damaged: {dict(total.skipped)}; {allowed}")
         if not total.counts.get("captions"):
             raise UserError(f"{source}: no sample found")

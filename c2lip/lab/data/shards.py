@@ -22,17 +22,17 @@ import pyarrow.compute
 from ...core import UserError
 from ...core.files import is_utf8, parse_json, project_root, regular, user_path
 from .images import MAX_MEMBER, SHARD_IMAGES, TarPart, local_copy, remote_scheme, version_of
-from .records import BadSample, Record, Skips, caption_texts, captions_of
-from c2lip.lab.data.tables import (
+from c2lip.lab.data.records import (
     CAPTION_NAMES,
-    RECORD_SCHEMA,
-    TABLES,
-    arrow_tables,
+    BadSample,
+    Record,
+    Skips,
     caption_columns,
+    caption_texts,
+    captions_of,
     find_column,
-    row_captions,
-    table_rows,
 )
+from .tables import RECORD_SCHEMA, arrow_tables, row_captions, table_rows
 
 # %% ../../../nbs/4_data/04_shards.ipynb #50ba7c6f
 MAX_SHARDS = 10**6  # braces can name more shards than there is memory
@@ -63,10 +63,10 @@ def _spelled_out(text):
         raise UserError(f"{text} names more than {MAX_SHARDS:,} shards")
     return map("".join, itertools.product(*choices))
 
-
+# %% ../../../nbs/4_data/04_shards.ipynb #6ad9cdac
 def _files(url):
     "What a path with wildcards names"
-    path = project_root() / user_path(re.sub(r"^file:(//)?", "", url))
+    path = project_root() / user_path(url)
     if not re.search(r"[*?\[]", path.name):
         return [str(path)]
     return sorted(map(str, path.parent.glob(path.name)))
@@ -103,7 +103,7 @@ def shard_urls(
 MEMBERS = {*SHARD_IMAGES, "txt", "json", "cls", "key"}
 PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
 
-
+# %% ../../../nbs/4_data/04_shards.ipynb #2881ef1e
 def shard_samples(
     url: str,  # one of `shard_urls`
     skips: Skips,  # counts what is left out
@@ -199,8 +199,6 @@ def index_captions(
     "Write a table of captions by the image's address or key; of two rows of an image the first counts"
     table = Path(table)
     skips = Skips()
-    if not table.is_file() or table.suffix[1:].lower() not in TABLES:
-        raise UserError(f"there is no table {table}; captions come from a file of the kinds {', '.join(TABLES)}")
     rows = table_rows(table, skips)
     first = next(rows, None)
     if first is None:
@@ -344,12 +342,11 @@ def shard_records(
 
 
 def check_shards(
-    urls: list[str],  # of all shards
+    shards: int,  # how many there are
     skips: Skips,  # what they lost
 ):
     "Raise `UserError` if too many shards are lost, since the number of their samples is unknown"
-    lost = [(where, detail) for where, (cause, detail) in skips.rows.items() if cause in LOST]
-    if len(lost) > skips.limit * len(urls):
+    lost = [f"{where}: {detail}" for where, (cause, detail) in skips.rows.items() if cause in LOST]
+    if len(lost) > skips.limit * shards:
         allowed = f"at most {100 * skips.limit:.3g}% of them may be (max_skipped)"
-        first = ": ".join(lost[0])
-        raise UserError(f"{len(lost)} of {len(urls)} shards are missing or damaged: {skips}; {allowed}. {first}")
+        raise UserError(f"{len(lost)} of {shards} shards are missing or damaged: {skips}; {allowed}. {lost[0]}")
