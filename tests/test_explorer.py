@@ -54,7 +54,7 @@ def test_models_of_other_grids(state, clip_folder):
     own, last = [(c.low, c.high) for c in state.shown.columns[:2]], [c.maps for c in state.shown.columns]
     assert own[0] != own[1]  # a scale for each model
     assert state.update(same_scale=True) and len({(c.low, c.high) for c in state.shown.columns[:2]}) == 1
-    assert (state.most("layer"), state.most("head")) == (1, 2)
+    assert [state.cache.most(state.selection.model, name) for name in ("layer", "head")] == [1, 2]
     assert state.update(layer=1) and "1 block before the last" in state.status
     assert not any(torch.equal(a, b.maps) for a, b in zip(last, state.shown.columns))
     assert not state.update(layer=2) and "the model has 2 blocks" in state.error  # of the smaller one
@@ -68,7 +68,7 @@ def test_models_of_other_grids(state, clip_folder):
     assert torch.isclose(change, last - first, atol=1e-5)  # a patch of half the area has half of what was added
     assert state.update(layer=0), state.error
     for number in (2, 3):
-        state.models[f"copy {number}"] = state.models["base"]._replace(name=f"copy {number}")
+        state.models[f"copy {number}"] = state.models["base"]
     assert state.update(model=list(state.models)[-4:]), state.error
     assert not any(column.signed for column in state.shown.columns)  # of more than two there is no difference
     assert state.file("svg").startswith(b"<?xml")
@@ -145,7 +145,7 @@ def test_everything_comes_back(state, tmp_path):
 
 def test_the_panel_follows(state):
     panel = Panel(state)
-    buttons, plus = panel.chip_row.children, next(b for _, b in panel.chips.values() if b.description == "+")
+    buttons, plus = panel.chip_row.children, next(b for _, b in panel.chip_row.pairs.values() if b.description == "+")
     plus.click()
     assert len(state.selection.phrase) == 2 and plus.description == "−"
     plus.click()
@@ -158,8 +158,8 @@ def test_the_panel_follows(state):
     assert panel.controls["phrase"].value == "" and "type a phrase" in panel.status.value
     assert panel.maps.value.count("<img") == 1 and state.file()
     panel.controls["caption"].value = "A dog beside a red car."
-    assert state.selection.phrase == ("a dog",) and list(panel.chips) == ["a dog", "a red car"]
-    assert [b.layout.display for _, b in panel.chips.values()] == ["none", None]
+    assert state.selection.phrase == ("a dog",) and list(panel.chip_row.pairs) == ["a dog", "a red car"]
+    assert [b.layout.display for _, b in panel.chip_row.pairs.values()] == ["none", None]
     assert "never read" in panel.status.value and state.shown.outlines == [None]
     assert "image=" not in panel.state.value  # what was uploaded is on the visitor's machine alone
 

@@ -214,7 +214,7 @@ def test_a_visit(page, tmp_path):
     menu = page.locator(f"{PANEL} select").nth(1)
     assert "one model" in after(page, lambda: menu.select_option(label="–"))
     assert page.locator(".c2lip-maps figure").count() == 2
-    after(page, lambda: menu.select_option(label="tuned · shipped"))
+    after(page, lambda: menu.select_option(label="tuned"))
     assert page.locator(".c2lip-maps figure").count() == 4
     # on a narrow page and a wide one; a map kind, the slider by keyboard, an earlier block, one head
     unfold(page, "more models", False)

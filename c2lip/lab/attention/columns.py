@@ -182,7 +182,7 @@ def add_outline(
     outlined[middle & ~inner] = np.array([29, 29, 31]) / 255
     return outlined
 
-
+# %% ../../../nbs/7_attention/02_columns.ipynb #fb7c7eea
 def _third(place, count, start, stop, names):
     "In which third of an image lies a place of a grid from `start` to `stop`, in shares of the image"
     share = start + (stop - start) * (place + 0.5) / count

@@ -7,6 +7,7 @@ __all__ = ['CONTROLS', 'MAP_CONTROLS', 'Control', 'Selection', 'selection_text',
            'flag_changes']
 
 # %% ../../../nbs/7_attention/05_controls.ipynb #49d69fc9
+import argparse
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -23,15 +24,15 @@ class Control:
     "What a control does, and how it looks"
 
     help: str  # what it does
-    widget: str = ""  # text, buttons, check, slider, log or menu
+    widget: str = "text"  # or buttons, check, slider, log, menu
     choices: tuple = ()  # of buttons: text and value of each; of a slider: its ends; of a menu: texts of 0 and of k
     label: str = ""  # before its widget; empty: its name
     kinds: tuple = ()  # the maps that it changes; (): all
 
 
-def _row(default, *about):
-    "A control with its default"
-    return field(default=default, metadata=dict(control=Control(*about)))
+def _control(default, help, **about):
+    "A field of `Selection` with its control; `about`: further fields of `Control`"
+    return field(default=default, metadata={"control": Control(help, **about)})
 
 
 _TOKENS = "centred", "similarity", "softmax"  # kinds that are made from tokens of any layer
@@ -42,45 +43,57 @@ _KINDS = *((kind, kind) for kind in _TOKENS), ("gradient × input", "gradient"),
 class Selection:
     "All that determines the figure; each field is a control: a key of a link, a flag, an argument of `Explorer.update`"
 
-    model: tuple = _row((), "base, a run, a release folder, or an open_clip name; up to four", "text", (), "add")
-    image: Any = _row(None, "path of an image of your own, or a number of the gallery", "text")
-    caption: str = _row("", "what the image shows; its noun phrases become buttons", "text")
-    phrase: tuple = _row((), "phrases to look for, such as: a red mug | a blue mug", "text")
-    kind: str = _row("centred", "what a map shows: centred, similarity, softmax, gradient or head", "buttons", _KINDS)
-    smooth: bool = _row(False, "smooth maps; else patches", "check")
-    same_scale: bool = _row(False, "one scale for all models; else one for each", "check")
-    scale: float = _row(10.0, "β of the softmax, 1 to 100", "log", (1.0, 100.0), "β", ("softmax",))
-    opacity: float = _row(0.75, "0 shows the images alone, 1 the maps alone", "slider", (0.0, 1.0))
-    head: int = _row(0, "one head of the pooling head, from 1", "menu", ("all, their mean", "{}"), "", ("head",))
-    layer: int = _row(0, "blocks before the last that is read", "menu", ("last", "{} before the last"), "", _TOKENS)
+    model: tuple = _control((), "base, a run, a release folder, or an open_clip name; up to four", label="add")
+    image: Any = _control(None, "path of an image of your own, or a number of the gallery")
+    caption: str = _control("", "what the image shows; its noun phrases become buttons")
+    phrase: tuple = _control((), "phrases to look for, such as: a red mug | a blue mug")
+    kind: str = _control(
+        "centred", "what a map shows: centred, similarity, softmax, gradient or head", widget="buttons", choices=_KINDS
+    )
+    smooth: bool = _control(False, "smooth maps; else patches", widget="check")
+    same_scale: bool = _control(False, "one scale for all models; else one for each", widget="check")
+    scale: float = _control(
+        10.0, "β of the softmax, 1 to 100", widget="log", choices=(1.0, 100.0), label="β", kinds=("softmax",)
+    )
+    opacity: float = _control(0.75, "0 shows the images alone, 1 the maps alone", widget="slider", choices=(0.0, 1.0))
+    head: int = _control(
+        0, "one head of the pooling head, from 1", widget="menu", choices=("all, their mean", "{}"), kinds=("head",)
+    )
+    layer: int = _control(
+        0, "blocks before the last that is read", widget="menu", choices=("last", "{} before the last"), kinds=_TOKENS
+    )
 
 
 CONTROLS: dict[str, Control] = {f.name: f.metadata["control"] for f in fields(Selection)}  # name → control
-MAP_CONTROLS = {name: c for name, c in CONTROLS.items() if c.widget != "text"}  # those of the map
+MAP_CONTROLS = {name: control for name, control in CONTROLS.items() if control.widget != "text"}  # those of the map
 _DEFAULTS = {f.name: f.default for f in fields(Selection)}
 
 # %% ../../../nbs/7_attention/05_controls.ipynb #7a0b49f3
-def _texts(selection, name):
+def _link_value(selection, name):
     "What a link holds for a control; nothing where it has its default"
     value = getattr(selection, name)
+    if name == "image":
+        return value.place or []
     if name == "caption":
-        return [value] if value != selection.image.caption else []
+        return [] if value == selection.image.caption else value
     if value == _DEFAULTS[name]:
         return []
-    if name == "image":
-        return [value.place] if value.place else []
-    if isinstance(value, tuple):
-        return list(value) if name == "model" else [" | ".join(value)]
-    return [value if isinstance(value, str) else f"{float(value):.4g}"]
+    if name == "phrase":
+        return " | ".join(value)
+    return value if name in ("model", "kind") else f"{float(value):.4g}"
 
 
-def selection_text(selection: Selection) -> str:
+def selection_text(
+    selection: Selection,  # of an explorer
+) -> str:
     "A selection as the query of an address"
-    return urlencode([(name, text) for name in CONTROLS for text in _texts(selection, name)])
+    return urlencode({name: _link_value(selection, name) for name in CONTROLS}, doseq=True)
 
-
-def _number(name, value, default, ends):
-    low, high = ends if isinstance(default, float) else (0, math.inf)
+# %% ../../../nbs/7_attention/05_controls.ipynb #e86f85da
+def _number(name, value):
+    "A number with the type of its control"
+    default = _DEFAULTS[name]
+    low, high = CONTROLS[name].choices if isinstance(default, float) else (0, math.inf)
     with suppress(TypeError, ValueError, OverflowError):
         number = type(default)(float(value))
         if low <= number <= high and number == float(value):
@@ -89,57 +102,71 @@ def _number(name, value, default, ends):
 
 
 def _typed(name, value):
-    default, choices = _DEFAULTS.get(name, ""), CONTROLS[name].choices if name in CONTROLS else ()
     if name not in {*CONTROLS, "name", "question"}:
         raise UserError(f"the explorer knows nothing of {short(name)}")
-    if isinstance(default, bool | int | float):
-        return _number(name, value, default, choices)
+    if isinstance(_DEFAULTS.get(name), bool | int | float):
+        return _number(name, value)
+    if name == "image":
+        return value
+
     texts = value if name == "model" and isinstance(value, list | tuple) else [value]
-    if name != "image" and not all(isinstance(text, str | Path) and is_utf8(text) for text in texts):
+    if not all(isinstance(text, str | Path) and is_utf8(text) for text in texts):
         raise UserError(f"{name} must be a text, not {short(value)}")
-    if name == "kind" and value not in dict(choices).values():
-        raise UserError(f"there is no map {short(value)}; there are {', '.join(dict(choices).values())}")
+    if name == "kind" and value not in dict(_KINDS).values():
+        raise UserError(f"there is no map {short(value)}; there are {', '.join(dict(_KINDS).values())}")
     return texts if name == "model" else value
 
 
-def typed(changes: dict) -> dict:  # of controls, of `name` and of `question`, as values or as texts
+def typed(
+    changes: dict,  # of controls, of `name` and of `question`, as values or as texts
+) -> dict:
     "The one door of the explorer: each change with the type of its control; `UserError` where it has none"
     return {name: _typed(name, value) for name, value in changes.items()}
 
 
-def read_selection(text: str) -> dict:  # of `selection_text`, or such an address → changes for `Explorer.update`
+def read_selection(
+    text: str,  # of `selection_text`, or such an address
+) -> dict:  # changes for `Explorer.update`
     "What a text selects, `typed`. Keys of Voilà itself are left to it"
     changes: dict[str, Any] = {}
     for key, value in parse_qsl(text.rpartition("?")[2], keep_blank_values=True):
         if key == "model":
-            changes["model"] = [*changes.get("model", []), value]
+            changes.setdefault("model", []).append(value)
         elif key != "token" and not key.startswith("voila"):
             changes[key] = value
     return changes and {name: _DEFAULTS[name] for name in MAP_CONTROLS} | typed(changes)
 
 # %% ../../../nbs/7_attention/05_controls.ipynb #c4a81e57
-def add_control_flags(parser):  # an argparse.ArgumentParser
+def add_control_flags(
+    parser: argparse.ArgumentParser,  # of a command
+):
     "Add a flag for each control"
     for name, control in CONTROLS.items():
+        flag = "--" + name.replace("_", "-")
         default = _DEFAULTS[name]
         if isinstance(default, bool):
-            form: dict = dict(action="store_const", const="1", help=control.help)
+            parser.add_argument(flag, action="store_const", const="1", help=control.help)
         elif isinstance(default, tuple):
-            form = dict(action="append", metavar="NAME", help=f"{control.help}; may be repeated")
+            parser.add_argument(flag, action="append", metavar="NAME", help=f"{control.help}; may be repeated")
         else:
-            form = dict(metavar="N" if isinstance(default, int | float) else "TEXT", help=control.help)
-        parser.add_argument("--" + name.replace("_", "-"), **form)
+            parser.add_argument(flag, metavar="N" if isinstance(default, int | float) else "TEXT", help=control.help)
 
 
-def flag_changes(options) -> dict:  # what a parser of `add_control_flags` read → changes for `Explorer.update`
+def flag_changes(
+    options: argparse.Namespace,  # what a parser of `add_control_flags` read
+) -> dict:  # changes for `Explorer.update`
     "The changes that the flags of a command make; `UserError` where two of them exclude each other"
-    given = {name: value for name in CONTROLS if (value := getattr(options, name)) is not None}
-    for name in given:
+    changes = {name: value for name in CONTROLS if (value := getattr(options, name)) is not None}
+    for name in [*changes]:
         kinds = CONTROLS[name].kinds
-        if kinds and given.get("kind", _DEFAULTS["kind"]) not in kinds:
-            if "kind" in given:
-                raise UserError(f"--{name} is of the kind {kinds[0]}, not of {given['kind']}: leave out one of the two")
-            given = given | dict(kind=kinds[0])
-    if "phrase" in given:
-        given["phrase"] = " | ".join(given["phrase"])
-    return typed(given)
+        if not kinds or changes.get("kind", _DEFAULTS["kind"]) in kinds:
+            continue
+        if "kind" in changes:
+            raise UserError(
+                f"--{name} is of the kind {kinds[0]}, not of {changes['kind']}: leave out one of the two"
+            )
+        changes["kind"] = kinds[0]
+
+    if "phrase" in changes:
+        changes["phrase"] = " | ".join(changes["phrase"])
+    return typed(changes)

@@ -60,15 +60,16 @@ def _measure(shown, note):
     side = (width - 2 * _Inches.margin - columns * _Inches.gap) / (1 + columns)
     tall = side * min(2.0, shown.image.height / shown.image.width)
 
-    lines = max((len(line) for column in shown.columns for line in column.lines), default=0)
-    under = 0.1 + 0.14 * lines
+    lines = [len(line) for column in shown.columns for line in column.lines]
+    under = 0.1 + 0.14 * max(lines, default=0)
     bars = 0.58 if columns else 0.0
     foot = under + bars + 0.17 * len(note.splitlines())
     rows = len(shown.titles)
-    height = _Inches.title + rows * (_Inches.title + tall) + (rows - 1) * under + foot
+    height = _Inches.title + rows * (_Inches.title + tall)
+    height = height + (rows - 1) * under + foot
     return _Inches(width, height, side, tall, under, foot)
 
-
+# %% ../../../nbs/7_attention/03_figures.ipynb #d4e39cb0
 def _draw_row(axes_of_row, panels, i):
     "The panels of a phrase"
     for axes, (column, pixels, _) in zip(axes_of_row, panels):
@@ -81,9 +82,11 @@ def _draw_row(axes_of_row, panels, i):
 def _draw_bar(axes, column, opacity, inches):
     "The colour bar of a column, under its last panel"
     ticks = column.ticks
-    bar = axes.inset_axes((0, -(inches.under + 0.14) / inches.tall, 1, 0.08 / inches.tall))
+    below = -(inches.under + 0.14) / inches.tall
+    bar = axes.inset_axes((0, below, 1, 0.08 / inches.tall))
     bar.imshow(column.bar(opacity), aspect="auto", extent=(0, 1, 0, 1))
-    bar.set(yticks=[], xticks=np.linspace(0, 1, len(ticks)), xticklabels=ticks, xlabel=column.label)
+    places = np.linspace(0, 1, len(ticks))
+    bar.set(yticks=[], xticks=places, xticklabels=ticks, xlabel=column.label)
     first, *_, last = bar.get_xticklabels()
     first.set_ha("left")
     last.set_ha("right")
@@ -96,9 +99,10 @@ def maps_figure(
     "Image and columns of maps, a row for every phrase; without a phrase the image alone"
     inches = _measure(shown, note)
     width, height = inches[:2]
+    left = inches.margin / width
     spaces = {
-        "left": inches.margin / width,
-        "right": 1 - inches.margin / width,
+        "left": left,
+        "right": 1 - left,
         "top": 1 - 2 * inches.title / height,
         "bottom": inches.foot / height,
         "wspace": inches.gap / inches.side,
@@ -111,11 +115,12 @@ def maps_figure(
             _draw_row(grid[i], shown.panels(i), i)
             grid[i, 0].set_title(title, loc="left", fontsize=11, pad=5)
 
-        for axes, name in zip(grid[0], ["image", *(column.name for column in shown.columns)]):
+        names = ["image", *(column.name for column in shown.columns)]
+        for axes, name in zip(grid[0], names):
             page.text(axes.get_position().x0, 1 - 0.2 / height, name, color="#6b6b70")
         for axes, column in zip(grid[-1, 1:], shown.columns):
             _draw_bar(axes, column, shown.opacity, inches)
-        page.text(inches.margin / width, 0.06 / height, note, va="bottom", color="#6b6b70")
+        page.text(left, 0.06 / height, note, va="bottom", color="#6b6b70")
     return page
 
 # %% ../../../nbs/7_attention/03_figures.ipynb #3f70a6d1
@@ -124,7 +129,8 @@ def image_uri(
 ) -> str:
     "An image as an address that holds it"
     with io.BytesIO() as file:
-        Image.fromarray(np.uint8(pixels.clip(0, 1) * 255 + 0.5)).save(file, "PNG", compress_level=1)
+        whole = np.uint8(pixels.clip(0, 1) * 255 + 0.5)
+        Image.fromarray(whole).save(file, "PNG", compress_level=1)
         return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
@@ -164,10 +170,12 @@ def maps_html(
 # %% ../../../nbs/7_attention/03_figures.ipynb #f1081564
 def _in_colour(values, image, field, low, high):
     "A (gh,gw) map as light on an image, (h,w,3) in 0…1: its own colours from `high`, nearly white up to `low`"
-    sampled = sample_map(values[None], field, image.size, smooth=True)[0].numpy()[..., None]
-    light = ((sampled - low) / (high - low)).clip(0, 1)
+    sampled = sample_map(values[None], field, image.size, smooth=True)[0]
+    shares = (sampled.numpy()[..., None] - low) / (high - low)
+    light = shares.clip(0, 1)
     pale = 0.75 + 0.25 * grey_pixels(image)
-    return light * np.asarray(image, np.float32) / 255 + (1 - light) * pale
+    lit = light * np.asarray(image, np.float32) / 255
+    return lit + (1 - light) * pale
 
 
 def _compared(first, last, image, field):
@@ -179,7 +187,8 @@ def _compared(first, last, image, field):
 
     change = last - first
     most = float(change.abs().max())
-    yield MapColumn("difference", change[None], field, -most, most, signed=True).paint(0, image, smooth=True)
+    column = MapColumn("difference", change[None], field, -most, most, signed=True)
+    yield column.paint(0, image, smooth=True)
 
 
 def compare_figure(
@@ -200,15 +209,18 @@ def compare_figure(
     (first, last), field = on_finest_grid(maps, fields, share=True)
 
     shown = (shown or open_user_image(image)).convert("RGB")
+    side = 1.75  # inches
     tall = min(2.0, shown.height / shown.width)
     with rc_context(_STYLE):
-        page = Page((0.3 + 1.75 * len(phrases), 0.3 + 3 * 1.75 * tall), layout="constrained")
+        page = Page((0.3 + side * len(phrases), 0.3 + 3 * side * tall), layout="constrained")
         grid = page.subplots(3, len(phrases), squeeze=False)
         for i, phrase in enumerate(phrases):
-            for axes, pixels in zip(grid[:, i], _compared(first[i], last[i], shown, field)):
+            panels = _compared(first[i], last[i], shown, field)
+            for axes, pixels in zip(grid[:, i], panels):
                 axes.imshow(add_outline(pixels, outlines[i]) if len(outlines) else pixels)
                 axes.set(xticks=[], yticks=[])
-            grid[0, i].set_title("\n".join(textwrap.wrap(phrase, 28)), fontsize=9)
+            title = textwrap.wrap(phrase, 28)
+            grid[0, i].set_title("\n".join(title), fontsize=9)
         for axes, name in zip(grid[:, 0], [*names, "difference"]):
             axes.set_ylabel(name, fontsize=9)
     return page

@@ -163,7 +163,7 @@ def gradient_map(
 
     return maps
 
-# %% ../../../nbs/7_attention/01_maps.ipynb #0c3236ee
+# %% ../../../nbs/7_attention/01_maps.ipynb #81bd064e
 def open_user_image(
     image: Any,  # a PIL image, a path or bytes
     name: str = "",  # what an error calls it
@@ -177,7 +177,7 @@ def open_user_image(
         colon = ": " if detail else ""
         raise UserError(f"{name or 'the image'} cannot be shown, {e.cause}{colon}{detail}") from None
 
-
+# %% ../../../nbs/7_attention/01_maps.ipynb #0c3236ee
 @dataclass
 class View:
     "One image as one model sees it"

@@ -33,21 +33,22 @@ def _wrapped_row(*parts):
 def _widget_of(key, control):
     "The widget of a control, as its row in the table says"
     name = control.label or key.replace("_", " ")
-    late = dict(description=name, continuous_update=False)  # it acts on Enter, or when it is let go
     match control.widget:
-        case "text":
-            return widgets.Text(placeholder=control.help, **late)
         case "menu":
             return widgets.Dropdown(description=name)
         case "check":
             return widgets.Checkbox(description=name, indent=False)
         case "buttons":
             return widgets.ToggleButtons(options=control.choices)
+        case "text":
+            widget = widgets.Text(description=name, placeholder=control.help)
         case "log":
-            return widgets.FloatLogSlider(value=10, min=0, max=2, step=0.05, readout_format=".3g", **late)
+            widget = widgets.FloatLogSlider(description=name, value=10, min=0, max=2, step=0.05, readout_format=".3g")
         case _:
             low, high = control.choices
-            return widgets.FloatSlider(min=low, max=high, step=(high - low) / 20, **late)
+            widget = widgets.FloatSlider(description=name, min=low, max=high, step=(high - low) / 20)
+    widget.continuous_update = False  # it acts on Enter, or when it is let go
+    return widget
 
 
 def _set_options(menu, options):
@@ -55,87 +56,162 @@ def _set_options(menu, options):
     if list(menu.options) != options:
         menu.options = options
 
+
+def _shelf_row(buttons):
+    "The images of the gallery, small, each with its button"
+    places = []
+    for exhibit, button in zip(gallery(), buttons):
+        small = widgets.HTML(f'<img alt="" src="{image_uri(np.asarray(exhibit.image) / 255)}">')
+        places.append(widgets.VBox([small, button]))
+    return widgets.HBox(places).add_class("c2lip-shelf")
+
+
+def _display_of(pressed):
+    "The CSS of a fold whose button is pressed, or not"
+    return None if pressed else "none"
+
+# %% ../../../nbs/7_attention/07_panel.ipynb #bc354261
+class _ChipRow(widgets.HBox):
+    "Buttons for a caption's phrases: to show each alone, and beside the others"
+
+    def __init__(self):
+        super().__init__()
+        self.pairs: dict[str, tuple] = {}
+
+    def on_new(self, phrase, alone, beside):
+        "A panel puts its own function here, to listen to the buttons"
+
+    def show(self, phrases, chosen):
+        "Set the buttons; the same ones while the phrases stay, so that the focus does"
+        if list(phrases) != list(self.pairs):
+            self.pairs = {}
+            for phrase in phrases:
+                beside = widgets.Button().add_class("c2lip-beside")
+                self.pairs[phrase] = widgets.Button(description=phrase), beside
+                self.on_new(phrase, *self.pairs[phrase])
+            self.children = [widgets.HBox(pair) for pair in self.pairs.values()]  # no line break parts a pair
+
+        for phrase, (alone, beside) in self.pairs.items():
+            alone.button_style = "primary" if phrase in chosen else ""
+            beside.description = "−" if phrase in chosen else "+"
+            beside.tooltip = f"take “{phrase}” away" if phrase in chosen else f"show “{phrase}” too"
+            beside.layout.display = "none" if chosen in ((), (phrase,)) else None
+
 # %% ../../../nbs/7_attention/07_panel.ipynb #1b2c2a19
 _FILE_KINDS = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}  # ending → media type
 
 
-class Panel(widgets.VBox):
-    "The widgets of an `Explorer`"
+class _PanelWidgets(widgets.VBox):
+    "The widgets of a panel in reading order, and no more"
 
-    def __init__(self, explorer: Explorer, in_background: bool = False):  # then a worker does the acts in their order
+    def __init__(self):
+        self.controls = {name: _widget_of(name, control) for name, control in CONTROLS.items()}
+        self.menus = [widgets.Dropdown(description=place) for place in ("before", "after", "third", "fourth")]
+        self.swap = widgets.Button(description="⇄", tooltip="exchange before and after")
+        self.questions = {name: widgets.Button(description=name) for name in QUESTIONS}
+        for name, button in self.questions.items():
+            button.tooltip = f"{name}: show the answer beside"
+        self.shelf = [widgets.Button(description=e.place, tooltip=f"{e.name}: {e.caption}") for e in gallery()]
+        self.upload = widgets.FileUpload(description="upload", accept="image/*")
+        self.state = widgets.Text(description="state", placeholder="the text of another visit", continuous_update=False)
+        self.files = {kind: widgets.Button(description=kind.upper()) for kind in _FILE_KINDS}
+        for kind, button in self.files.items():
+            button.tooltip = f"download maps.{kind}"
+
+        self.link = widgets.HTML()
+        self.address = widgets.HTML()
+        self.status = widgets.HTML().add_class("c2lip-live")
+        self.maps = widgets.HTML()
+        self.chip_row = _ChipRow().add_class("c2lip-chips")
+        self.folds = {}
+        self.fold_buttons = {}
+        super().__init__(self._rows())
+        self.add_class("c2lip-explorer")
+
+    def _rows(self):
+        before, after, third, fourth = self.menus
+        model, image, caption, phrase = (self.controls[name] for name in ("model", "image", "caption", "phrase"))
+        for part in (after, phrase):
+            part.add_class("c2lip-own-row")  # on a narrow page
+
+        self._fold("more models", _wrapped_row(third, fourth), _wrapped_row(model))
+        self._fold("images", _wrapped_row(image, self.upload), _wrapped_row(caption))
+        self._fold("map", _wrapped_row(*(self.controls[name] for name in MAP_CONTROLS)))
+        download = _wrapped_row(widgets.Label("download"), *self.files.values(), self.link)
+        self._fold("take along", download, _wrapped_row(self.state, self.address))
+        models = _wrapped_row(before, self.swap, after, _wrapped_row(*self.fold_buttons.values()))
+        search = _wrapped_row(phrase, *self.questions.values())
+        return [models, *self.folds.values(), search, self.chip_row, self.status, self.maps, _shelf_row(self.shelf)]
+
+    def _fold(self, name, *rows):
+        "Rows that a button shows and hides"
+        fold = widgets.VBox(rows).add_class("c2lip-fold")
+        button = widgets.ToggleButton(description=f"{name} ▾")
+        widgets.dlink((button, "value"), (fold.layout, "display"), _display_of)
+        self.folds[name] = fold
+        self.fold_buttons[name] = button
+
+# %% ../../../nbs/7_attention/07_panel.ipynb #f4715372
+class _FollowingPanel(_PanelWidgets):
+    "A panel whose widgets follow the selection of its explorer"
+
+    def __init__(self, explorer):
         self.explorer = explorer
+        super().__init__()
+
+    def _refresh_menus(self):
+        selection = self.explorer.selection
+        names = [(name, name) for name in self.explorer.models]
+        shown = [*selection.model, "", "", ""]
+        for menu, name in zip(self.menus, shown):
+            _set_options(menu, names if menu is self.menus[0] else [("–", ""), *names])
+            menu.value = name
+        self.swap.disabled = len(selection.model) < 2
+
+        for name, control in MAP_CONTROLS.items():
+            widget = self.controls[name]
+            if control.widget == "menu":
+                none, some = control.choices
+                numbers = range(1, self.explorer.cache.most(selection.model, name) + 1)
+                _set_options(widget, [(none, 0), *((some.format(number), number) for number in numbers)])
+            widget.value = getattr(selection, name)
+            widget.disabled = bool(control.kinds) and selection.kind not in control.kinds
+
+    def _refresh_texts(self):
+        selection = self.explorer.selection
+        text = selection_text(selection)
+        self.controls["caption"].value = selection.caption
+        self.controls["phrase"].value = " | ".join(selection.phrase)
+        for emptied in (self.controls["image"], self.controls["model"], self.link):
+            emptied.value = ""
+        self.state.value = text
+        if os.environ.get("SERVER_SOFTWARE", "").startswith("voila"):
+            self.address.value = f'<a href="?{html.escape(text)}">link to this view</a>'
+
+    def _refresh_images(self):
+        selection = self.explorer.selection
+        for exhibit, button in zip(gallery(), self.shelf):
+            button.button_style = "primary" if exhibit is selection.image else ""
+        self.chip_row.show(caption_phrases(selection.caption), selection.phrase)
+        self.maps.value = self.explorer.html()
+
+    def _ipython_display_(self):
+        "Show the panel with its style and its script; where widgets cannot run, its figure"
+        style = shipped("explorer.css").read_text(encoding="utf8")
+        script = shipped("explorer.js").read_text(encoding="utf8")
+        display(HTML(f"<style>{style}</style><script>{script}</script>"))
+        still = {"image/png": base64.b64encode(self.explorer.file()).decode(), "text/plain": self.explorer.status}
+        display(self._repr_mimebundle_() | still, raw=True)
+
+# %% ../../../nbs/7_attention/07_panel.ipynb #5cd7b400
+class _AnsweringPanel(_FollowingPanel):
+    "A panel that shows what its explorer says, and hands acts on in their order"
+
+    def __init__(self, explorer, in_background):
         self._worker = ThreadPoolExecutor(1) if in_background else None
         self._refresher = 0  # the thread that sets the widgets just now: what it changes is nobody's act
         self._answers = 0  # how many were given: what tells an answer from the same one before
-        self.chips: dict[str, list] = {}  # phrase of the caption → buttons to show it alone, and beside the others
-        self._make_widgets()
-        super().__init__(self._rows())
-        self.add_class("c2lip-explorer")
-        self._connect()
-        self._refresh()
-
-    def _make_widgets(self):
-        button = widgets.Button
-        self.controls = {name: _widget_of(name, control) for name, control in CONTROLS.items()}
-        self.menus = [widgets.Dropdown(description=place) for place in ("before", "after", "third", "fourth")]
-        self.swap = button(description="⇄", tooltip="exchange before and after")
-        self.shelf = [button(description=e.place, tooltip=f"{e.name}: {e.caption}") for e in gallery()]
-        self.upload = widgets.FileUpload(description="upload", accept="image/*")
-        self.questions = {q: button(description=q, tooltip=f"{q}: show the answer beside") for q in QUESTIONS}
-        self.files = {kind: button(description=kind.upper(), tooltip=f"download maps.{kind}") for kind in _FILE_KINDS}
-        self.save = button(description="save in runs/", tooltip="write all three, and what they show, under runs/")
-        self.state = widgets.Text(description="state", placeholder="the text of another visit", continuous_update=False)
-        self.link, self.address, self.status, self.maps = (widgets.HTML() for _ in range(4))
-        self.status.add_class("c2lip-live")
-        self.chip_row = widgets.HBox().add_class("c2lip-chips")
-
-    def _rows(self):
-        "The widgets in reading order"
-        before, after, third, fourth = self.menus
-        model, image, caption, phrase = (self.controls[name] for name in ("model", "image", "caption", "phrase"))
-        download = [widgets.Label("download"), *self.files.values(), self.link, self.save]
-        folds = {
-            "more models": [_wrapped_row(third, fourth), _wrapped_row(model)],
-            "images": [_wrapped_row(image, self.upload), _wrapped_row(caption)],
-            "map": [_wrapped_row(*(self.controls[name] for name in MAP_CONTROLS))],
-            "take along": [_wrapped_row(*download), _wrapped_row(self.state, self.address)],
-        }
-        self.folds = {name: widgets.VBox(own).add_class("c2lip-fold") for name, own in folds.items()}
-        self.fold_buttons = {name: widgets.ToggleButton(description=f"{name} ▾") for name in folds}
-        for name, fold in self.folds.items():
-            pressed, display = (self.fold_buttons[name], "value"), (fold.layout, "display")
-            widgets.dlink(pressed, display, lambda on: None if on else "none")
-        small = [widgets.HTML(f'<img alt="" src="{image_uri(np.asarray(e.image) / 255)}">') for e in gallery()]
-        shelf = widgets.HBox([widgets.VBox(pair) for pair in zip(small, self.shelf)]).add_class("c2lip-shelf")
-        for part in (after, phrase):
-            part.add_class("c2lip-own-row")  # on a narrow page
-        return [
-            _wrapped_row(before, self.swap, after, _wrapped_row(*self.fold_buttons.values())),
-            *self.folds.values(),
-            _wrapped_row(phrase, *self.questions.values()),
-            self.chip_row,
-            self.status,
-            self.maps,
-            shelf,
-        ]
-
-    def _connect(self):
-        "Send what the user does to the explorer"
-        for name, widget in self.controls.items():
-            self._listen(widget, partial(self._on_control, name))
-        for menu in self.menus:
-            self._listen(menu, lambda _: self._update(model=[menu.value for menu in self.menus if menu.value]))
-        self._listen(self.state, lambda text: self._update(state=text) if text.strip() else self._refresh())
-        self._listen(self.upload, lambda files: self._update(image=bytes(files[0].content), name=files[0].name))
-        self._listen(self.swap, self._on_swap)
-        written = "written: {}/maps.png, maps.svg, maps.pdf"
-        self._listen(self.save, lambda: self._write_status(written.format(self.explorer.save())))
-        for number, button in enumerate(self.shelf, 1):
-            self._listen(button, partial(self._update, image=number))
-        for name, button in self.questions.items():
-            self._listen(button, partial(self._update, question=name))
-        for kind, button in self.files.items():
-            self._listen(button, partial(self._on_download, kind))
+        super().__init__(explorer)
 
     def _listen(self, widget, act):
         "Do `act` when a button is clicked, or with the value when one has changed"
@@ -158,35 +234,12 @@ class Panel(widgets.VBox):
         try:
             act(*value)
         except Exception as e:
-            self._write_status(str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}", wrong=True)
+            text = str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
+            self._write_status(text, wrong=True)
 
     def _update(self, **changes):
         self.explorer.update(**changes)
         self._refresh()
-
-    def _on_control(self, name, value):
-        if name == "model":  # one that is not in the menus takes the place of the second
-            value = [self.explorer.selection.model[0], value.strip()] if value.strip() else []
-        if value or name not in ("model", "image"):  # an emptied field changes nothing
-            self._update(**{name: value})
-        else:
-            self._refresh()
-
-    def _on_swap(self):
-        first, *rest = self.explorer.selection.model
-        self._update(model=[*rest[:1], first, *rest[1:]])
-
-    def _on_download(self, kind):
-        data = base64.b64encode(self.explorer.file(kind, dpi=300)).decode()
-        address, name = f"data:{_FILE_KINDS[kind]};base64,{data}", f"maps.{kind}"
-        self.link.value = ""  # else the same file again would be no change, and nothing would follow it
-        self.link.value = f'<a download="{name}" href="{address}">{name}</a>'
-        self._write_status(self.explorer.status)
-
-    def _on_beside(self, phrase):
-        "Put a phrase beside those on show, or take it away again"
-        shown = self.explorer.selection.phrase
-        self._update(phrase=" | ".join([p for p in shown if p != phrase] if phrase in shown else [*shown, phrase]))
 
     def _write_status(self, text, wrong=False):
         style = "c2lip-status c2lip-wrong" if wrong else "c2lip-status"
@@ -201,60 +254,66 @@ class Panel(widgets.VBox):
             if not self.explorer.error:  # else what was typed stays, to be corrected
                 self._refresh_texts()
             self.upload.value = ()
-            for exhibit, button in zip(gallery(), self.shelf):
-                button.button_style = "primary" if exhibit is self.explorer.selection.image else ""
-            self._refresh_chips()
-            self.maps.value = self.explorer.html()
+            self._refresh_images()
         finally:
             self._refresher = 0
         self._write_status(self.explorer.status, wrong=bool(self.explorer.error))
 
-    def _refresh_menus(self):
-        entries, selection = self.explorer.models.values(), self.explorer.selection
-        shown = selection.model
-        options = [(f"{e.name} · {e.about}" if e.about else e.name, e.name) for e in entries]
-        for place, menu in enumerate(self.menus):
-            _set_options(menu, options if place == 0 else [("–", ""), *options])
-            menu.value = shown[place] if place < len(shown) else ""
-        self.swap.disabled = len(shown) < 2
-        for name, control in MAP_CONTROLS.items():
-            widget = self.controls[name]
-            if control.widget == "menu":
-                none, some = control.choices
-                numbers = range(1, self.explorer.most(name) + 1)
-                _set_options(widget, [(none, 0), *((some.format(k), k) for k in numbers)])
-            widget.value = getattr(selection, name)
-            widget.disabled = bool(control.kinds) and selection.kind not in control.kinds
+# %% ../../../nbs/7_attention/07_panel.ipynb #85d2f850
+class Panel(_AnsweringPanel):
+    "The widgets of an `Explorer`"
 
-    def _refresh_texts(self):
-        selection = self.explorer.selection
-        self.controls["caption"].value = selection.caption
-        self.controls["phrase"].value = " | ".join(selection.phrase)
-        self.controls["image"].value = self.controls["model"].value = self.link.value = ""
-        self.state.value = text = selection_text(selection)
-        if os.environ.get("SERVER_SOFTWARE", "").startswith("voila"):
-            self.address.value = f'<a href="?{html.escape(text)}">link to this view</a>'
+    def __init__(
+        self,
+        explorer: Explorer,  # whose selection it shows and changes
+        in_background: bool = False,  # then a worker does the acts in their order
+    ):
+        super().__init__(explorer, in_background)
+        for name, widget in self.controls.items():
+            self._listen(widget, partial(self._on_control, name))
+        for menu in self.menus:
+            self._listen(menu, self._on_menu)
+        for number, button in enumerate(self.shelf, 1):
+            self._listen(button, partial(self._update, image=number))
+        for name, button in self.questions.items():
+            self._listen(button, partial(self._update, question=name))
+        for kind, button in self.files.items():
+            self._listen(button, partial(self._on_download, kind))
+        self._listen(self.state, lambda text: self._update(state=text.strip()))
+        self._listen(self.upload, self._on_upload)
+        self._listen(self.swap, self._on_swap)
+        self.chip_row.on_new = self._on_new_chip
+        self._refresh()
 
-    def _refresh_chips(self):
-        "Buttons for the caption's phrases; the same ones while the caption stays, so that the focus does"
-        phrases, shown = caption_phrases(self.explorer.selection.caption), self.explorer.selection.phrase
-        if list(phrases) != list(self.chips):
-            pairs = [[widgets.Button(description=text) for text in (phrase, "+")] for phrase in phrases]
-            self.chips = dict(zip(phrases, pairs))
-            for phrase, (chip, beside) in self.chips.items():
-                self._listen(chip, partial(self._update, phrase=phrase))
-                self._listen(beside, partial(self._on_beside, phrase))
-                beside.add_class("c2lip-beside")
-            self.chip_row.children = [widgets.HBox(pair) for pair in self.chips.values()]  # no line break parts a pair
-        for phrase, (chip, beside) in self.chips.items():
-            chip.button_style = "primary" if phrase in shown else ""
-            beside.description = "−" if phrase in shown else "+"
-            beside.tooltip = f"take “{phrase}” away" if phrase in shown else f"show “{phrase}” too"
-            beside.layout.display = "none" if shown in ((), (phrase,)) else None
+    def _on_control(self, name, value):
+        if name in ("model", "image") and not value.strip():
+            return self._refresh()  # an emptied field changes nothing
+        if name == "model":  # one that is not in the menus takes the place of the second
+            value = [self.explorer.selection.model[0], value]
+        self._update(**{name: value})
 
-    def _ipython_display_(self):
-        "Show the panel with its style and its script; where widgets cannot run, its figure"
-        style, script = (shipped(f"explorer.{kind}").read_text(encoding="utf8") for kind in ("css", "js"))
-        display(HTML(f"<style>{style}</style><script>{script}</script>"))
-        still = {"image/png": base64.b64encode(self.explorer.file()).decode(), "text/plain": self.explorer.status}
-        display(self._repr_mimebundle_() | still, raw=True)
+    def _on_menu(self, _):
+        self._update(model=[menu.value for menu in self.menus if menu.value])
+
+    def _on_upload(self, files):
+        self._update(image=bytes(files[0].content), name=files[0].name)
+
+    def _on_swap(self):
+        first, *rest = self.explorer.selection.model
+        self._update(model=[*rest[:1], first, *rest[1:]])
+
+    def _on_download(self, kind):
+        data = base64.b64encode(self.explorer.file(kind, dpi=300)).decode()
+        self.link.value = ""  # else the same file again would be no change, and nothing would follow it
+        self.link.value = f'<a download="maps.{kind}" href="data:{_FILE_KINDS[kind]};base64,{data}">maps.{kind}</a>'
+        self._write_status(self.explorer.status)
+
+    def _on_beside(self, phrase):
+        "Put a phrase beside those on show, or take it away again"
+        shown = self.explorer.selection.phrase
+        both = [other for other in shown if other != phrase] if phrase in shown else [*shown, phrase]
+        self._update(phrase=" | ".join(both))
+
+    def _on_new_chip(self, phrase, chip, beside):
+        self._listen(chip, partial(self._update, phrase=phrase))
+        self._listen(beside, partial(self._on_beside, phrase))

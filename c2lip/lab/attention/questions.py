@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -55,6 +55,7 @@ def gallery() -> tuple[Exhibit, ...]:
     chosen += [("scene", make_scene("validation", i)) for i in (0, 3, 4, 6, 8, 10, 11)]
     chosen += [("binding", scene) for scene in binding_scenes(2, "validation")]
     chosen += [("held out", scene) for scene in binding_scenes(2, "validation", held_out=True)]
+
     exhibits = []
     for place, (kind, scene) in enumerate(chosen, 1):
         caption = caption_scene(scene, "explorer", place)
@@ -65,20 +66,23 @@ def gallery() -> tuple[Exhibit, ...]:
 
 
 def open_exhibit(
-    image,  # a number of the gallery, a path, bytes, a PIL image, or an `Exhibit`, which is returned
+    image: Any,  # a number of the gallery, a path, bytes, a PIL image, or an `Exhibit`, which is returned
     name: str = "",  # what to call it; empty: the file's name
 ) -> Exhibit:
     "An image to show; one that cannot be opened is a `UserError`"
     if isinstance(image, Exhibit):
         return image
+
     if isinstance(image, int | str) and str(image).strip().isdecimal():
-        found = [exhibit for exhibit in gallery() if exhibit.place == str(image).strip()]
-        if not found:
-            raise UserError(f"the gallery has the images 1 to {len(gallery())}, not {short(image)}")
-        return found[0]
-    place = str(user_path(image)) if isinstance(image, str | Path) else ""
-    opened = open_user_image(place or image, name or str(image) if place else name or "the image")
-    return Exhibit(name or Path(place).name or "image", opened, place=place)
+        for exhibit in gallery():
+            if exhibit.place == str(image).strip():
+                return exhibit
+        raise UserError(f"the gallery has the images 1 to {len(gallery())}, not {short(image)}")
+
+    if isinstance(image, str | Path):
+        path = user_path(image)
+        return Exhibit(name or path.name, open_user_image(str(path), name or str(image)), place=str(path))
+    return Exhibit(name or "image", open_user_image(image, name))
 
 # %% ../../../nbs/7_attention/04_questions.ipynb #77908bcd
 _MOST_PHRASES = 4
@@ -86,8 +90,10 @@ PHOTO_COLOURS = (*COLOURS, "black", "brown", "grey")
 PHOTO_NOUNS = "person dog cat horse bird car bus bicycle chair table bottle building".split()
 
 
-def split_phrases(text: str) -> tuple[str, ...]:
-    'The phrases of "a red mug | a blue mug"; none, or more than four, is a `UserError`'
+def split_phrases(
+    text: str,  # such as "a red mug | a blue mug"
+) -> tuple[str, ...]:
+    "The phrases between bars; none, or more than four, is a `UserError`"
     phrases = tuple(" ".join(part.split()) for part in text.split("|") if part.strip())
     if not phrases:
         raise UserError("the phrase is empty; type a few words such as: a red mug")
@@ -97,46 +103,72 @@ def split_phrases(text: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def caption_phrases(caption: str) -> tuple[str, ...]:
+def caption_phrases(
+    caption: str,  # as typed
+) -> tuple[str, ...]:
     "The distinct noun phrases of a caption, in lower case and reading order"
-    phrases = noun_phrases(canonical_caption(caption)) if caption.strip() else []
-    return tuple(dict.fromkeys(phrase.text.lower() for phrase in phrases))
+    if not caption.strip():
+        return ()
+    return tuple(dict.fromkeys(phrase.text.lower() for phrase in noun_phrases(canonical_caption(caption))))
+
+
+class _Parts(NamedTuple):
+    "The words of a phrase that a question changes; None where it has no such word"
+
+    attribute: Any
+    noun: Any
 
 
 def _parts(phrase):
-    "The attribute and the noun of a phrase, as tagged words; None where it has no such word"
-    words = tag_words([phrase])[0]
-    end = next((k for k, word in enumerate(words) if word.pos == "ADP"), len(words))
-    colours = [word for word in words[:end] if word.text.lower() in PHOTO_COLOURS]
-    others = [word for word in words[:end] if word not in colours]
-    attributes = colours + [word for word in others if word.pos in WORD_KINDS["adjective"]]
-    nouns = [word for word in others if word.pos in WORD_KINDS["noun"]]
-    return dict(attribute=attributes[0] if attributes else None, noun=nouns[-1] if nouns else None)
+    colours, adjectives, nouns = [], [], []
+    for word in tag_words([phrase])[0]:
+        if word.pos == "ADP":
+            break
+        if word.text.lower() in PHOTO_COLOURS:
+            colours.append(word)
+        elif word.pos in WORD_KINDS["adjective"]:
+            adjectives.append(word)
+        elif word.pos in WORD_KINDS["noun"]:
+            nouns.append(word)
+
+    attributes = colours + adjectives
+    return _Parts(attributes[0] if attributes else None, nouns[-1] if nouns else None)
 
 # %% ../../../nbs/7_attention/04_questions.ipynb #06301782
 def _exchanged(part, phrase, others):
     "A phrase with its attribute or noun taken from the first of the others whose own differs; None where none does"
-    own = _parts(phrase)[part]
+    word = getattr(_parts(phrase), part)
     for other in others:
-        theirs = _parts(other)[part]
-        if own and theirs and theirs.text.lower() != own.text.lower():
-            return swap_spans(phrase, {(own.start, own.end): theirs.text})
+        replacement = getattr(_parts(other), part)
+        if word and replacement and replacement.text.lower() != word.text.lower():
+            return swap_spans(phrase, {(word.start, word.end): replacement.text})
     return None
 
 
 def _without_attribute(phrase, _others):
     "A phrase without its attribute; None where it has none"
-    attribute = _parts(phrase)["attribute"]
-    rest = attribute and re.match(r"\s+(\w+)", phrase[attribute.end :])
-    return swap_spans(phrase, {(attribute.start, attribute.end + rest.end()): rest[1]}) if rest else None
+    attribute = _parts(phrase).attribute
+    following = attribute and re.match(r"\s+(\w+)", phrase[attribute.end :])
+    if not following:
+        return None
+    return swap_spans(phrase, {(attribute.start, attribute.end + following.end()): following[1]})
 
 
-def exchange_colours(caption: str) -> str:
+def exchange_colours(
+    caption: str,  # as typed
+) -> str:
     "A caption with its first two colours exchanged; empty where it has no two"
-    found = {m.span(): m[0].lower() for m in re.finditer(r"\w+", caption) if m[0].lower() in PHOTO_COLOURS}
-    first, second = [*dict.fromkeys(found.values()), "", ""][:2]
+    colours = {}  # span → colour
+    for match in re.finditer(r"\w+", caption):
+        word = match[0].lower()
+        if word in PHOTO_COLOURS:
+            colours[match.span()] = word
+
+    first, second, *_ = [*dict.fromkeys(colours.values()), "", ""]
+    if not second:
+        return ""
     other = {first: second, second: first}
-    return swap_spans(caption, {span: other[word] for span, word in found.items() if word in other}) if second else ""
+    return swap_spans(caption, {span: other[colour] for span, colour in colours.items() if colour in other})
 
 
 QUESTIONS: dict[str, Callable] = {
@@ -155,31 +187,38 @@ def ask(
     if question not in QUESTIONS:
         raise UserError(f"there is no question {short(question)}; there are {', '.join(QUESTIONS)}")
     changed = [QUESTIONS[question](phrase, [*phrases, *caption]) for phrase in phrases]
-    wanted = tuple(dict.fromkeys([*phrases, *filter(None, changed)]))[:_MOST_PHRASES]
-    if wanted == tuple(phrases):
+    both = tuple(dict.fromkeys([*phrases, *filter(None, changed)]))[:_MOST_PHRASES]
+    if both == tuple(phrases):
         raise UserError(f"{question}: there is nothing to change in {' | '.join(phrases) or 'no phrase'}")
-    return wanted
+    return both
 
 # %% ../../../nbs/7_attention/04_questions.ipynb #32452161
+def _bare(phrase):
+    "The words of a phrase without its articles"
+    return [word for word in phrase.lower().split() if word not in ("a", "an", "the")]
+
+
+def _with_others(phrase, part, drawn, photographed):
+    "A phrase with a part replaced by each other word: of the embedded world if the part is, else of photographs"
+    own = part.text.lower()
+    words = drawn if own in drawn else photographed
+    return [swap_spans(phrase, {(part.start, part.end): word}) for word in words if word != own]
+
+
 def _rivals(phrase, true=()):
     "Kind → what a phrase, not among the known `true` ones, might be mistaken for: other colours, or other nouns"
+    attribute, noun = _parts(phrase)
+    rivals = {}
+    if noun and attribute and attribute.text.lower() in PHOTO_COLOURS:
+        rivals["colours"] = _with_others(phrase, attribute, COLOURS, PHOTO_COLOURS)
+    if noun:
+        rivals["nouns"] = _with_others(phrase, noun, NOUNS, PHOTO_NOUNS)
 
-    def bare(phrase):
-        return [word for word in phrase.lower().split() if word not in ("a", "an", "the")]
-
-    attribute, noun = _parts(phrase).values()
-    lists = dict(colours=(tuple(COLOURS), PHOTO_COLOURS), nouns=(NOUNS, PHOTO_NOUNS))
-    known, found = [bare(p) for p in true], {}
-    for kind, part in dict(colours=noun and attribute, nouns=noun).items():
-        if not part:
-            continue
-        own, (first, second) = part.text.lower(), lists[kind]
-        words = first if own in first else second
-        swapped = [swap_spans(phrase, {(part.start, part.end): word}) for word in words if word != own]
-        kept = [p for p in swapped if bare(phrase) not in known or bare(p) not in known]
-        if kept and (kind == "nouns" or own in words):
-            found[kind] = kept
-    return found
+    known = [_bare(other) for other in true]
+    if _bare(phrase) in known:
+        for kind, others in rivals.items():
+            rivals[kind] = [other for other in others if _bare(other) not in known]
+    return {kind: others for kind, others in rivals.items() if others}
 
 
 @dataclass
@@ -197,31 +236,45 @@ class PhraseScore:
 
 
 def score_phrase(
-    phrase: str,
+    phrase: str,  # to score
     view: View,  # the image as a model sees it
     embed: Callable,  # tuple of P phrases → (P,D) unit, by the same model
     true: Sequence[str] = (),  # phrases known to be true of the image
 ) -> PhraseScore:
     "Both scores of a phrase, and its rank among its rivals; a tie counts against it"
-    pooled, attended = (float(score[0]) for score in view.scores(embed((phrase,))))
-    ranks = {}
+    ((pooled,), (attended,)) = view.scores(embed((phrase,))).tolist()
+    score = PhraseScore(pooled, attended)
     for kind, others in _rivals(phrase, true).items():
         fits: Tensor = embed(tuple(others)) @ view.image
-        ranks[kind] = 1 + int((fits >= pooled).sum()), 1 + len(others)
-    return PhraseScore(pooled, attended, ranks)
+        score.ranks[kind] = 1 + int((fits >= pooled).sum()), 1 + len(others)
+    return score
 
 # %% ../../../nbs/7_attention/04_questions.ipynb #dc675c70
 _WORLD_WORDS = {*NOUNS, *COLOURS, *PATTERNS, *filter(None, SIZES)}
 _CONTENT = set().union(*WORD_KINDS.values())
 
 
-def true_mask(phrase: str, scene: Scene | None, size: int = 384) -> np.ndarray | None:  # (size,size) bool
+def true_mask(
+    phrase: str,  # of words of the embedded world
+    scene: Scene | None,  # None: nothing is known of the image
+    size: int = 384,  # pixels
+) -> np.ndarray | None:  # (size,size) bool
     "The pixels of the things that a phrase is true of; None where the scene holds no such thing, or nothing is known"
-    words = {word for word in re.findall(r"\w+", phrase.lower()) if word in _WORLD_WORDS}
+    words = _WORLD_WORDS.intersection(re.findall(r"\w+", phrase.lower()))
     if scene is None or not words & set(NOUNS):
         return None
-    fitting = [t for t in scene.things if words <= {t.noun, t.colour, t.pattern, t.size}]
-    return np.any([object_mask(t, size) for t in fitting], 0) if fitting else None
+    masks = [
+        object_mask(thing, size)
+        for thing in scene.things
+        if words <= {thing.noun, thing.colour, thing.pattern, thing.size}
+    ]
+    return np.any(masks, 0) if masks else None
+
+
+def _strange_words(phrase):
+    "Words of content that the embedded world lacks"
+    words = [word.text for word in tag_words([phrase])[0] if word.pos in _CONTENT]
+    return [word for word in words if word.lower() not in _WORLD_WORDS]
 
 
 def doubts(
@@ -231,14 +284,13 @@ def doubts(
     scores: dict[str, PhraseScore],  # phrase → how it fits, to this model
 ) -> list[str]:  # a sentence each
     "Why the maps of a model may mean nothing"
-    found = []
+    reasons = []
     if embedded and not drawn:
-        found.append(f"{name} has seen drawn scenes alone: it has no reason to know this image")
+        reasons.append(f"{name} has seen drawn scenes alone: it has no reason to know this image")
     for phrase, score in scores.items():
-        content = [word.text for word in tag_words([phrase])[0] if word.pos in _CONTENT] if embedded else []
-        strange = [word for word in content if word.lower() not in _WORLD_WORDS]
+        strange = _strange_words(phrase) if embedded else []
         if strange:
-            found.append(f"{name} has never read “{'”, “'.join(strange)}”")
+            reasons.append(f"{name} has never read “{'”, “'.join(strange)}”")
         elif score.ranks and all(2 * rank > count + 1 for rank, count in score.ranks.values()):
-            found.append(f"to {name}, most rivals fit better than “{phrase}”")
-    return found
+            reasons.append(f"to {name}, most rivals fit better than “{phrase}”")
+    return reasons
