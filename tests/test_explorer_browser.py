@@ -17,8 +17,6 @@ import pytest
 from conftest import BROWSER, ROOT, free_port
 from PIL import Image
 
-from c2lip.core.files import shipped
-
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need: pip install playwright")
 pytestmark = [
     pytest.mark.skipif(
@@ -208,16 +206,11 @@ def test_a_visit(page, tmp_path):
     chip = page.locator(".c2lip-chips button:not(.mod-primary)", has_text="a ").first
     wanted = chip.inner_text()
     assert wanted != "a striped red key" and f"“{wanted}”" in after(page, chip.click)
-    # another model, typed; then one of the menu
-    unfold(page, "more models")
-    assert "→ tuned" in enter(page, "a release folder", shipped("tuned"))
+    # another model of the menu
     menu = page.locator(f"{PANEL} select").nth(1)
-    assert "one model" in after(page, lambda: menu.select_option(label="–"))
-    assert page.locator(".c2lip-maps figure").count() == 2
-    after(page, lambda: menu.select_option(label="tuned"))
+    assert "→ tuned" in after(page, lambda: menu.select_option(label="tuned"))
     assert page.locator(".c2lip-maps figure").count() == 4
     # on a narrow page and a wide one; a map kind, the slider by keyboard, an earlier block, one head
-    unfold(page, "more models", False)
     unfold(page, "map")
     check_layout(page, "explorer-lab", 400, 1400)
     assert "β = 10" in after(page, page.get_by_role("button", name="softmax", exact=True).click)

@@ -131,7 +131,6 @@ ACTS = (  # what is done on the page, and the same in the explorer
     ("fill", "#phrase", "a shy dragon on a mug | the dog", dict(phrase="a shy dragon on a mug | the dog")),
     ("click", "text=swap nouns", dict(question="swap nouns")),
     ("fill", "#phrase", "a|b|c|d|e", dict(phrase="a|b|c|d|e")),
-    ("fill", "#phrase", " | ", dict(phrase=" | ")),
 )
 
 

@@ -162,9 +162,7 @@ def flag_changes(
         if not kinds or changes.get("kind", _DEFAULTS["kind"]) in kinds:
             continue
         if "kind" in changes:
-            raise UserError(
-                f"--{name} is of the kind {kinds[0]}, not of {changes['kind']}: leave out one of the two"
-            )
+            raise UserError(f"--{name} is of the kind {kinds[0]}, not of {changes['kind']}: leave out one of the two")
         changes["kind"] = kinds[0]
 
     if "phrase" in changes:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -29,16 +30,32 @@ from ..training.config import digest_methods, index_methods
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
 
 
-def notebooks_of(root: Path) -> list[Path]:  # the project's, sorted; without drafts (_name.ipynb) and checkpoints
+def notebooks_of(
+    root: Path,  # of the project
+) -> list[Path]:  # sorted; without drafts (_name.ipynb) and checkpoints
     "The notebooks of the workbook, chapters and launchers"
-    found = sorted((Path(root) / "nbs").rglob("*.ipynb"))
-    return [p for p in found if not any(part.startswith((".", "_")) for part in p.relative_to(root).parts)]
+    nbs = Path(root) / "nbs"
+    drafts = re.compile(r"(^|/)[._]")
+    return [path for path in sorted(nbs.rglob("*.ipynb")) if not drafts.search(path.relative_to(nbs).as_posix())]
 
 # %% ../../../nbs/dev/02_upkeep.ipynb #43580528
 def index_names():
     "Write data/names.json, by which a launcher checks names before it starts a kernel"
     index = {"sources": digest_methods(), "methods": index_methods()}
     write_json(project_root() / "data" / "names.json", index)
+
+
+def _reset_metadata(path):
+    "Forget the last kernel, and empty lists of tags"
+    notebook = read_json(path)
+    for cell in notebook["cells"]:
+        if not cell["metadata"].get("tags", True):
+            del cell["metadata"]["tags"]
+    write_json(path, notebook | {"metadata": KERNEL})
+
+
+def _python(*words, check=True):
+    return subprocess.run([sys.executable, *words], check=check).returncode
 
 
 def tidy():
@@ -49,42 +66,45 @@ def tidy():
     root = project_root()
     os.chdir(root)
     for path in notebooks_of(root):
-        notebook = read_json(path)
-        for cell in notebook["cells"]:
-            if not cell["metadata"].get("tags", True):
-                del cell["metadata"]["tags"]
-        write_json(path, notebook | {"metadata": KERNEL})
-    ruff, places = [sys.executable, "-m", "ruff"], [place for place in ("nbs", "tests") if Path(place).exists()]
-    checked = subprocess.run([*ruff, "check", "--fix", "--quiet", *places])
-    subprocess.run([*ruff, "format", "--quiet", *places], check=True)
+        _reset_metadata(path)
+
+    places = [place for place in ("nbs", "tests") if Path(place).exists()]
+    unmended = _python("-m", "ruff", "check", "--fix", "--quiet", *places, check=False)
+    _python("-m", "ruff", "format", "--quiet", *places)
     nbdev_export()
     if read_json(shipped("names.json"))["sources"] != digest_methods():
-        subprocess.run(
-            [sys.executable, "-c", "from c2lip.lab.dev.upkeep import index_names; index_names()"], check=True
-        )
+        _python("-c", "from c2lip.lab.dev.upkeep import index_names; index_names()")  # of what was exported now
     nbdev_clean()
     Path("README.md").write_text(readme(root), encoding="utf8")
-    if checked.returncode:
+    if unmended:
         raise SystemExit(1)
 
 # %% ../../../nbs/dev/02_upkeep.ipynb #0efa9ad5
+def _move_link(link):
+    label, target = link.groups()
+    if re.match(r"[a-z]+:|[#/]", target):
+        return link.group(0)
+    moved = os.path.normpath(f"nbs/{target}")
+    return f"{label}({Path(moved).as_posix()})"
+
+
 def _move_links(text):
-    def move(link):
-        label, target = link.groups()
-        if re.match(r"[a-z]+:|[#/]", target):
-            return link.group(0)
-        return f"{label}({Path(os.path.normpath(f'nbs/{target}')).as_posix()})"
-
+    "Markdown whose links begin at the root; code is left as it is"
     parts = re.split(r"(```.*?```)", text, flags=re.S)
-    return "".join(p if p[:3] == "```" else re.sub(r"(!?\[[^\]]*\])\(([^)\s]+)\)", move, p) for p in parts)
+    for number in range(0, len(parts), 2):  # the others are code
+        parts[number] = re.sub(r"(!?\[[^\]]*\])\(([^)\s]+)\)", _move_link, parts[number])
+    return "".join(parts)
 
 
-def readme(root: Path) -> str:  # the project; what README.md must hold
+def readme(
+    root: Path,  # of the project
+) -> str:  # what README.md must hold
     "README.md, made from nbs/index.ipynb: its Markdown, and the Markdown that its cells show"
     blocks = ["<!-- made from nbs/index.ipynb by `make notebooks`; edit there -->"]
     for cell in read_json(Path(root) / "nbs" / "index.ipynb")["cells"]:
-        texts = [cell["source"]] if cell["cell_type"] == "markdown" else []
-        texts += [output.get("data", {}).get("text/markdown", ()) for output in cell.get("outputs", ())]
+        texts = [output.get("data", {}).get("text/markdown", ()) for output in cell.get("outputs", ())]
+        if cell["cell_type"] == "markdown":
+            texts.append(cell["source"])
         blocks += [_move_links("".join(text)).strip("\n") for text in texts if text]
     return "\n\n".join(blocks) + "\n"
 
@@ -105,35 +125,50 @@ def _plain_text(text, root):
     return re.sub(scratch, "tmp", text).replace(f"{Path.home()}/", "~/")
 
 
+_KINDS = ("image/png", "text/html", "text/markdown", "text/plain")  # what a page can show
+
+
+def _shows_nothing(kept, data):
+    "Whether an output is a widget without an image, HTML of style alone, or the bare name of an object"
+    if "application/vnd.jupyter.widget-view+json" in data and "image/png" not in kept:
+        return True
+    if "text/html" in kept:
+        return not re.sub(r"<(style|script)>.*?</\1>", "", kept["text/html"], flags=re.S)
+    return not kept or list(kept) == ["text/plain"] and bool(re.fullmatch(r"<.*>", kept["text/plain"]))
+
+
 def _stored(output, clean):
     "An output for a page; None if a page cannot show it"
     if output["output_type"] == "stream":
         text = clean("".join(output["text"]))
         return output | {"text": text.splitlines(True)} if text.strip() else None
+
     data = output.get("data", {})
-    kinds = ("image/png", "text/html", "text/markdown", "text/plain")
-    kept = {kind: "".join(data[kind]) for kind in kinds if kind in data}
-    bare = list(kept) == ["text/plain"] and re.fullmatch(r"<.*>", kept["text/plain"])
-    widget = "application/vnd.jupyter.widget-view+json" in data and "image/png" not in kept
-    style = "text/html" in kept and not re.sub(r"<(style|script)>.*?</\1>", "", kept["text/html"], flags=re.S)
-    if not kept or bare or widget or style:
+    kept = {kind: "".join(data[kind]) for kind in _KINDS if kind in data}
+    if _shows_nothing(kept, data):
         return None
-    shown = {k: _small_png(text) if k == "image/png" else clean(text).splitlines(True) for k, text in kept.items()}
-    size = output["metadata"].get("image/png", {})
-    width = {"image/png": {"width": size["width"]}} if "width" in size else {}
-    count = {"execution_count": None} if "execution_count" in output else {}
-    return output | count | {"data": shown, "metadata": width}
+
+    stored = output | {"data": {}, "metadata": {}}
+    for kind, text in kept.items():
+        stored["data"][kind] = _small_png(text) if kind == "image/png" else clean(text).splitlines(True)
+    if "execution_count" in output:
+        stored["execution_count"] = None
+    width = output["metadata"].get("image/png", {}).get("width")
+    if width:
+        stored["metadata"] = {"image/png": {"width": width}}
+    return stored
 
 
 def _page_outputs(outputs, clean):
     "The outputs of a cell, fit for a page; pieces of a stream are one"
-    whole: list[dict] = []
+    joined: list[dict] = []
     for output in outputs:
-        if output["output_type"] == "stream" and whole and whole[-1].get("name") == output["name"]:
-            whole[-1] = output | {"text": "".join(whole[-1]["text"]) + "".join(output["text"])}
+        if output["output_type"] == "stream" and joined and joined[-1].get("name") == output["name"]:
+            pieces = [*joined[-1]["text"], *output["text"]]
+            joined[-1] = output | {"text": "".join(pieces)}
         elif output.get("name") != "stderr":
-            whole.append(output)
-    return [stored for output in whole if (stored := _stored(output, clean))]
+            joined.append(output)
+    return list(filter(None, [_stored(output, clean) for output in joined]))
 
 # %% ../../../nbs/dev/02_upkeep.ipynb #5b20c7a2
 def _chosen(root, name):
@@ -141,24 +176,28 @@ def _chosen(root, name):
     places = {path.relative_to(root / "nbs").with_suffix("").as_posix(): path for path in notebooks_of(root)}
     if name == "rooms":
         return [path for place, path in places.items() if "/" in place]
-    found = [path for place, path in places.items() if name in (place, place.split("/")[0])]
-    if not found:
+    paths = [path for place, path in places.items() if name in (place, place.split("/")[0])]
+    if not paths:
         raise UserError(f"there is no launcher, room or chapter {name!r}{did_you_mean(name, places)}")
-    return found
+    return paths
 
 
-def parameters_digest(notebook: dict) -> str:  # a launcher, as its JSON holds it; SHA-256 of its parameters cell
+def parameters_digest(
+    notebook: dict,  # a launcher, as its JSON holds it
+) -> str:  # SHA-256 of its parameters cell
     "The digest by which stored outputs are known to belong to a launcher's defaults"
     cells = [cell for cell in notebook["cells"] if "parameters" in cell["metadata"].get("tags", [])]
-    return hashlib.sha256("".join("".join(cell["source"]) for cell in cells).encode()).hexdigest()
+    text = "".join("".join(cell["source"]) for cell in cells)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _is_executed(cell, flags):
     "Whether nbdev_test runs a cell"
     code = "".join(cell["source"])
-    marks = set(re.findall(r"^#\|\s*(.+?)\s*$", code, re.M))
+    marks = re.findall(r"^#\|\s*(.+?)\s*$", code, re.M)
+    skipped = {"eval: false", *flags}.intersection(marks)
     exports = re.search(r"nbdev_export\(", code)  # spelt so that nbdev_test runs this very cell
-    return cell["cell_type"] == "code" and not ({"eval: false", *flags} & marks or exports)
+    return cell["cell_type"] == "code" and not skipped and not exports
 
 
 def _run_and_store(path, folder, flags, parameters, clean):
@@ -168,43 +207,56 @@ def _run_and_store(path, folder, flags, parameters, clean):
     os.environ.pop("MPLBACKEND", None)  # another than the notebook's own would show no figure of pyplot
     notebook = read_json(path)
     with tempfile.TemporaryDirectory() as tmp:
-        copy, done = Path(tmp) / path.name, Path(tmp) / "done.ipynb"
-        write_json(copy, notebook | {"cells": [c for c in notebook["cells"] if _is_executed(c, flags)]})
+        copy = Path(tmp) / path.name
+        done = Path(tmp) / "done.ipynb"
+        write_json(copy, notebook | {"cells": [cell for cell in notebook["cells"] if _is_executed(cell, flags)]})
         papermill.execute_notebook(str(copy), str(done), parameters=parameters, cwd=str(folder), progress_bar=False)
-        made = {cell["id"]: cell["outputs"] for cell in read_json(done)["cells"] if cell["cell_type"] == "code"}
+        outputs = {cell["id"]: cell.get("outputs") for cell in read_json(done)["cells"]}
+
     for cell in notebook["cells"]:
-        if cell["id"] in made:
+        if outputs.get(cell["id"]) is not None:
             exports = re.search(r"^#\|\s*export", "".join(cell["source"]), re.M)
-            cell["outputs"] = [] if exports else _page_outputs(made[cell["id"]], clean)
+            cell["outputs"] = [] if exports else _page_outputs(outputs[cell["id"]], clean)
     write_json(path, notebook)
     return notebook
 
-
+# %% ../../../nbs/dev/02_upkeep.ipynb #7d279df1
 def _keep_default(run, seconds):
     "Keep the figures and seconds of train's default run as the record `default`, and README's picture of maps"
     tables = {"trials": pd.read_csv(run / "table.csv"), "seconds": pd.DataFrame({"seconds": [round(seconds)]})}
-    images = project_root() / "nbs" / "images"
-    Image.open(run / "attention.png").convert("RGB").save(images / "overview.png", optimize=True)
+    overview = project_root() / "nbs" / "images" / "overview.png"
+    Image.open(run / "attention.png").convert("RGB").save(overview, optimize=True)
     keep_record("default", tables, "make outputs ARGS='train index'", "What does a run with the defaults change?")
 
 
-def store_outputs(names: list[str]):  # launchers, rooms, chapters, or "rooms"
+def _store_launcher(root, path):
+    "Run a launcher with its defaults, and register for which it ran"
+    name = path.stem
+    run = f"runs/{name}-outputs-{os.getpid()}"
+
+    def clean(text):
+        return _plain_text(text, root).replace(run, f"runs/{name}")
+
+    start = time.perf_counter()
+    notebook = _run_and_store(path, root, (), {"run_dir": run}, clean)
+    register = root / "data" / "outputs.json"
+    digests = read_json(register) | {name: {"parameters": parameters_digest(notebook)}}
+    write_json(register, dict(sorted(digests.items())))
+    if name == "train":  # README's table is made of it
+        _keep_default(root / run, time.perf_counter() - start)
+
+
+def store_outputs(
+    names: list[str],  # launchers, rooms, chapters, or "rooms"
+):
     "Run notebooks and store what they show"
     from nbdev.config import get_config
 
     root = project_root()
-    flags, register = get_config(path=root).tst_flags.split(), root / "data" / "outputs.json"
+    flags = get_config(path=root).tst_flags.split()
     for path in [path for name in names for path in _chosen(root, name)]:
         print(path.relative_to(root), flush=True)
-        run, start = f"runs/{path.stem}-outputs-{os.getpid()}", time.perf_counter()
-
-        def clean(text, run=run, name=path.stem):
-            return _plain_text(text, root).replace(run, f"runs/{name}")
-
         if path.parent.name == "nbs":
-            digest = parameters_digest(_run_and_store(path, root, (), {"run_dir": run}, clean))
-            write_json(register, dict(sorted({**read_json(register), path.stem: {"parameters": digest}}.items())))
-            if path.stem == "train":  # README's table is made of it
-                _keep_default(root / run, time.perf_counter() - start)
+            _store_launcher(root, path)
         else:
-            _run_and_store(path, path.parent, flags, {}, clean)
+            _run_and_store(path, path.parent, flags, {}, partial(_plain_text, root=root))
