@@ -35,11 +35,13 @@ def method_settings(
     chosen: dict | None = None,  # method → settings found for it; lr and epochs there are multiples of the shared ones
 ) -> dict:  # of train.ipynb, without a seed
     "What a method is trained with: as published, or as it was found to be best"
-    own = dict((chosen or {}).get(method, {}))
-    multiples = {name: shared[name] * own.pop(name) for name in ("lr", "epochs") if name in own}
-    own.pop("alpha", None)  # of the trained model
+    of_method = (chosen or {}).get(method, {})
     published = {"duplicates": "separate", "xac_scale": 1.0} if method == "c2lip" else {}  # public code
-    return {**shared, **published, **own, **multiples, "method": method}
+    settings = {**shared, **published, **of_method, "method": method}
+    for name in {"lr", "epochs"} & of_method.keys():
+        settings[name] = shared[name] * of_method[name]
+    settings.pop("alpha", None)  # of the trained model
+    return settings
 
 
 def _step_cost(settings, samples, device):
@@ -56,15 +58,16 @@ def _step_cost(settings, samples, device):
 
     def two_steps():
         for number in (1, 2):  # a method may take turns itself
-            train_step(step, optimizer, method.view(samples, number).to(device), number)
+            batch = method.view(samples, number).to(device)
+            train_step(step, optimizer, batch, number)
 
     timer = Timer("two_steps()", globals={"two_steps": two_steps}, num_threads=torch.get_num_threads())
     return timer.blocked_autorange(min_run_time=2).median / 2
 
 
 def stored_costs(
-    methods: list[str],
-    setup: TrialSetup,
+    methods: list[str],  # that are compared
+    setup: TrialSetup,  # what all trials share
     run,  # the run folder, whose cost.json keeps them
     chosen: dict | None = None,  # method → settings found for it
 ) -> dict[str, float]:  # method → seconds of a step
@@ -72,11 +75,18 @@ def stored_costs(
     file = Path(run) / "cost.json"
     if not file.exists():
         samples = [setup.samples[i % len(setup.samples)] for i in range(setup.settings["batch_size"])]
-        own = {name: method_settings(name, setup.settings, chosen) for name in methods}
-        write_json(file, {name: _step_cost(settings, samples, setup.device) for name, settings in own.items()})
+        measured = {}
+        for method in methods:
+            settings = method_settings(method, setup.settings, chosen)
+            measured[method] = _step_cost(settings, samples, setup.device)
+        write_json(file, measured)
+
     costs = read_json(file)
-    if missing := ", ".join(name for name in methods if name not in costs):
-        raise UserError(f"{file} has no cost of {missing}: it was measured for other methods; give another run_dir")
+    missing = [method for method in methods if method not in costs]
+    if missing:
+        raise UserError(
+            f"{file} has no cost of {', '.join(missing)}: it was measured for other methods; give another run_dir"
+        )
     return costs
 
 # %% ../../../nbs/9_study/07_comparison.ipynb #feedc469
@@ -103,11 +113,11 @@ def plan_comparison(
 # %% ../../../nbs/9_study/07_comparison.ipynb #56345194
 def _changes_of(table, base, score):
     "Name of a part of the score → its change from the base, and their sum; NaN is what was not measured, not added"
-    values = [dict(zip(zip(rows.suite, rows.name), rows.value)) for rows in (base, table)]
+    key = ["suite", "name"]
+    changes = table.set_index(key).value - base.set_index(key).value
     found = {}
     for name, keys in score.items():
-        changes = [values[1].get(tuple(key), math.nan) - values[0].get(tuple(key), math.nan) for key in keys]
-        known = [change for change in changes if not math.isnan(change)]
+        known = changes.reindex([tuple(key) for key in keys]).dropna().tolist()
         found[name] = sum(known) / len(known) if known else math.nan
     measured = [change for change in found.values() if not math.isnan(change)]
     if not measured:
@@ -115,6 +125,23 @@ def _changes_of(table, base, score):
     return {**found, "sum": sum(measured)}
 
 # %% ../../../nbs/9_study/07_comparison.ipynb #f8a4f6f2
+def _try_value(method, chosen, name, value, search, setup, base, run):
+    "A row of a search: what was chosen before, and one more setting"
+    settings = method_settings(method, setup.settings, {method: chosen | {name: value}})
+    settings["seed"] = search["seed"]
+    known = json.dumps(settings, sort_keys=True)
+    digest = hashlib.sha256(known.encode()).hexdigest()
+    planned = PlannedTrial(method, settings, f"search-{digest[:12]}")
+    table = trial(settings, setup, Path(run) / planned.folder)
+    if name == "alpha":
+        average = at_share(planned, value, setup, run)
+        table = pd.read_csv(Path(run) / average.folder / "table.csv")
+
+    changes = _changes_of(table, base, search["score"])
+    print(f"{method}, {name} {value}: {changes['sum']:+.1f}", flush=True)
+    return {"method": method, "setting": name, "value": value, **changes, "chosen": False}
+
+
 def _search_method(
     method: str,
     search: dict,  # of data/search.yaml: seed, score, lr, epochs, alpha, own
@@ -123,25 +150,17 @@ def _search_method(
     run,  # folder of the trials
 ) -> pd.DataFrame:  # method, setting, value, a change for each part of the score, sum, chosen
     "Search one setting after the other, each from the best so far, and last α"
+    rows: list[dict] = []
     chosen: dict = {}
-    rows, reached = [], -math.inf
-    own = search["own"].get(method, {})
-    for name, values in {"lr": search["lr"], **own, "epochs": search["epochs"], "alpha": search["alpha"]}.items():
-        tried = []
-        for value in values:
-            settings = method_settings(method, setup.settings, {method: chosen | {name: value}})
-            settings["seed"] = search["seed"]
-            known = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-            planned = PlannedTrial(method, settings, f"search-{known}")
-            table = trial(settings, setup, Path(run) / planned.folder)
-            if name == "alpha":
-                table = pd.read_csv(Path(run) / at_share(planned, value, setup, run).folder / "table.csv")
-            row: dict = {"method": method, "setting": name, "value": value, **_changes_of(table, base, search["score"])}
-            tried.append(row | {"chosen": False})
-            print(f"{method}, {name} {value}: {row['sum']:+.1f}", flush=True)
+    reached = -math.inf
+    of_method = search["own"].get(method, {})
+    to_try = {"lr": search["lr"], **of_method, "epochs": search["epochs"], "alpha": search["alpha"]}
+    for name, values in to_try.items():
+        tried = [_try_value(method, chosen, name, value, search, setup, base, run) for value in values]
         best = max(tried, key=itemgetter("sum"))
         if best["sum"] > reached or name == "alpha":
-            reached, best["chosen"] = best["sum"], True
+            reached = best["sum"]
+            best["chosen"] = True
             chosen[name] = best["value"]
         rows += tried
     return pd.DataFrame(rows)
@@ -150,17 +169,20 @@ def _search_method(
 def at_share(
     planned: PlannedTrial,  # run
     share: float,  # α, of the trained weights in an average with the base; 1 is the trained model itself
-    setup: TrialSetup,
+    setup: TrialSetup,  # with the base
     run,  # the run folder
 ) -> PlannedTrial:  # of the same name
     "A trial's average with the base, measured"
     if share == 1:
         return planned
-    return measure_shares([planned], [share], setup, run)[0]._replace(model=planned.model)
+    (average,) = measure_shares([planned], [share], setup, run)
+    return average._replace(model=planned.model)
 
 
-def chosen_settings(searched: pd.DataFrame) -> dict[str, dict]:  # method → settings; lr and epochs are multiples
-    "What a search, the rows of `find_settings`, found for each method"
+def chosen_settings(
+    searched: pd.DataFrame,  # the rows of `find_settings`
+) -> dict[str, dict]:  # method → settings; lr and epochs are multiples
+    "What a search found for each method"
     found: dict = {method: {} for method in searched.method.unique()}
     for row in searched[searched.chosen].itertuples():
         found[row.method][row.setting] = yaml.safe_load(str(row.value))  # a record is a table of texts
@@ -174,11 +196,13 @@ def _run_search(methods, settings, run, search=None):
     folder.mkdir(exist_ok=True)
     setup = start_trials({**settings, "split": "validation"}, folder)
     if not setup.drawn:
-        needs = "a search needs validation images beside those of the table"
-        held = "a data set of your own has one part that is held back"
-        raise UserError(f"{needs}, and {held}; search by hand with train.ipynb on another split, or give own none")
-    base = measure_model(setup.base, setup, folder / "base")
+        raise UserError(
+            "a search needs validation images beside those of the table, and a data set of your own has one part that "
+            "is held back; search by hand with train.ipynb on another split, or give own none"
+        )
+
     parts = []
+    base = measure_model(setup.base, setup, folder / "base")
     for number, method in enumerate(methods, 1):
         print(f"search of {method}, {number} of {len(methods)} methods, on validation images", flush=True)
         parts.append(_search_method(method, search, setup, base, folder))
@@ -188,7 +212,7 @@ def _run_search(methods, settings, run, search=None):
 
 def find_settings(
     own: str,  # now; none; or auto: those that ship for the embedded base on the embedded world, else none
-    methods: list[str],
+    methods: list[str],  # that are compared
     settings: dict,  # of compare.ipynb
     run,  # the run folder
 ) -> pd.DataFrame:  # method, setting, value, a change for each part of the score, sum, chosen; may be empty
@@ -199,7 +223,9 @@ def find_settings(
         raise UserError(f"own is auto, now or none, not {own}")
     if own == "none" or (settings["model"], settings["data"]) != ("base", "world"):
         return pd.DataFrame(columns=["method", "setting", "value", "sum", "chosen"])
+
     searched = read_record("compare", "search")
-    if without := [method for method in methods if method not in set(searched.method)]:
+    without = [method for method in methods if method not in set(searched.method)]
+    if without:
         print(f"nothing was searched for {', '.join(without)}, which take lr and epochs as they are given", flush=True)
     return searched[searched.method.isin(methods)].reset_index(drop=True)

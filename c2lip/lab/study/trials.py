@@ -7,6 +7,7 @@ __all__ = ['TrialSetup', 'start_trials', 'start_page', 'measure_model', 'trial',
            'trained_model', 'measure_shares']
 
 # %% ../../../nbs/9_study/01_trials.ipynb #e20227b3
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -44,6 +45,16 @@ class TrialSetup(NamedTuple):
     drawn: bool  # the data is the embedded world
 
 
+def _first_values(settings):
+    "What all trials share, by its first value where a launcher has a list of them"
+    first = {}
+    for name in SHARED:
+        if name in settings:
+            value = settings[name]
+            first[name] = value[0] if isinstance(value, list) and value else value
+    return first
+
+
 def start_trials(
     settings: dict,  # of a launcher: those of `SHARED`, and device, threads, split, items, bench_images
     run,  # the run folder
@@ -52,24 +63,26 @@ def start_trials(
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
     device = pick_device(settings["device"])
-    own = {name: settings[name] for name in SHARED if name in settings}
-    first = {name: value[0] if isinstance(value, list) and value else value for name, value in own.items()}
-    given = Config.of({**first, "evaluate_every": 0})
+    given = Config.of({**_first_values(settings), "evaluate_every": 0})
     base = load(settings["model"], device, settings.get("check_release", True))
     records, held, skips = read_records(given)
     drawn = records.drawn
+
     steps, _ = count_steps(records, given)
     taken = fill_auto(settings, values_by_model(base, steps, given.method))
     save_parameters(settings, run, "given.json")
     save_parameters(taken, run)
     shared = {name: taken[name] for name in SHARED if name in taken and not isinstance(taken[name], list)}
     print_advice(given, choose_by_model(given, base, steps), steps, base, records)
+
     samples = Samples(records, base.preprocess, base.tokenizer, cache=drawn, skips=skips)
     sizes = {"split": settings["split"], "items": settings["items"], "images": settings["bench_images"]}
     benchmark = choose_benchmark("auto", settings["data"], held, run, **sizes)
     if benchmark is None:
-        few = f"of {len(records)} images fewer than two were held back, so there is nothing to measure a model on"
-        raise UserError(f"{few}; give more images")
+        raise UserError(
+            f"of {len(records)} images fewer than two were held back, so there is nothing to measure a model on; "
+            "give more images"
+        )
     print(f"{len(samples)} images, {samples.records.phrase_count} phrases, benchmark {benchmark}")
     benchmarks = [benchmark]
     if drawn:
@@ -78,38 +91,54 @@ def start_trials(
     return TrialSetup(shared, taken, base, samples, benchmarks, device, drawn)
 
 
-def start_page(run, steps: int, images: int = 4800, **given) -> TrialSetup:  # run folder; of a trial; other settings
+def start_page(
+    run,  # the run folder
+    steps: int,  # of a trial
+    images: int = 4800,  # training images of the embedded world
+    **given,  # other settings
+) -> TrialSetup:
     "`start_trials` for a page that runs trials of its own: Config's values, on the CPU, measured on validation"
-    own = {name: getattr(Config, name) for name in SHARED if hasattr(Config, name)}
-    own |= dict(items=Config.items, bench_images=Config.bench_images, split="validation", threads=0, device="cpu")
-    own |= dict(images=images, epochs=steps * own["batch_size"] / images) | given
+    settings = {name: getattr(Config, name) for name in SHARED if hasattr(Config, name)}
+    settings |= dict(items=Config.items, bench_images=Config.bench_images)
+    settings |= dict(split="validation", threads=0, device="cpu", images=images)
+    settings["epochs"] = steps * settings["batch_size"] / images
     Path(run).mkdir(exist_ok=True)
-    return start_trials(own, run)
+    return start_trials(settings | given, run)
 
 # %% ../../../nbs/9_study/01_trials.ipynb #5d3d3cdc
 def measure_model(
     model: Towers,
-    setup: TrialSetup,
+    setup: TrialSetup,  # with the benchmarks
     folder,  # becomes table.csv and, with what every item gave, items.parquet
 ) -> pd.DataFrame:  # suite, name, value (percent), se, n
     "Every row of every benchmark, with its standard error"
     Path(folder).mkdir(parents=True, exist_ok=True)
     items: dict = {}
-    how: dict = {"batch_size": 250, "progress": False, "hits": items, "cache": None}
-    table = pd.concat([evaluate(model, benchmark, **how) for benchmark in setup.benchmarks], ignore_index=True)
+    tables = []
+    for benchmark in setup.benchmarks:
+        tables.append(evaluate(model, benchmark, batch_size=250, progress=False, hits=items, cache=None))
     keep_items(items, Path(folder) / "items.parquet")
-    table = table[["suite", "name", "value", "se", "n"]]
+    table = pd.concat(tables, ignore_index=True)[["suite", "name", "value", "se", "n"]]
     table.to_csv(Path(folder) / "table.csv", index=False)
     return table
 
 
+def _with_defaults(settings):
+    "All settings of a run, the options of its method beside the others"
+    of_run = asdict(Config.of(settings))
+    options = of_run.pop("options")
+    return options | of_run
+
+
 def _check_same_settings(settings, folder):
     "A `UserError` where the trial in a folder had other settings; a default that is given makes no other trial"
-    before, now = (asdict(Config.of(own)) for own in (read_json(folder / "params.json"), settings))
-    before, now = ({**own.pop("options"), **own} for own in (before, now))
-    if before != now:
-        changed = ", ".join(sorted(name for name in {*before, *now} if before.get(name) != now.get(name)))
-        raise UserError(f"{folder} holds a trial with other settings ({changed}); give another run_dir or delete it")
+    before = _with_defaults(read_json(folder / "params.json"))
+    now = _with_defaults(settings)
+    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if changed:
+        raise UserError(
+            f"{folder} holds a trial with other settings ({', '.join(changed)}); give another run_dir or delete it"
+        )
 
 
 def trial(
@@ -120,11 +149,13 @@ def trial(
     "Train with `settings` and measure, unless the folder holds the result; a trial that was killed goes on"
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    trained, measured = folder / "model", folder / "table.csv"
+    trained = folder / "model"
+    measured = folder / "table.csv"
     if trained.exists() or measured.exists():
         _check_same_settings(settings, folder)
     if measured.exists():
         return pd.read_csv(measured)
+
     write_json(folder / "params.json", settings)
     cfg = Config.of({"log_every": 100, "save_every": 10**9, **settings, "resume": True})
     seed_everything(cfg.seed)
@@ -132,8 +163,10 @@ def trial(
         model = load(str(trained), setup.device)
     else:
         model = load(cfg.model, setup.device, setup.launcher.get("check_release", True))
-        fit(model, build(cfg.method, model, cfg.options), setup.samples, cfg, folder, setup.device)
+        method = build(cfg.method, model, cfg.options)
+        fit(model, method, setup.samples, cfg, folder, setup.device)
         save(model, trained, {"settings": settings})
+
     table = measure_model(model, setup, folder)
     for checkpoint in folder.glob("checkpoint*.pt"):
         checkpoint.unlink()  # the model is there; a checkpoint is three times as large
@@ -163,13 +196,25 @@ def read_trials(
     for planned in plan:
         table = read(Path(run) / planned.folder / file)
         parts.append(table.assign(model=planned.model, budget=planned.budget, seed=planned.settings["seed"]))
-    found = pd.concat(parts, ignore_index=True)
-    return found if any(budgets) else found.drop(columns="budget")
+    trials = pd.concat(parts, ignore_index=True)
+    return trials if any(budgets) else trials.drop(columns="budget")
+
+
+def _announce(planned, done, left, seconds):
+    "A line before a trial, with the time that those left will take"
+    line = f"\n{planned.model}, seed {planned.settings['seed']}"
+    if planned.budget:
+        line += f", equal {planned.budget}, {planned.settings['epochs']:.2f} epochs"
+    line += f" ({left} to run"
+    if done:
+        minutes = seconds / done * left / 60
+        line += f", about {minutes:.0f} min"
+    print(f"{line})", flush=True)
 
 
 def run_trials(
-    plan: list[PlannedTrial],
-    setup: TrialSetup,
+    plan: list[PlannedTrial],  # in this order
+    setup: TrialSetup,  # what all trials share
     run,  # the run folder; trials.csv is written there
     samples_of: Callable[[PlannedTrial], Samples] | None = None,  # the images of a trial; None: the setup's, for all
 ) -> pd.DataFrame:  # as `read_trials` gives
@@ -180,43 +225,42 @@ def run_trials(
     for planned in plan:
         if planned.folder in missing:
             done = missing.index(planned.folder)
-            left = len(missing) - done
-            minutes = f", about {(time.perf_counter() - begun) / done * left / 60:.0f} min" if done else ""
-            equal = f", equal {planned.budget}, {planned.settings['epochs']:.2f} epochs" if planned.budget else ""
-            print(f"\n{planned.model}, seed {planned.settings['seed']}{equal} ({left} to run{minutes})", flush=True)
-        own = setup._replace(samples=samples_of(planned)) if samples_of else setup
-        trial(planned.settings, own, Path(run) / planned.folder)
-    found = read_trials(plan, run)
-    found.to_csv(Path(run) / "trials.csv", index=False)
-    return found
+            _announce(planned, done, len(missing) - done, time.perf_counter() - begun)
+        of_trial = setup._replace(samples=samples_of(planned)) if samples_of else setup
+        trial(planned.settings, of_trial, Path(run) / planned.folder)
+    trials = read_trials(plan, run)
+    trials.to_csv(Path(run) / "trials.csv", index=False)
+    return trials
 
 # %% ../../../nbs/9_study/01_trials.ipynb #d19c0008
 def trained_model(
     planned: PlannedTrial,  # a trial that the run folder holds, or one of `measure_shares`
-    setup: TrialSetup,
+    setup: TrialSetup,  # with the base
     run,  # the run folder
 ) -> Towers:
     "What a trial trained, or its average with the base"
     share = dict(planned.drawn).get("share")
-    folder = planned.folder if share is None else planned.folder.removesuffix(f"-{share:g}")
+    if share is None:
+        return load(str(Path(run) / planned.folder / "model"), setup.device)
+    folder = planned.folder.removesuffix(f"-{share:g}")
     trained = load(str(Path(run) / folder / "model"), setup.device)
-    return trained if share is None else interpolate(setup.base, trained, share)
+    return interpolate(setup.base, trained, share)
 
 
 def measure_shares(
     plan: list[PlannedTrial],  # whose trials the run folder holds
     shares: list[float],  # α, of the trained weights in an average with the base, from 0 to 1
-    setup: TrialSetup,
+    setup: TrialSetup,  # with base and benchmarks
     run,  # the run folder
 ) -> list[PlannedTrial]:  # every trial at every share
     "Average the trained models with the base, and measure those that the run folder does not hold"
     averages = []
-    for share in shares:
-        for planned in plan:
-            name, folder = f"{planned.model}, α {share:g}", f"{planned.folder}-{share:g}"
-            average = planned._replace(model=name, folder=folder, drawn=(*planned.drawn, ("share", share)))
-            if not (Path(run) / folder / "table.csv").exists():
-                print(f"{name}, seed {planned.settings['seed']}", flush=True)
-                measure_model(trained_model(average, setup, run), setup, Path(run) / folder)
-            averages.append(average)
+    for share, planned in itertools.product(shares, plan):
+        name = f"{planned.model}, α {share:g}"
+        folder = f"{planned.folder}-{share:g}"
+        average = planned._replace(model=name, folder=folder, drawn=(*planned.drawn, ("share", share)))
+        if not (Path(run) / folder / "table.csv").exists():
+            print(f"{name}, seed {planned.settings['seed']}", flush=True)
+            measure_model(trained_model(average, setup, run), setup, Path(run) / folder)
+        averages.append(average)
     return averages
