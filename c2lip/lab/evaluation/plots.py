@@ -100,7 +100,7 @@ def _summaries_of(summaries, key):
         return summaries[:0]
     return summaries.loc[[key]].set_index("model")
 
-
+# %% ../../../nbs/5_evaluation/14_plots.ipynb #191cac09
 def plot_pareto(
     frame: pd.DataFrame,  # of results; several seeds become a mean
     across: tuple,  # (suite, name) of the horizontal axis

@@ -68,40 +68,14 @@ def _checked(readout):
 _WORDS: dict[str, list[str]] = {}  # text → its phrases, for the next model
 
 
-def _phrase_cosines(c, tokens, readout):
-    "Phrases (b,K,D) in the patches (b,M,D) of their images: (b,K), the cosine with v̂ or with the best patch"
-    s = c @ tokens.mT
-    if readout.of == "best patch":
-        return s.amax(-1)
-    a = (readout.scale * s).softmax(-1)
-    gram = tokens @ tokens.mT
-    norm2 = torch.linalg.vecdot(a, a @ gram).clamp_min(1e-12)
-    return torch.linalg.vecdot(a, s) * norm2.rsqrt()
+class _Phrases:
+    "The phrases of texts, each encoded once"
 
-
-class Reading:
-    "What phrases read from images; raise `UserError` for towers without visual tokens, or too many of them"
-
-    def __init__(
-        self,
-        towers,  # Towers: model, tokenizer, preprocess
-        images: dict,  # all that will be scored → who asks for each
-        cache="auto",  # folder of embeddings, for the phrases; None: none are kept
-        **options,  # further fields of `EmbedOptions`
-    ):
-        names = list(images)
-        _, first = embed_tokens(towers, names[:1], progress=False)
-        size = 4 * first.numel() * len(names)
-        if size > _MEMORY:
-            raise UserError(
-                f"the visual tokens of {len(names):,} images take {size / 1e9:.0f} GB; ask for fewer suites"
-            )
+    def __init__(self, towers, width, options):
         self.towers = towers
-        self.options = {"cache": cache, **options}
-        self.row = {name: i for i, name in enumerate(names)}
-        self.vectors, self.tokens = embed_tokens(towers, names, images, **options)  # (N,D), (N,M,D)
+        self.options = options
         self.number: dict[str, int] = {}  # phrase → row of `concepts`
-        self.concepts = first.new_empty(0, first.shape[-1])  # (U,D) unit
+        self.concepts = torch.empty(0, width)  # (U,D) unit
         self.phrases: dict[str, list[int]] = {}  # text → rows of `concepts`
 
     def read(
@@ -126,18 +100,53 @@ class Reading:
         for text in new:
             self.phrases[text] = [self.number[word] for word in _WORDS[text]]
 
-    def _cosines(self, images, counts, phrases, readout):
-        "(sum of counts,) x of the phrases of u images, in their order; images of like counts together"
-        x = torch.empty(len(phrases))
-        starts = counts.cumsum(0) - counts
-        for some in counts.argsort().split(64):
-            slots = torch.arange(int(counts[some].max()))
-            real = slots < counts[some, None]
-            places = (starts[some, None] + slots).clamp(max=len(phrases) - 1)
-            c = self.concepts[phrases[places]]  # (b,K,D)
-            cosines = _phrase_cosines(c, self.tokens[images[some]], readout)
-            x[places[real]] = cosines[real]
-        return x
+# %% ../../../nbs/5_evaluation/10_readouts.ipynb #a9ddd530
+def _phrase_cosines(c, tokens, readout):
+    "Phrases (b,K,D) in the patches (b,M,D) of their images: (b,K), the cosine with v̂ or with the best patch"
+    s = c @ tokens.mT
+    if readout.of == "best patch":
+        return s.amax(-1)
+    a = (readout.scale * s).softmax(-1)
+    gram = tokens @ tokens.mT
+    norm2 = torch.linalg.vecdot(a, a @ gram).clamp_min(1e-12)
+    return torch.linalg.vecdot(a, s) * norm2.rsqrt()
+
+
+def _cosines_of_pairs(tokens, concepts, image, phrase, readout):
+    "(P,) x of phrases in images, the pairs sorted by image; images of like counts together"
+    x = torch.empty(len(phrase))
+    images, counts = image.unique_consecutive(return_counts=True)
+    starts = counts.cumsum(0) - counts
+    for some in counts.argsort().split(64):
+        slots = torch.arange(int(counts[some].max()))
+        real = slots < counts[some, None]
+        places = (starts[some, None] + slots).clamp(max=len(phrase) - 1)
+        c = concepts[phrase[places]]  # (b,K,D)
+        cosines = _phrase_cosines(c, tokens[images[some]], readout)
+        x[places[real]] = cosines[real]
+    return x
+
+# %% ../../../nbs/5_evaluation/10_readouts.ipynb #f7169d4f
+class Reading(_Phrases):
+    "What phrases read from images; raise `UserError` for towers without visual tokens, or too many of them"
+
+    def __init__(
+        self,
+        towers,  # Towers: model, tokenizer, preprocess
+        images: dict,  # all that will be scored → who asks for each
+        cache="auto",  # folder of embeddings, for the phrases; None: none are kept
+        **options,  # further fields of `EmbedOptions`
+    ):
+        names = list(images)
+        _, first = embed_tokens(towers, names[:1], progress=False)
+        size = 4 * first.numel() * len(names)
+        if size > _MEMORY:
+            raise UserError(
+                f"the visual tokens of {len(names):,} images take {size / 1e9:.0f} GB; ask for fewer suites"
+            )
+        super().__init__(towers, first.shape[-1], {"cache": cache, **options})
+        self.row = {name: i for i, name in enumerate(names)}
+        self.vectors, self.tokens = embed_tokens(towers, names, images, **options)  # (N,D), (N,M,D)
 
     def _mean_over_phrases(self, readout, images, texts):
         self.read(texts)
@@ -154,8 +163,7 @@ class Reading:
         if readout.of == "pooled":
             x = similarity(self.vectors[image], self.concepts[phrase])
         else:
-            distinct, phrases_of = image.unique_consecutive(return_counts=True)
-            x = self._cosines(distinct, phrases_of, phrase, readout)
+            x = _cosines_of_pairs(self.tokens, self.concepts, image, phrase, readout)
 
         text_of = torch.arange(len(counts)).repeat_interleave(counts)
         return torch.zeros(len(counts)).index_add(0, text_of, x[pair_of]) / counts

@@ -70,7 +70,7 @@ def results_frame(
     frame = pd.concat(parts, ignore_index=True).assign(seed=0)
     return frame[[*FRAME, "ties", "nan"]]
 
-
+# %% ../../../nbs/5_evaluation/02_records.ipynb #868cde49
 def split_changes(
     frame: pd.DataFrame,  # of results
 ) -> tuple[pd.DataFrame, pd.DataFrame]:  # values, changes
@@ -236,7 +236,7 @@ def read_answers(
         of_seeds[seed] = kept_items(rows)
     return found
 
-
+# %% ../../../nbs/5_evaluation/02_records.ipynb #fb8b741c
 def _commit():
     "The project's commit; empty where there is no git"
     line = ["git", "rev-parse", "--short", "HEAD"]

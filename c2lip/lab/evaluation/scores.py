@@ -55,7 +55,7 @@ class Mean(NamedTuple):
     parts: list[Hits | Values]  # the tasks
     weights: list[float]  # of each, together 1
 
-
+# %% ../../../nbs/5_evaluation/01_scores.ipynb #af3cb7e3
 def weighted(
     items: Hits | Values | Mean | None,  # of a row; None where there are none
 ) -> list[tuple]:  # (weight, `Hits` or `Values`) of each task

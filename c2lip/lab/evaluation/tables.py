@@ -30,9 +30,7 @@ def read_layouts() -> dict:  # suites, words, models, means, first_look, layouts
     return read_yaml(shipped("layouts.yaml"))
 
 
-def suite_label(
-    suite: str,  # as `evaluate` names it
-) -> str:
+def suite_label(suite: str) -> str:  # as `evaluate` names it
     "What a suite is called: sugarcrepe_pp → SugarCrepe++, mixture/heldout/retrieval → Retrieval · held out, mixture"
     *prefixes, kind = suite.split("/")
     label = read_layouts()["suites"].get(kind, kind)
@@ -42,25 +40,19 @@ def suite_label(
     return ", ".join([label, *prefixes])
 
 
-def task_label(
-    name: str,  # as `evaluate` names it
-) -> str:
+def task_label(name: str) -> str:  # as `evaluate` names it
     "What a task is called in tables and figures: replace_att becomes replace attribute"
     labels = read_layouts()["words"]
     words = name.replace("_", " ").split()
     return " ".join(labels.get(word, word) for word in words)
 
 
-def model_label(
-    model: str,  # a method, as `-p method` takes it, or any other name
-) -> str:
+def model_label(model: str) -> str:  # a method, as `-p method` takes it, or any other name
     "What a model is called in figures: a method in full, any other name as it is"
     return read_layouts()["models"].get(model, model)
 
 
-def row_list(
-    name: str,  # a key of `rows` in data/layouts.yaml
-) -> list[tuple[str, str]]:  # (suite, name) of each
+def row_list(name: str) -> list[tuple[str, str]]:  # a key of `rows` in data/layouts.yaml → (suite, name) of each
     "The rows that a table or a figure of a launcher shows"
     keys = read_layouts()["rows"][name]
     return [tuple(key) for key in keys]
@@ -194,7 +186,6 @@ def _as_text(table, width=80):
     return "\n".join(filter(None, lines))
 
 # %% ../../../nbs/5_evaluation/12_tables.ipynb #260990a9
-_LINE = "border-top: 1px solid rgba(128,128,128,.6)"
 _STYLES = {
     "": "border-collapse: collapse; font-variant-numeric: tabular-nums",
     "caption": "caption-side: top; text-align: left; font-size: 110%; padding: .4em 0",
@@ -210,7 +201,7 @@ def _html_styles(table):
     previous = ""
     for i, (group, _) in enumerate(table.rows):
         if group and group != previous:
-            styles[f"th.row{i}, td.row{i}"] = _LINE
+            styles[f"th.row{i}, td.row{i}"] = "border-top: 1px solid rgba(128,128,128,.6)"
         previous = group
     return [dict(selector=selector, props=props) for selector, props in styles.items()]
 
@@ -252,7 +243,7 @@ def _as_html(table):
     style.format_index(escape="html", axis=1)
     return style.to_html()
 
-
+# %% ../../../nbs/5_evaluation/12_tables.ipynb #935e0f1e
 def _folded_html(table):
     "HTML; of more than 40 rows those of one a group, its average or its first, above the whole table"
     if len(table.rows) <= 40:
@@ -290,7 +281,7 @@ def mark_best(
         return cells
     return [cell._replace(best=value == highest) for cell, value in zip(cells, values)]
 
-
+# %% ../../../nbs/5_evaluation/12_tables.ipynb #140542ca
 def _mean_cell(row, spread):
     "A mean; with several seeds also its interval or deviation"
     if row is None:

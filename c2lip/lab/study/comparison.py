@@ -165,7 +165,7 @@ def _search_method(
         rows += tried
     return pd.DataFrame(rows)
 
-
+# %% ../../../nbs/9_study/07_comparison.ipynb #eba6fc30
 def at_share(
     planned: PlannedTrial,  # run
     share: float,  # α, of the trained weights in an average with the base; 1 is the trained model itself

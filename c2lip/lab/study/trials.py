@@ -90,7 +90,7 @@ def start_trials(
         benchmarks.append(Path(run))
     return TrialSetup(shared, taken, base, samples, benchmarks, device, drawn)
 
-
+# %% ../../../nbs/9_study/01_trials.ipynb #94586ab5
 def start_page(
     run,  # the run folder
     steps: int,  # of a trial
@@ -122,7 +122,7 @@ def measure_model(
     table.to_csv(Path(folder) / "table.csv", index=False)
     return table
 
-
+# %% ../../../nbs/9_study/01_trials.ipynb #d41a646d
 def _with_defaults(settings):
     "All settings of a run, the options of its method beside the others"
     of_run = asdict(Config.of(settings))
