@@ -23,7 +23,7 @@ from c2lip.lab.evaluation.choices import choice_hits, winoground_hits
 from c2lip.lab.evaluation.embeddings import embed_images, embed_texts, keep_rows, read_rows
 from c2lip.lab.evaluation.more import linear_probe, probe_suite, read_probe
 from c2lip.lab.evaluation.readers.classes import read_classes
-from c2lip.lab.evaluation.readers.composition import read_vl_checklist, word_orders
+from c2lip.lab.evaluation.readers.composition import word_orders
 from c2lip.lab.evaluation.readers.retrieval import search_hits
 from c2lip.lab.evaluation.scores import recall_hits
 from c2lip.lab.evaluation.suites import benchmark_folder, evaluate, read_folder
@@ -137,7 +137,7 @@ def test_winoground_equals_the_published_formulas():
 
 def test_checklist_means_of_means(examples):
     "MACCO's rule: relation of actions and places, attribute of five kinds, object of location and size"
-    suite, hits = read_vl_checklist(Request(examples, "vl_checklist")), {}
+    hits = {}
     run(examples, "vl_checklist", hits=hits)
     rows = {name: 100 * sum(w * p.correct.double().mean() for p, w in zip(*h)) for (_, name), h in hits.items()}
 
@@ -148,7 +148,7 @@ def test_checklist_means_of_means(examples):
     assert rows["attribute"] == mean(*(f"attribute {kind}" for kind in "action color material size state".split()))
     assert rows["object"] == mean(*(f"object {place}" for place in "center mid margin large medium small".split()))
     assert rows["average"] == mean("relation", "attribute", "object")
-    assert len(suite.items) == 56 and len(hits["vl_checklist", "object mid"].parts) == 7
+    assert len(hits["vl_checklist", "object mid"].parts) == 7
 
 
 def test_orders_are_drawn_the_same_anywhere():
@@ -239,8 +239,6 @@ BROKEN = [
     ("winoground/examples.jsonl", lambda b: b[:-9], "line 6: not valid JSON"),
     ("winoground/examples.jsonl", replaced(b'"caption_1"', b'"caption_2"', -1), "item 1: the key 'caption_1' is miss"),
     ("winoground/images/ex_3_img_1.png", None, "ex_3_img_1.png is missing; it is needed by winoground, item 3"),
-    ("aro/visual_genome_relation.json", lambda b: b"[]", "visual_genome_relation.json holds no items"),
-    ("aro/visual_genome_relation.json", replaced(b'"bbox_w": 16', b'"bbox_w": 0'), "not empty, got [16, 0, 0, 16]"),
     ("aro/visual_genome_attribution.json", replaced(b'"attributes"', b'"attribute"'), "item 0: the key 'attributes'"),
     ("aro/coco_karpathy_test.json", replaced(b'"Squares."', b'""'), "item 0: 'caption' must be a text"),
     ("whatsup/coco_qa_one_obj.json", replaced(b'[0, "a', b'["a'), "coco_qa_one_obj.json, item 0: the key '2' is mi"),
@@ -251,7 +249,6 @@ BROKEN = [
     ("flickr8k/test/nshards.txt", lambda b: b"3", "says 3 shards, but there are 2"),
     ("docci/docci_descriptions.jsonlines", replaced(b'"test_00003.jpg"', b"3"), "item 4: 'image_file' must be a text"),
     ("food101/classnames.txt", lambda b: b"red\ngreen\n", "s0000002: the .cls member must be the number"),
-    ("food101/zeroshot_classification_templates.txt", lambda b: b"a square\n", "no {c} in 'a square'"),
     ("imagenet1k/val/red/a.jpeg", None, "val/red holds no image"),
 ]
 
@@ -448,14 +445,10 @@ OWN = {
 }
 OWN_BROKEN = [
     ("zeroshot/object.json", dict(classnames=["w1"]), "at least two classnames"),
-    ("zeroshot/object.json", dict(templates=["no place"]), "templates texts with {}"),
-    ("zeroshot/object.json", dict(items=[dict(filename="0.png", label=2)]), "item 0: the label must be 0 to 1, got 2"),
     ("zeroshot/object.json", dict(items=[dict(filename="0.png", label=True)]), "got True"),
-    ("sugarcrepe/add_att.json", 7, "add_att.json holds no items"),
     ("sugarcrepe/add_att.json", {"4": 7}, "add_att.json, item 4: the key 'filename' is missing"),
     ("sugarcrepe/add_att.json", {"4": CREPE | dict(caption=" ")}, "item 4: 'caption' must be a text"),
     ("sugarcrepe/add_att.json", {"4": CREPE | dict(filename="no.png")}, "no.png is missing; it is needed by sug"),
-    ("sugarcrepe_pp/swap_att.json", [CREPE], "item 0: the key 'caption2' is missing"),
     ("retrieval.json", [7], "holds no items in a list 'images'"),
     ("retrieval.json", dict(images=[dict(filename="0.png", sentences=[])]), "item 0: 'sentences' must be a text"),
     ("retrieval.json", dict(images=[dict(filename="0.png", sentences=[dict(text="a")])]), "'sentences' must be"),

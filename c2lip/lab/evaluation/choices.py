@@ -37,7 +37,7 @@ from .scores import Hits, Mean, beats, mean_of, similarity
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #d40119c4
 def choice_hits(
     items: list[Item],  # each with one right text, and wrong texts or other images
-    scorer: Scorer,
+    scorer: Scorer,  # of one model
 ) -> Hits:
     "Is the right text of each item closer to the image than every wrong one, and than to every other image?"
     images = [item.image for item in items]
@@ -57,7 +57,7 @@ def choice_hits(
 
 def triple_hits(
     items: list[Item],  # each with two right texts and a wrong one
-    scorer: Scorer,
+    scorer: Scorer,  # of one model
 ) -> dict[str, Hits]:  # ITT, TOT
     "SugarCrepe++'s questions: does each right text beat the wrong one; are the right ones nearest to each other?"
     images = [item.image for item in items]
@@ -76,7 +76,7 @@ def triple_hits(
 def winoground_hits(
     first: list[Item],  # each with one right text
     second: list[Item],  # in pairs with the first: the right text of each is the other's wrong one
-    scorer: Scorer,
+    scorer: Scorer,  # of one model
 ) -> dict[str, Hits]:  # text, image, group
     "Winoground's three questions of items of two images and two texts"
     images = [[item.image for item in half] for half in (first, second)]
@@ -112,7 +112,7 @@ def mean_of_counted(
 
 def row_of(
     name: str,  # {} is the place of the note; without it the note stands at the end
-    mean: Counted,
+    mean: Counted,  # what it comes to
 ) -> Iterator[Row]:  # none where there is nothing to measure
     "The row of a mean, with a note where tasks are missing"
     note = "" if mean.tasks == mean.published else f" of {mean.tasks}"
@@ -139,7 +139,7 @@ def mean_rows(
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #08cee578
 def clustered(
     hits: Hits,  # of the items
-    items: list[Item],
+    items: list[Item],  # of a task
 ) -> Hits:
     "Items of one group are not independent; unchanged where an item has none"
     groups = [item.group for item in items]
@@ -150,8 +150,8 @@ def clustered(
 
 
 def choice_rows(
-    tasks: Tasks,
-    scorer: Scorer,
+    tasks: Tasks,  # task → its items
+    scorer: Scorer,  # of one model
     means: dict[str, Iterable],  # as of `mean_rows`
 ) -> Iterator[Row]:
     "A row for each task, then the means"
@@ -187,7 +187,7 @@ def choice_suite(
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #3a82ee3f
 def folders_of(
-    request: Request,
+    request: Request,  # the suite's name and folder
     *places: str,  # relative to the suite's folder
 ) -> list[Path]:
     "Where the images of a published suite may lie"
@@ -195,7 +195,7 @@ def folders_of(
 
 
 def image_of(
-    entry: Entry,
+    entry: Entry,  # an item of the file
     key: str,  # of the file's name, of its number, or of the image's bytes
     folders: Iterable[str | Path],  # where it may lie, the most likely first
     name: Callable[[str], str] = str,  # what the file is called
@@ -214,8 +214,8 @@ def image_of(
 
 
 def cropped(
-    item: Item,
-    entry: Entry,
+    item: Item,  # of the entry
+    entry: Entry,  # an item of the file
     keys: Iterable[str],  # left, top, width, height, in pixels
 ) -> Item:
     "The item with a part of its image"
@@ -234,7 +234,7 @@ def _texts(entry, keys):
 
 
 def pair_item(
-    entry: Entry,
+    entry: Entry,  # an item of the file
     folders: Iterable[str | Path],  # where the image may lie
     image: str,  # key of the image
     right: str | tuple[str, ...],  # key of the right text, or of several
@@ -251,7 +251,7 @@ def pair_item(
 
 
 def items_of(
-    files: dict[Task, list[Path]],
+    files: dict[Task, list[Path]],  # task → its files
     item: Callable[[Entry], Item | None],  # of an entry; None: it is left out
 ) -> dict[Task, list]:
     "The items of every task"
@@ -263,9 +263,9 @@ def items_of(
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #092260a7
 def answer_of(
-    entry: Entry,
+    entry: Entry,  # an item of the file
     key: str,  # of the right option's number, from 0
-    options: list,
+    options: list,  # texts or images
 ) -> tuple[Any, tuple]:
     "The right one of some options, and the others"
     number = entry.value(key)
@@ -276,7 +276,7 @@ def answer_of(
 
 
 def named_files(
-    request: Request,
+    request: Request,  # the suite's name and folder
     files: dict[Task, str],  # task → its file, or a pattern of several
 ) -> dict[Task, list[Path]]:  # of tasks that are there
     "The files of a suite whose tasks have files with names of their own"
@@ -286,7 +286,7 @@ def named_files(
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #ecb6414b
 def task_files(
-    request: Request,
+    request: Request,  # the suite's name and folder
     tasks: Iterable[Task],  # in the order of the table
     folder: str = ".",  # of the suite's folder, that may hold the files instead
     others: bool = False,  # a further file is a task of its own; otherwise it is refused
@@ -330,7 +330,7 @@ class Crossed(NamedTuple):
 
 
 def crossed_items(
-    entries: Iterable[Entry],
+    entries: Iterable[Entry],  # of one file or of several
     images: tuple[str, str],  # keys of the two images
     texts: tuple[str, str],  # keys of their texts
     folders: Iterable[str | Path],  # where the images may lie
@@ -352,7 +352,7 @@ def crossed_items(
 
 def crossed_suite(
     name: str,  # of the suite
-    crossed: Crossed,
+    crossed: Crossed,  # the items
     rows: Callable[[Scorer], Iterable[Row]] | None = None,  # None: those of `Crossed`
 ) -> Suite:
     "A suite of two images and two texts"

@@ -28,42 +28,56 @@ def auroc(
 ) -> float:  # 0…1
     "Chance that a pixel inside lies in a higher patch than one outside, ties ½"
     # scikit-learn's roc_auc_score gives the same to 1e-15 in float64 but takes 3 ms a map, fifty times as long.
-    pairs = (values[:, None] > values).to(inside.dtype) + 0.5 * (values[:, None] == values).to(inside.dtype)
+    higher = (values[:, None] > values).to(inside.dtype)
+    tied = (values[:, None] == values).to(inside.dtype)
+    pairs = higher + 0.5 * tied
     return float(inside @ pairs @ outside / (inside.sum() * outside.sum()))
 
 
-def own_patches(cover: Tensor) -> Tensor:  # (M,) how much of each patch an object covers → (M,) bool
+def own_patches(
+    cover: Tensor,  # (M,) how much of each patch an object covers
+) -> Tensor:  # (M,) bool
     "The patches that count as an object's: covered by more than half, or as much as any"
     return (cover > 0.5) | (cover == cover.max()) & (cover > 0)
+
+
+def _share_of_density(weights, inside, outside):
+    "Attention per pixel of one thing, as a share of both"
+    own = float(weights @ inside / inside.sum())
+    other = float(weights @ outside / outside.sum())
+    return own / (own + other)
 
 
 def measure_map(
     values: Tensor,  # (M,) cosines of one map
     inside: Tensor,  # (M,) coverage of the phrase's object
-    rivals: dict,  # name → (M,) coverage
+    rivals: dict[str, Tensor],  # name → (M,) coverage
     scale: float = 10.0,  # β of the mass
-) -> dict:  # name → 0…1; NaN where the model does not see the object, or the rival, or gives NaN
+) -> dict[str, float]:  # name → 0…1; NaN where the model does not see the object, or the rival, or gives NaN
     "AUROC, mass and pointing of one map; `auroc colour` and so on against each rival"
-    weights, own = (scale * values).softmax(0), own_patches(inside)
+    weights = (scale * values).softmax(0)
+    own = own_patches(inside)
     seen = bool(own.any() and not own.all() and not values.isnan().any())
     found: dict[str, float] = {}
+
     for name, outside in {"": 1 - inside, **rivals}.items():
-        theirs = own_patches(outside) if name else ~own
         measures = dict.fromkeys(("auroc", "mass", "pointing"), math.nan)
+        theirs = own_patches(outside) if name else ~own
         if seen and theirs.any():
-            mass = float(weights @ inside)
-            if name:  # attention per pixel, as a share of both
-                densities = [float(weights @ cover / cover.sum()) for cover in (inside, outside)]
-                mass = densities[0] / sum(densities)
-            highest = float(values[own].max() > values[theirs].max())  # a tie is wrong
-            measures = dict(auroc=auroc(values, inside, outside), mass=mass, pointing=highest)
-        found |= {f"{measure} {name}".strip(): value for measure, value in measures.items()}
-    area, patches = float(inside.mean()), float(own.float().mean())
-    return found | (dict(area=area, patches=patches) if seen else dict(area=math.nan, patches=math.nan))
+            measures["auroc"] = auroc(values, inside, outside)
+            inner = float(weights @ inside)
+            measures["mass"] = _share_of_density(weights, inside, outside) if name else inner
+            measures["pointing"] = float(values[own].max() > values[theirs].max())  # a tie is wrong
+        for measure, value in measures.items():
+            found[f"{measure} {name}".strip()] = value
+
+    found["area"] = float(inside.mean()) if seen else math.nan
+    found["patches"] = float(own.float().mean()) if seen else math.nan
+    return found
 
 # %% ../../../nbs/5_evaluation/09_localisation.ipynb #1a4458e6
 def localisation(
-    towers: Towers,
+    towers: Towers,  # a model whose visual tokens are in the joint space
     probes: list[Probe],  # those of one image side by side
     text: Callable | None = None,  # phrases → (P,D) unit; None: they are embedded here
 ) -> pd.DataFrame:  # a row per probe: image (its number), phrase, group, and the columns of `measure_map`, 0…1
@@ -73,31 +87,43 @@ def localisation(
     for values, number, field, probe in zip(maps, numbers, fields, probes):
         if not np.any(probe.mask):
             raise UserError(f"the mask of {probe.phrase!r} is empty")
+
         inside = coverage(probe.mask, values.shape, field).flatten()
-        rivals = {name: coverage(mask, values.shape, field).flatten() for name, mask in probe.rivals.items()}
-        measures = measure_map(values.flatten(), inside, rivals)
-        rows.append(dict(image=number, phrase=probe.phrase, group=probe.group) | measures)
+        rivals = {}
+        for name, mask in probe.rivals.items():
+            rivals[name] = coverage(mask, values.shape, field).flatten()
+        about = {"image": number, "phrase": probe.phrase, "group": probe.group}
+        rows.append(about | measure_map(values.flatten(), inside, rivals))
     return pd.DataFrame(rows)
 
 
 def _label(column):
     "What a row of the table is called: auroc colour → AUROC over same colour"
     measure, _, rival = column.replace("auroc", "AUROC").partition(" ")
-    if not rival:
-        return "mass inside" if measure == "mass" else measure
-    same = "same " if rival in ("colour", "noun") else ""
-    return f"{measure} over {same}{rival}"
+    if rival in ("colour", "noun"):
+        return f"{measure} over same {rival}"
+    if rival:
+        return f"{measure} over {rival}"
+    return "mass inside" if measure == "mass" else measure
 
 
-def localisation_rows(measured: pd.DataFrame) -> list[Row]:
-    "The measures of `localisation` as rows of a table, one each; phrases of one image are a cluster"
+def localisation_rows(
+    measured: pd.DataFrame,  # what `localisation` gave
+) -> list[Row]:
+    "The measures as rows of a table, one each; phrases of one image are a cluster"
     image = torch.from_numpy(measured.image.to_numpy().copy())
-    columns = [column for column in measured if column.split()[0] in ("auroc", "mass", "pointing")]
-    values = {column: torch.from_numpy(measured[column].to_numpy(float).copy()) for column in columns}
-    return [(_label(column), Values(x, image)) for column, x in values.items() if not x.isnan().all()]
+    rows: list[Row] = []
+    for column in measured:
+        if column.split()[0] in ("auroc", "mass", "pointing"):
+            values = torch.from_numpy(measured[column].to_numpy(float).copy())
+            if not values.isnan().all():
+                rows.append((_label(column), Values(values, image)))
+    return rows
 
 # %% ../../../nbs/5_evaluation/09_localisation.ipynb #d6939146
-def read_localisation(request: Request) -> Suite:
+def read_localisation(
+    request: Request,  # localisation, or heldout/localisation
+) -> Suite:
     "Where maps of phrases lie, over the annotations of folder/localisation/instances.json"
     file = request.at / "instances.json"
     if not file.is_file():
@@ -110,18 +136,30 @@ def read_localisation(request: Request) -> Suite:
     return Suite({}, [probe.phrase for probe in probes], measure, any_score=False)
 
 # %% ../../../nbs/5_evaluation/09_localisation.ipynb #4fcfda89
+def _rise(before, after):
+    "(P,M) by how much the attention of each map rises, β = 10"
+    old = (10 * before.flatten(1)).softmax(-1)
+    new = (10 * after.flatten(1)).softmax(-1)
+    return new - old
+
+
 def telling_scene(
-    before: Towers,
-    after: Towers,
+    before: Towers,  # the base
+    after: Towers,  # the tuned model
     scenes: list,  # `Scene`s of validation, to choose from
 ) -> tuple:  # the scene, its phrases
     "The scene in which most phrases are found by the second model alone, their difference being highest there too"
     probes = scene_probes(scenes)
-    first, rows = (localisation(towers, probes) for towers in (before, after))
-    (old, _, fields), (new, _, _) = (probe_maps(towers, probes) for towers in (before, after))
-    rises = (10 * new.flatten(1)).softmax(-1) - (10 * old.flatten(1)).softmax(-1)
-    covers = [coverage(probe.mask, new.shape[1:], field).flatten() for probe, field in zip(probes, fields)]
-    on_object = [bool(own_patches(cover)[rise.argmax()]) for cover, rise in zip(covers, rises)]
+    first = localisation(before, probes)
+    rows = localisation(after, probes)
+    old, _, fields = probe_maps(before, probes)
+    new, _, _ = probe_maps(after, probes)
+
+    on_object = []
+    for probe, field, rise in zip(probes, fields, _rise(old, new)):
+        cover = coverage(probe.mask, new.shape[1:], field).flatten()
+        on_object.append(bool(own_patches(cover)[rise.argmax()]))
+
     rows["anew"] = pd.Series(on_object) & (rows.pointing > first.pointing)
     by_scene = rows.groupby("image").agg({"anew": "sum", "auroc": "median"})
     chosen = by_scene.sort_values(["anew", "auroc"], kind="stable").index[-1]

@@ -122,7 +122,7 @@ def embed_suites(
 
 def measure(
     suites: dict[str, Suite],  # by name
-    scorer: Scorer,
+    scorer: Scorer,  # of one model
 ) -> Iterator[tuple]:  # suite, row, its items or None
     "The rows of every suite that takes the score"
     for name, suite in suites.items():

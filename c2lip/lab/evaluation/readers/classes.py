@@ -51,7 +51,9 @@ class ClassSet(NamedTuple):
         return [template.replace("{}", name) for name in self.classnames for template in self.templates]
 
 
-def labels_of(items: list[Item]) -> Tensor:  # (n,)
+def labels_of(
+    items: list[Item],  # n items of classes
+) -> Tensor:  # (n,)
     "The number of each item's class"
     return torch.tensor([item.label for item in items])
 
@@ -72,7 +74,7 @@ def _zeroshot_hits(data, items, scorer):
 
 def class_rows(
     name: str,  # of the row
-    items: list[Item],
+    items: list[Item],  # of a task
     hits: Hits,  # of the items
 ) -> Iterator[Row]:
     "The share of right items, and its mean over the classes"
@@ -99,7 +101,9 @@ def _read_zeroshot(path, images):
     return ClassSet(items, names, templates)
 
 
-def read_own_classes(request: Request) -> Suite:  # zeroshot, or heldout/zeroshot
+def read_own_classes(
+    request: Request,  # zeroshot, or heldout/zeroshot
+) -> Suite:
     "zeroshot/*.json: in heldout/zeroshot what is marked as held out, in zeroshot the rest"
     held = request.name == "heldout/zeroshot"
     files = sorted(Path(request.folder).glob("zeroshot/*.json"), key=lambda path: (len(path.stem), path.stem))
@@ -126,7 +130,9 @@ def _protocol():
     return read_yaml(shipped("zeroshot.yaml"))
 
 
-def protocol_templates(name: str) -> list[str]:  # of a set → texts with {} where the class's name goes
+def protocol_templates(
+    name: str,  # of a set
+) -> list[str]:  # with {} where the class's name goes
     "CLIP_benchmark's texts of a set; ImageNet's eighty where it has none for it"
     theirs = _protocol()["names"].get(name, name)
     templates = _protocol()["templates"].get(theirs)
@@ -214,7 +220,9 @@ def read_classes(
     return _read_class_folders(at, ("test", "val") if split == "test" else (split,))
 
 
-def read_class_set(request: Request) -> Suite:  # by its folder
+def read_class_set(
+    request: Request,  # by its folder
+) -> Suite:
     "A published zero-shot classification set: accuracy, and its mean over the classes"
     require_files(request.at, "*/*")
     data = read_classes(request.at)

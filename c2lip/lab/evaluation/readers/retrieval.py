@@ -71,7 +71,7 @@ def search_hits(
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #20aee1dd
 def retrieval_task(
     items: list[Item],  # every image of the gallery
-    scorer: Scorer,
+    scorer: Scorer,  # of one model
     ks: tuple[int, ...] = (1, 5),  # the K of R@K
 ) -> Iterator[Row]:
     "Image to text (i2t) and text to image (t2i) over a whole file; None where fewer than K candidates are wrong"
@@ -167,7 +167,9 @@ def _read_shards(at):
     return items
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #bbada5b5
-def read_own_retrieval(request: Request) -> Suite:  # retrieval, or heldout/retrieval
+def read_own_retrieval(
+    request: Request,  # retrieval, or heldout/retrieval
+) -> Suite:
     "The workbook's own retrieval.json, in Karpathy's layout; that of heldout/ is of images that no training saw"
     file = Path(request.folder) / f"{request.name}.json"
     if not file.is_file():
@@ -202,7 +204,9 @@ def _retrieval_suite(name, items, long=False):
     return Suite(images_of({name: items}), texts, measure)
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #db58387a
-def read_retrieval_set(request: Request) -> Suite:  # by its layout
+def read_retrieval_set(
+    request: Request,  # by its layout
+) -> Suite:
     "A published retrieval set in whichever layout is there"
     at = request.at
     patterns = [pattern for layout in LAYOUTS.values() for pattern in layout.files]
