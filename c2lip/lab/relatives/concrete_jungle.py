@@ -22,7 +22,8 @@ from ...towers import Towers
 def _add_margin(logits, negative, margin):
     "Logits (R,C) with each row's margin (R,) added at its hard negative's column (R,), −1 for none: Cement's Z"
     added = torch.where(negative >= 0, margin, 0.0).to(logits.dtype)
-    return logits.scatter_add(1, negative.clamp(min=0)[:, None], added[:, None])
+    column = negative.clamp(min=0)
+    return logits.scatter_add(1, column[:, None], added[:, None])
 
 # %% ../../../nbs/3_relatives/11_concrete_jungle.ipynb #627704c9
 _MARGINS = ("static", "concreteness")
@@ -31,8 +32,8 @@ _MARGINS = ("static", "concreteness")
 def _cement_margin(logits, concreteness, kind="concreteness", size=0.0):
     "The margin m̂ (R,) of each hard negative, for logits (R,C) and κ (R,) of the replaced word; `size` 0 is ½ log C"
     size = size or math.log(logits.shape[1]) / 2
-    g = ((concreteness - 1) / 4).clamp(0, 1).to(logits.dtype)
-    return torch.full_like(g, size) if kind == "static" else size * g
+    share = ((concreteness - 1) / 4).clamp(0, 1).to(logits.dtype)
+    return torch.full_like(share, size) if kind == "static" else size * share
 
 # %% ../../../nbs/3_relatives/11_concrete_jungle.ipynb #82b9302e
 def _margin_loss(queries, keys, scale, target, negative, kappa, margin):
@@ -52,25 +53,29 @@ def _cement_loss(f, pair, alone, rows, margin=_cement_margin):
     own_pair = (pair.owner < rows).nonzero()[:, 0]
     own_alone = (alone.owner < rows).nonzero()[:, 0]
     pair_owner = pair.owner[own_pair]
+    pair_kappa = pair.weight[own_pair]
     alone_owner = alone.owner[own_alone]
 
     # of each own row the column of its hard negative, −1 for none, and κ
     image_column = pair.owner.new_full((rows,), -1).scatter(0, pair_owner, N + own_pair)
     text_column = image_column.scatter(0, alone_owner, N + K + own_alone)
-    kappa = pair.weight.new_ones(rows).scatter(0, pair_owner, pair.weight[own_pair])
+    kappa = pair.weight.new_ones(rows).scatter(0, pair_owner, pair_kappa)
     kappa = kappa.scatter(0, alone_owner, alone.weight[own_alone])
-    kappa = torch.cat([kappa, pair.weight[own_pair]])
 
+    # the pairs of negatives are further rows, whose hard negative is the caption or the image that they were made of
+    image_column = torch.cat([image_column, pair_owner])
+    text_column = torch.cat([text_column, pair_owner])
+    kappa = torch.cat([kappa, pair_kappa])
     images = torch.cat([f["image"], f["negative_image"]])
     texts = torch.cat([f["caption"], f["negative"], f["alone"]])
-    own = torch.cat([torch.arange(rows, device=images.device), N + own_pair])  # rows, and the columns that are right
-    text_column = torch.cat([text_column, pair_owner])
-    image_column = torch.cat([image_column, pair_owner])
+    first = torch.arange(rows, device=images.device)
+    own = torch.cat([first, N + own_pair])  # these rows, and the columns that are right
+
     image_to_text = _margin_loss(images[own], texts, f["scale"], own, text_column, kappa, margin)
     text_to_image = _margin_loss(texts[own], images, f["scale"], own, image_column, kappa, margin)
     return (image_to_text + text_to_image) / len(images)
 
-
+# %% ../../../nbs/3_relatives/11_concrete_jungle.ipynb #d257485c
 def concrete_jungle(
     towers: Towers,  # of either kind; a bias is left as it is
     regime: str = "high",  # which word is replaced: high, low or unconstrained concreteness
@@ -86,8 +91,11 @@ def concrete_jungle(
     margins = partial(_cement_margin, kind=margin, size=margin_size)
 
     def losses(f, batch, terms):
-        return {"cement": _cement_loss(f, batch.texts["negative"], batch.texts["alone"], batch.rows, margins)}
+        pair = batch.texts["negative"]
+        alone = batch.texts["alone"]
+        return {"cement": _cement_loss(f, pair, alone, batch.rows, margins)}
 
     columns = ("image", "caption", "negative", "negative_image", "alone")
+    objective = Objective(losses, {"cement": 1.0}, columns=columns)
     view = replaced_view(towers, regime, ratings, negative_images, negatives_file)
-    return Method(view, Objective(losses, {"cement": 1.0}, columns=columns), trainable=ALL_BUT_BIAS)
+    return Method(view, objective, trainable=ALL_BUT_BIAS)
