@@ -7,7 +7,6 @@ import resource
 import shutil
 from contextlib import contextmanager
 from functools import partial
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from writing import Canary, encoded, write_tar
 
 from c2lip.concepts import canonical_caption, load_pipeline
 from c2lip.core import UserError
-from c2lip.core.files import parse_yaml, run_folder, shipped
+from c2lip.core.files import parse_yaml, shipped
 from c2lip.lab.attention.explorer import Explorer
 from c2lip.lab.data.images import BadImage, open_image
 from c2lip.lab.data.prepare import prepare
@@ -31,7 +30,6 @@ from c2lip.lab.evaluation.readers.classes import read_classes
 from c2lip.lab.evaluation.suites import read_folder
 from c2lip.lab.training.config import Config
 from c2lip.lab.training.launch import check_run, complete_line
-from c2lip.lab.training.launchers import read_parameters, save_parameters
 from c2lip.lab.training.log import read_log
 from c2lip.lab.training.run import train
 from c2lip.lab.world.base import new_towers
@@ -167,21 +165,6 @@ def test_a_folder_of_the_users_own_is_no_run_dir(tmp_path):
             call = partial(check_run, ROOT / "nbs" / f"{launcher}.ipynb", {"run_dir": str(tmp_path)})
             refused(call, f"holds a run ({left})", "another run_dir")
         (tmp_path / left).unlink()
-
-
-@pytest.mark.parametrize("mine, other", permutations(("train", "compare", "ablation"), 2))
-def test_a_run_of_another_launcher_is_not_written_over(tmp_path, mine, other):
-    declared = {name: read_parameters(ROOT / "nbs" / f"{name}.ipynb") for name in (mine, other)}
-    save_parameters({name: p.default for name, p in declared[other].items()}, run_folder(str(tmp_path), "explore"))
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    given = {"run_dir": str(tmp_path)}
-    for way in [{}, {"resume": True}] if "resume" in declared[mine] else [{}]:
-        call = partial(check_run, ROOT / "nbs" / f"{mine}.ipynb", given | way)
-        refused(call, "another launcher", "another run_dir", "delete that folder")
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert check_run(ROOT / "nbs" / "explore.ipynb", given)["run_dir"] == str(tmp_path)
-    if other == "compare":
-        assert check_run(ROOT / "nbs" / "compare.ipynb", given | {"images": 64}), "it goes on"
 
 
 # Releases

@@ -30,7 +30,6 @@ def test_prepare(table, run, monkeypatch, capsys):
     words = ["prepare", "captions.csv", "out", "--rule", "strip_determiners=true"]
     done = run("c2lip", *words, "--workers", "2", cwd=table)
     assert done.returncode == 0 and "3 captions, 3 phrases (1.0 a caption) in out\n" in done.out, done.out
-    assert "\n1 without a phrase\n1 not english\n" in done.out
     records = open_data(table / "out", index_folder=table / "index")
     assert [[p.text for p in r.phrases] for r in records] == [["red couch", "wall"], [], ["Two dogs"]]
     assert json.loads((table / "out" / "manifest.json").read_text())["rules"]["strip_determiners"] is True
@@ -46,7 +45,7 @@ except SystemExit as e:
     assert e.code == 0
 import c2lip.lab.training.runs, c2lip.lab.training.launch
 c2lip.lab.training.launch.check_run('nbs/train.ipynb', {'method': 'clic', 'plain_every': 3, 'concepts': 'pool'})
-assert c2lip.lab.dev.command.main(['list', 'models']) == 0
+assert c2lip.lab.dev.command.main(['list', 'suites']) == 0
 assert not {'torch', 'spacy', 'ray', 'open_clip'} & set(sys.modules), sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=project_root())
@@ -83,13 +82,6 @@ def test_runs_elsewhere(tmp_path, monkeypatch, capsys):
         assert main(["runs", word]) == code
         shown = capsys.readouterr()
         assert message in shown.out + shown.err
-    (tmp_path / "mine" / "train-20261120-101500").mkdir()
-    settings = '{"method": "concrete_jungle", "data": "/a/folder/of/many/images/of/mine"}'
-    (tmp_path / "mine" / "train-20261120-101500" / "params.json").write_text(settings)
-    monkeypatch.setattr("c2lip.lab.dev.command._columns", lambda: 80)
-    main(["runs", "mine"])
-    shown = capsys.readouterr().out
-    assert "concrete_jungle" in shown and max(map(len, shown.splitlines())) <= 80
 
 
 def test_ctrl_c(tmp_path):

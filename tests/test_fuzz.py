@@ -424,7 +424,7 @@ def ends_of_papermill(dice, folder):
     error = kind(dice.choice([28, odd_text(dice), None]), odd_text(dice)) if kind is OSError else kind(odd_text(dice))
     if dice.random() < 0.4:
         error.ename, error.evalue = dice.choice(["UserError", "OSError", "ValueError"]), odd_text(dice)
-    lines = failure(error, folder / "train.ipynb", "").splitlines()
+    lines = failure(error, folder / "train.ipynb").splitlines()
     assert len(lines) == 2 and all(line.isprintable() for line in lines) and len(lines[0]) < 2500, lines
 
 

@@ -76,13 +76,6 @@ def test_check(check, tmp_path):
     assert words in str(e.value) and "\n" not in str(e.value)
 
 
-def test_bad_input_is_one_clear_line(run, tmp_path):
-    words = [*TINY, "-p", "run_dir", tmp_path / "run", "-p", "model"]
-    done = run("papermill", "nbs/train.ipynb", *words, "ViT-B-61-SigLIP")
-    assert done.returncode == 2 and done.out.count("\n") == 1 and "ViT-B-16-SigLIP" in done.out, done.out[-3000:]
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_refused_call_leaves_a_finished_run_as_it_was(trained, run):
     def state():
         return {path: path.read_bytes() for path in trained[0].rglob("*") if path.is_file()}

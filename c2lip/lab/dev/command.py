@@ -8,7 +8,6 @@ __all__ = ['main']
 # %% ../../../nbs/dev/01_command.ipynb #dd575e62
 import argparse
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -97,16 +96,10 @@ def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress
         _print_summary(manifest, folder, recipe)
 
 
-_COUNTS = {"none": "without a phrase", "given": "given by the source"}  # the others are words
-
-
 def _print_summary(manifest, folder, recipe):
     captions = manifest["captions"]
     phrases = manifest["phrases"]
     print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {folder}")
-    for name, count in (manifest | manifest.get("joined", {})).items():
-        if type(count) is int and count and name not in ("captions", "phrases", "parts"):
-            print(f"{count:,} {_COUNTS.get(name, name.replace('_', ' '))}")
     for cause, count in manifest["skipped"].items():
         print(f"{count:,} left out: {cause}")
 
@@ -118,7 +111,7 @@ def _first_line(text):
     return (text or "").strip().partition("\n")[0].lstrip("# ")
 
 
-def _methods(word):
+def _methods():
     from c2lip.lab.relatives import find_methods
     from c2lip.lab.training.config import read_methods
 
@@ -132,54 +125,24 @@ def _methods(word):
             yield name, why, ""
 
 
-def _models(word):
-    from c2lip.lab.training.runs import release_folders
-
-    yield "base", "SigLIP's form, of the embedded world"
-    yield "base_clip", "CLIP's form, of the embedded world"
-    yield "tuned", "what C2LIP made of base"
-    for place in release_folders().values():
-        yield place, "a run"
-    if word:
-        import open_clip
-
-        for name in open_clip.list_models():
-            yield name, ", ".join(open_clip.list_pretrained_tags_by_model(name))
-
-
-def _suites(word):
+def _suites():
     for name, row in read_yaml(shipped("suites.yaml"))["suites"].items():
         home = row.get("home", "the embedded world, or your own folder")
         home += "; on request" if row.get("on_request") else ""
         yield name, row.get("size", "any"), row["chance"], row["tested"], home
 
 
-def _settings(word):
-    from c2lip.lab.training.config import settings_of
+def _settings():
+    from c2lip.lab.training.config import allowed_values, settings_of
 
     for name, setting in settings_of().items():
-        limits = ", ".join(setting.words) or str(setting.range or "")
-        about = f"{setting.help}; {limits}" if limits else setting.help
-        yield name, setting.kind, str(setting.default), about
-
-
-def _recipes(word):
-    for path in sorted(shipped("recipes").glob("*.yaml")):
-        text = path.read_text(encoding="utf8")
-        launcher = re.search(r"nbs/(\w+)\.ipynb|$", text)[1] or "train"
-        yield path.stem, launcher, _first_line(text)
+        yield name, str(setting.default), f"{setting.help}; {allowed_values(setting)}"
 
 
 _LISTINGS = {
     "methods": (_methods, "method, what it does, options", "papermill nbs/train.ipynb -p method NAME -p OPTION VALUE"),
-    "models": (_models, "model, weights", "-p model NAME; c2lip list models WORD searches what open_clip knows"),
-    "recipes": (_recipes, "recipe, launcher, about", "papermill nbs/LAUNCHER.ipynb -f {recipes}/RECIPE.yaml"),
-    "suites": (
-        _suites,
-        "suite, size, chance, tried on, from",
-        "papermill nbs/evaluate.ipynb -p data FOLDER -p suites NAME",
-    ),
-    "settings": (_settings, "setting, type, default, meaning", "papermill nbs/train.ipynb -p NAME VALUE"),
+    "suites": (_suites, "suite, size, chance, tried on, from", "papermill nbs/evaluate.ipynb -p suites NAME"),
+    "settings": (_settings, "setting, default, meaning", "papermill nbs/train.ipynb -p NAME VALUE"),
 }  # what → rows, heads, how a name is used
 
 # %% ../../../nbs/dev/01_command.ipynb #636f3746
@@ -199,13 +162,13 @@ def _print_table(lines):
 
 def _list(what, word):
     find, heads, hint = _LISTINGS[what]
-    rows = list(find(word))
+    rows = list(find())
     chosen = [row for row in rows if word.lower() in row[0].lower()]
     if not chosen:
         meant = did_you_mean(word, [row[0] for row in rows])
         raise UserError(f"no name among the {what} has {word!r} in it{meant}")
     _print_table([heads.split(", "), *chosen])
-    print("\n" + hint.replace("{recipes}", os.path.relpath(shipped("recipes"))))
+    print(f"\n{hint}")
 
 
 def _runs(folder):
@@ -248,7 +211,7 @@ def _explore(output, state, **controls):
 # %% ../../../nbs/dev/01_command.ipynb #199e3640
 def _add_list(p):
     p.add_argument("what", choices=_LISTINGS, help="what is listed")
-    p.add_argument("word", nargs="?", default="", metavar="WORD", help="names that hold it; of models, open_clip's")
+    p.add_argument("word", nargs="?", default="", metavar="WORD", help="names that hold it")
 
 
 def _add_runs(p):
@@ -280,7 +243,7 @@ _MAPS = "Write the explorer's figure: image, maps of one to four models and, of 
 _COMMANDS = {
     "prepare": _Command(_prepare, _add_prepare, "find the noun phrases of a data set, once", _ABOUT_PREPARE),
     "explore": _Command(_explore, _add_explore, "where in an image models find a phrase", _MAPS),
-    "list": _Command(_list, _add_list, "settings, methods, models, recipes or suites that there are"),
+    "list": _Command(_list, _add_list, "settings, methods or suites that there are"),
     "runs": _Command(_runs, _add_runs, "what has been run, the newest first, and how it ended"),
 }
 

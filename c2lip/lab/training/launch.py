@@ -10,7 +10,6 @@ import base64
 import json
 import logging
 import os
-import re
 import shutil
 import signal
 import sys
@@ -101,7 +100,6 @@ class _Screen:
     def __init__(self, file):
         self.file = file
         self.drawn = ""  # what the next carriage return replaces
-        self.bar = ""  # the last such line
         self.next = 0.0  # moment of the next line of progress in a file
         self.printed = ""  # the last one
 
@@ -121,7 +119,6 @@ class _Screen:
                 shown += f"{drawn}\n"
 
         self.drawn = drawn
-        self.bar = drawn.strip() or self.bar
         with suppress(OSError, ValueError):  # a closed terminal
             self.file.write(shown)
             self.file.flush()
@@ -130,12 +127,11 @@ class _Screen:
         "Nothing waits"
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a3d
-def _cause_of(error, drawn):
+def _cause_of(error):
     kind = type(error).__name__
     if isinstance(error, SystemExit):  # of `_stop`
         name = signal.Signals(int(error.code or 0) - 128).name.replace("SIGINT", "Ctrl-C")
-        step = re.match(r"(\d+)/(\d+) .* left", drawn)
-        return f"stopped by {name} at step {step[1]} of {step[2]}" if step else f"stopped by {name}"
+        return f"stopped by {name}"
     if kind == "DeadKernelError":
         return "the kernel died: it was killed from outside, as a system without memory does"
     return f"{kind}: {one_line(error)}"
@@ -144,14 +140,13 @@ def _cause_of(error, drawn):
 def failure(
     error: BaseException,
     output: Path,  # the executed notebook
-    drawn: str,  # the last line of progress
 ) -> str:
     "An end in two lines: the cause, and where to read more or how to go on"
     if hasattr(error, "ename"):  # of a cell
         name = "" if error.ename == "UserError" else f"{error.ename}: "
         return f"{name}{one_line(error.evalue) or 'stopped'}\n       the executed notebook: {output}"
 
-    cause = _cause_of(error, drawn)
+    cause = _cause_of(error)
     folder = output.parent
     again = f"the same line with -p run_dir {folder}"
     if list(folder.glob("checkpoint*.pt")):
@@ -221,7 +216,7 @@ class _Run:
             with suppress(OSError):
                 write_ipynb(nb, self.notes["output_path"])
         self.screen.write("\n" if self.screen.drawn else "")
-        _print(failure(error, self.output, self.screen.bar))
+        _print(failure(error, self.output))
         dead = type(error).__name__ == "DeadKernelError"
         raise SystemExit(getattr(error, "code", 138 if dead else 1)) from None
 

@@ -101,14 +101,14 @@ def open_clip_models() -> list[str]:
 
 
 def _check_model(launcher, folder, settings):
-    chosen = [re.sub("^[^/=]*=", "", text) for text in _named(settings, "models")]  # after a name and an equals sign
-    chosen += _named(settings, "model", "before", "after")
+    named = _named(settings, "model", "before", "after")
+    named += [re.sub("^[^/=]*=", "", text) for text in _named(settings, "models")]  # after a name and an equals sign
     bases = [path.parent.name for path in shipped("base").parent.glob("*/open_clip_config.json")]
     known = ["hf-hub", *bases, *open_clip_models()]
-    for model in chosen:
+    for model in named:
         name = model.partition(":")[0].replace("/", "-")  # the papers write ViT-B/32
-        places = [user_path(model), project_root() / user_path(model)]
-        if name not in known and not any(map(os.path.exists, places)):
+        path = project_root() / user_path(model)
+        if name not in known and not os.path.exists(model) and not os.path.exists(path):
             hint = did_you_mean(name, known)
             raise UserError(f"there is no model {model!r}: give base, a release folder, or an open_clip name{hint}")
 
