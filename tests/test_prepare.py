@@ -112,29 +112,6 @@ def test_changed_rules_or_sources_are_done_again(shards, tmp_path):
     assert prepare(str(source), folder, progress=False)["captions"] == 1
 
 
-def test_reference_layout(tmp_path):
-    "The public reference packs NAME.jpg, NAME.txt, and NAME.json with DreamLIP's captions and often `nounphrases`"
-    others = ("raw", "shortIB", "longIB", "shortSV", "longSV", "longLLA")
-    facts = {f"{name}_captions": "other" for name in others} | {"shortLLA_captions": "A red couch by the wall."}
-    samples = []
-    for key, more in (("a", {"nounphrases": ["red couch"]}), ("b", {})):
-        members = dict(jpg=image("jpeg"), txt=b"A red couch by the wall.", json=json.dumps(facts | more).encode())
-        samples.append((key, members))
-        (tmp_path / f"{key}.png").write_bytes(image())
-    tar(tmp_path / "00000.tar", samples)
-    rows = [dict(image="a.png", shortLLA_captions=["A red couch by the wall."], nounphrases=["red couch"])]
-    rows += [dict(image="b.png", shortLLA_captions="A dog on a bench.", nounphrases=None)]
-    (tmp_path / "table.json").write_text(json.dumps(rows))
-    header = "image,raw_caption,shortLLA_captions"
-    (tmp_path / "own.csv").write_text(f'{header}\na.png,x,"A red couch, by the wall."\nb.png,y,A dog on a bench.\n')
-    dog, couch = ["A dog", "a bench"], ["A red couch", "the wall"]
-    wanted = {"00000.tar": [["red couch"], couch], "table.json": [["red couch"], dog], "own.csv": [couch, dog]}
-    for name, phrases in wanted.items():
-        counts = prepare(str(tmp_path / name), tmp_path / name.split(".")[0], progress=False)
-        assert (counts["given"], counts["phrases"]) == (name != "own.csv", sum(map(len, phrases)))
-        assert [[p.text for p in r.phrases] for r in read(tmp_path / name.split(".")[0])] == phrases
-
-
 @pytest.fixture
 def cc3m(tmp_path):
     "Two shards of pixparse/cc3m-wds and DreamLIP's csv; one image has no row, two rows have no image, one is double"
