@@ -5,6 +5,7 @@
 # %% ../../nbs/1_method/10_towers.ipynb #da7e7207
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -239,9 +240,9 @@ def _folder_of(name, known):
     if known and file.suffix in (".safetensors", ".npz", *PICKLES):
         return file
     path = base_folder(name) if name in EMBEDDED else user_path(name)
-    if not path.exists():
+    if not os.path.exists(path):  # of os, which takes a name that is too long for no file
         path = project_root() / path  # an absolute one stays as it is
-    if path.is_dir() or path.exists() and not known:
+    if os.path.isdir(path) or os.path.exists(path) and not known:
         return path
     if "/" in name and not known:
         raise UserError(f"there is no folder {path}; a repository of the hub is hf-hub:{name}")
