@@ -232,6 +232,7 @@ def _half_truth(entry, change):
     foils = entry.value("negative_entities | negative_components", {})
     relations = entry.value("relations", [])
     pairs = []
+
     try:
         for r in relations if change == "swap" else ():
             pairs.append((r["subject"], f"{r['object']} {r['relation_type']} {r['subject']}"))
@@ -253,6 +254,7 @@ def _read_half_truths(request: Request) -> Suite:
     folders = folders_of(request, ".", "..", "datasets/COCO", "../images")
     [paths] = named_files(request, {"units": "coco_val_entities/*.json"}).values()
     tasks: dict[str, list] = {task: [] for task in changes}
+
     for path, (task, change) in itertools.product(paths, changes.items()):
         seen = set()
         for entry in read_entries(path):

@@ -272,6 +272,7 @@ def _write_own_captions(named, folder):
         for file, caption, edit in zip(named, captions, edited):
             if edit:
                 rows.append({"filename": file, "caption": caption, "negative_caption": edit[1]})
+
         if rows:
             (folder / "own_captions").mkdir(exist_ok=True)
             write_json(folder / "own_captions" / f"{way}.json", rows)

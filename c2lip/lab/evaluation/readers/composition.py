@@ -334,6 +334,7 @@ def _checklist_rows(tasks, scorer):
                 counted.append(Counted(mean_of(hits) if hits else None, len(hits), published))
                 yield from row_of(f"{kind.lower()} {aspect}", counted[-1])
             means.append(mean_of_counted(counted))
+
         kinds.append(mean_of_counted(means))
         yield from row_of(kind.lower(), kinds[-1])
     yield from row_of("average", mean_of_counted(kinds))
