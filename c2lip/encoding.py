@@ -272,7 +272,7 @@ def _ring():
 def _gather_together(tensors, lengths):
     "Tensors of one type and width with the rows of all ranks, in one message; `lengths`: of each on every rank"
     rows = torch.cat(tensors)
-    of_rank = list(zip(*lengths))  # rank → rows of each tensor
+    of_rank: list[Any] = list(zip(*lengths))  # rank → rows of each tensor
     longest = max(map(sum, of_rank))
     missing = longest - len(rows)
     padded = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing))

@@ -82,7 +82,7 @@ class _Token(NamedTuple):
 def _offsets(tokenizer, cleaned):
     "For each text the characters of each position of its row; (n, n) where a position is none"
     context = tokenizer.context_length
-    inner = getattr(tokenizer, "tokenizer", None)
+    inner: Any = getattr(tokenizer, "tokenizer", None)
     if hasattr(tokenizer, "bpe") and hasattr(tokenizer, "pat"):
         if getattr(tokenizer, "reduction_fn", None):
             raise UserError("a tokenizer that leaves out tokens at random (reduction_mask) has no fixed positions")
@@ -112,7 +112,7 @@ def _token_rows(tokenizer, cleaned):
         yield [token for token in tokens if token.end > token.start]
 
 # %% ../nbs/1_method/07_spans.ipynb #c47093a1
-def _row_spans(caption, cleaned, row, phrases):
+def _row_spans(caption, cleaned, row, phrases) -> list[tuple[int, int] | None]:
     "The spans of one caption's phrases"
     place = _char_map(caption, cleaned)
     if place is None or not row:
@@ -120,7 +120,7 @@ def _row_spans(caption, cleaned, row, phrases):
     starts = [token.start for token in row]
     ends = [token.end for token in row]
 
-    spans = []
+    spans: list[tuple[int, int] | None] = []
     for phrase in phrases:
         if phrase.start < 0:
             spans.append(None)

@@ -67,8 +67,9 @@ def test_nothing_lags_behind(tmp_path, run):
     assert not late, f"not as `make notebooks` leaves them: {late}"
 
 
-def test_types_are_right(run):
-    done = run(sys.executable, "-m", "pyrefly", "check", "--summary=none")
+@pytest.mark.parametrize("config", ["pyproject.toml", "tests/pyrefly_heart.toml"], ids=["all", "the heart"])
+def test_types_are_right(config, run):
+    done = run(sys.executable, "-m", "pyrefly", "check", "--config", ROOT / config, "--summary=none")
     assert done.returncode == 0, done.out[-6000:]
 
 

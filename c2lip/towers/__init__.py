@@ -222,7 +222,8 @@ def add_results(
     record = read_json(folder / "record.json")
     shown = [column for column in table.columns if not str(column).startswith(("ties", "nan"))]
     table = table[shown]
-    values: Any = table.astype(object).where(table.notna(), None)
+    values: Any = table.astype(object)
+    values = values.where(table.notna(), None)  # JSON has no NaN
     part = {"on": on, "columns": [str(column) for column in shown], "rows": values.values.tolist()}
 
     others = [older for older in record.get("results", []) if older["on"] != on]

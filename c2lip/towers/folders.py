@@ -33,9 +33,10 @@ def base_folder(name: str = "base") -> Path:  # one of EMBEDDED → an open_clip
 @contextmanager
 def quiet_loading():
     "Inside, open_clip and transformers warn of nothing, and transformers never asks whether to run a model's own code"
-    import transformers.dynamic_module_utils
+    from transformers import dynamic_module_utils
 
-    transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds that it waits for a yes
+    settings: Any = dynamic_module_utils
+    settings.TIME_OUT_REMOTE_CODE = 0  # seconds that it waits for a yes
     logger = logging.getLogger()  # both report on the root logger
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -289,6 +290,7 @@ def _load_parts(folder, cfg):
     "Model and tokenizer of a folder, which fit each other"
     import open_clip
 
+    model: Any
     text_cfg = cfg["model_cfg"]["text_cfg"]
     register_vit(str(cfg["model_cfg"]["vision_cfg"].get("timm_model_name")))
     if text_cfg.get("hf_tokenizer_name"):

@@ -164,7 +164,7 @@ def _siglip_vision(vision):
 
 def foreign_config(folder: Path) -> dict:  # with config.json and preprocessor_config.json of transformers
     "What transformers' configuration means in the form of open_clip_config.json; `UserError` for another model"
-    config = _their_config(folder)
+    config: Any = _their_config(folder)
     vision = config.vision_config
     if config.model_type == "clip":
         head_width = vision.hidden_size // max(1, vision.num_attention_heads)
@@ -300,7 +300,9 @@ def read_tokenizer(
 
     options = _tokenizer_options(folder / "tokenizer_config.json")
     plain = _tokenizer_of(folder / "tokenizer.json", text_cfg.get("vocab_size", 10**9))
-    cleaning = {"clean": "whitespace", "strip_sep_token": False} | (text_cfg.get("tokenizer_kwargs") or {})
+    cleaning: dict[str, Any] = {"clean": "whitespace", "strip_sep_token": False} | (
+        text_cfg.get("tokenizer_kwargs") or {}
+    )
     unknown = [*cleaning][2:]
     if unknown:
         raise UserError(f"{folder}: of tokenizer_kwargs clean and strip_sep_token are known, not {short(unknown[0])}")

@@ -44,7 +44,8 @@ def _transform(preprocess_cfg, **options):
     settings = dict(preprocess_cfg)
     for key in settings.keys() & {"mean", "std"}:
         settings[key] = list(settings[key])  # JSON's form
-    transforms = image_transform_v2(PreprocessCfg(**settings), **options).transforms
+    composed: Any = image_transform_v2(PreprocessCfg(**settings), **options)
+    transforms = composed.transforms
     before, last = transforms[:-3], transforms[-1]
     mean, std = (np.asarray(x, np.float32)[:, None, None] for x in (last.mean, last.std))
     return Compose([*before, partial(_numbers, mean=mean, std=std)])
@@ -147,7 +148,7 @@ def resolve(name: str) -> ModelSpec:  # an open_clip name, optionally with ":tag
         hint = did_you_mean(model, ["base", *open_clip.list_models()])
         raise UserError(f"there is no model {model!r}: give base, a release folder, or an open_clip name{hint}")
 
-    config = open_clip.get_model_config(model)
+    config: Any = open_clip.get_model_config(model)
     tags = open_clip.list_pretrained_tags_by_model(model)
     first = tags[0] if tags else ""
     tag = name.partition(":")[2] or first or "random"
@@ -156,7 +157,7 @@ def resolve(name: str) -> ModelSpec:  # an open_clip name, optionally with ":tag
         known = ", ".join(tags) or "none"
         raise UserError(f"{model} has no weights {tag!r}; it has {known}, or random{did_you_mean(tag, tags)}")
 
-    entry = open_clip.get_pretrained_cfg(model, first if random else tag) or {}
+    entry: Any = open_clip.get_pretrained_cfg(model, first if random else tag) or {}
     if entry.get("quick_gelu") and not random:
         config["quick_gelu"] = True
     preprocess = {k: entry[k] for k in ("mean", "std", "interpolation", "resize_mode") if k in entry}
@@ -210,12 +211,13 @@ def _load_named(name):
     trained = spec.tag != "random"
     full_name = f"{spec.model}:{spec.tag}"
     length = spec.config["text_cfg"].get("context_length")
+    tokenizer: Any = None
     if trained or not spec.tokenizer:  # before the weights, which take longer
         with _from_hub("the tokenizer", full_name, spec.tokenizer):
             tokenizer = open_clip.get_tokenizer(spec.model, context_length=length)
 
     with _from_hub("the weights", full_name, spec.weights):
-        model = open_clip.create_model(
+        model: Any = open_clip.create_model(
             spec.model,
             pretrained=spec.tag if trained else None,
             force_quick_gelu=spec.config.get("quick_gelu", False),

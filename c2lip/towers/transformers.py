@@ -43,7 +43,7 @@ def _cleaning_steps(cleaning):
     from tokenizers import Regex
     from tokenizers.normalizers import Lowercase, Replace, Strip
 
-    steps = []
+    steps: list[Any] = []
     if cleaning == "canonicalize":
         steps += [Replace("_", " "), Replace(Regex(r"[!-/:-@\[-`{-~]"), "")]
     if cleaning in ("canonicalize", "lower"):
@@ -67,7 +67,7 @@ def _export_tokenizer(tokenizer):
 
     if hasattr(tokenizer, "bpe_ranks"):
         return _export_simple(tokenizer)
-    inner = getattr(tokenizer, "tokenizer", None)
+    inner: Any = getattr(tokenizer, "tokenizer", None)
     if not hasattr(inner, "backend_tokenizer"):
         raise UserError(f"this tokenizer ({type(tokenizer).__name__}) cannot be expressed in transformers")
 
