@@ -19,7 +19,14 @@ from torch.overrides import TorchFunctionMode
 
 from ..core import Range, UserError, one_line, short
 from ..core.files import read_json, regular, shipped
-from .foreign import check_tokenizer, foreign_config, load_foreign, read_tokenizer, register_vit
+from c2lip.towers.foreign import (
+    check_tokenizer,
+    foreign_config,
+    load_foreign,
+    read_tokenizer,
+    refuse_code,
+    register_vit,
+)
 
 # %% ../../nbs/1_method/09_model_folders.ipynb #0e5ff07e
 EMBEDDED = ("base", "base_clip", "tuned")  # that ship: a start in the form of SigLIP and of CLIP, what C2LIP made
@@ -189,23 +196,6 @@ def _check_schema(file, cfg):
         raise UserError(f"{file}: the images are prepared at {prepared} pixels (size), the model has {of_model}")
 
 # %% ../../nbs/1_method/09_model_folders.ipynb #aa7e720a
-def _keys(value):
-    "All keys of nested JSON"
-    if isinstance(value, list):
-        return set().union(*map(_keys, value))
-    if isinstance(value, dict):
-        return {*value}.union(*map(_keys, value.values()))
-    return set()
-
-
-def _refuse_code(folder):
-    "Raise `UserError` where a configuration of a folder asks for code of its own"
-    for file in sorted(folder.glob("*config*.json")):
-        asking = _keys(read_json(file)) & {"auto_map", "trust_remote_code", "custom_pipelines"}
-        if asking:
-            raise UserError(f"{file} asks for code of its own ({min(asking)}), and no code of a model folder is run")
-
-
 def _is_foreign(folder):
     "Whether a folder has transformers' form and not open_clip's"
     return (folder / "config.json").exists() and not (folder / _CONFIG).exists()
@@ -216,7 +206,7 @@ def _read_config(folder):
     file = folder / ("config.json" if _is_foreign(folder) else _CONFIG)
     if not file.exists():
         raise UserError(f"{folder} is no release folder: it holds no {_CONFIG}, and no config.json of transformers")
-    _refuse_code(folder)
+    refuse_code(folder)
     cfg = foreign_config(folder) if _is_foreign(folder) else read_json(file)
     _check_schema(file, cfg)
     return cfg
