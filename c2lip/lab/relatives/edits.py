@@ -242,7 +242,7 @@ def _replace_within(caption, phrases, offers, chance, kinds):
     kind, (span, texts) = _choose(options, chance)
     return kind, swap_spans(caption, {span: chance.choice(texts)})
 
-
+# %% ../../../nbs/3_relatives/02_edits.ipynb #d9c4d630
 def _add_within(caption, phrases, offers, chance, kinds):
     "An attribute more before a phrase's noun, or a thing more after the last phrase: (kind, caption edited) or None"
     caption_words = word_bag(caption)

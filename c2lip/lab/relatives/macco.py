@@ -167,8 +167,8 @@ _IMAGES = ("image", "masked_image")
 _CAPTIONS = ("caption", "masked_caption")
 
 
-class _Macco(Objective):
-    "MACCO's losses, mask vectors and predictors"
+class _Masked(Objective):
+    "Towers that do not see what is hidden; mask vectors and predictors"
 
     def __init__(self, towers, weights, softmax):
         super().__init__(self._losses, weights, columns=_IMAGES + _CAPTIONS)
@@ -220,6 +220,10 @@ class _Macco(Objective):
         "Feature → the entry whose rows it has, the predictors' tokens among them"
         mixed = {f"{name}_mixed": name for name in _IMAGES + _CAPTIONS}
         return entry_of(batch) | mixed
+
+# %% ../../../nbs/3_relatives/06_macco.ipynb #fb0fd216
+class _Macco(_Masked):
+    "MACCO's losses"
 
     def _mixed(self, f, name):
         return f[f"{name}_mixed"].to(self.place.dtype)  # predictors work in full precision

@@ -64,7 +64,7 @@ def _attributes(noun):
         words += _joined(noun.head)
     return words
 
-
+# %% ../../../nbs/3_relatives/05_macco_masks.ipynb #892420ae
 def _path_up(noun, nouns):
     "The words from a noun up to the next one of a phrase, and that noun; None where the sentence ends before"
     words = _children(noun, "case")

@@ -98,7 +98,7 @@ def _unit(caption, words, ratings):
     pos = "NOUN" if last.pos == "PROPN" else last.pos
     return _Unit(start, last.end, text, pos, score)
 
-
+# %% ../../../nbs/3_relatives/04_replaced.ipynb #2b104af9
 def _rated_units(caption, ratings):
     "What of a caption has a rating, in reading order; none overlap, pairs come before single words"
     (words,) = tag_words([caption])
@@ -208,7 +208,7 @@ def _add_negatives(
     drawn = [towers.preprocess(negative.image) for negative in shown.values()]
     batch.images["negative_image"] = torch.stack(drawn) if drawn else batch.images["image"][:0]
 
-
+# %% ../../../nbs/3_relatives/04_replaced.ipynb #98b5feb3
 def replaced_view(
     towers: Towers,
     regime: str = "high",  # high, low or unconstrained

@@ -74,7 +74,7 @@ def _replace_relation(fact, choices, dice):
         where = opposite
     return fact._replace(where=where)
 
-
+# %% ../../../nbs/2_world/05_benchmark.ipynb #f2451f85
 def _swap(attribute, fact, choices, dice):
     a = replace(fact.a, **{attribute: getattr(fact.b, attribute)})
     b = replace(fact.b, **{attribute: getattr(fact.a, attribute)})
@@ -284,7 +284,7 @@ def _write_zero_shot(folder, split, single, size):
         content = {"classnames": names[task], "templates": templates, "items": rows}
         write_json(folder / "zeroshot" / f"{task}.json", content)
 
-
+# %% ../../../nbs/2_world/05_benchmark.ipynb #d8694f02
 def write_benchmark(
     folder: str | Path,  # made if missing
     split: str = "test",  # test, or validation for every choice made along the way

@@ -60,7 +60,7 @@ def name_thing(
     article = "an" if phrase[0] in "aeiou" else "a"
     return f"{article} {phrase}"
 
-
+# %% ../../../nbs/2_world/02_captions.ipynb #7df6db94
 def _upper_first(text):
     return text[0].upper() + text[1:]
 
@@ -120,7 +120,7 @@ def caption_scene(
     names = [name_thing(thing, pattern=True) for thing in things]
     return _sentences(scene, things, names, dice, 0.85)
 
-
+# %% ../../../nbs/2_world/02_captions.ipynb #d099af69
 def _things_named(scene, dice, shares):
     "The things that a caption names, at least one; the largest ones where `salient` is among the shares"
     things = _in_order(scene, dice)

@@ -48,7 +48,7 @@ def _coverage(image, side):
     "A mask (side,side,1) in 0…1 from a larger one"
     return np.asarray(image.resize((side, side), Image.Resampling.BOX), dtype=np.float32)[..., None] / 255
 
-
+# %% ../../../nbs/2_world/01_drawn.ipynb #8894abd5
 @lru_cache(maxsize=1024)
 def _sprite(noun, side):
     "The coverage masks outline, body, light and dark of an object: each (side,side,1) in 0…1, not to be written to"
@@ -84,7 +84,7 @@ def _motif(side, pattern):
             pen.ellipse((x - r, y - r, x + r, y + r), fill=255)
     return _coverage(image, side)
 
-
+# %% ../../../nbs/2_world/01_drawn.ipynb #d92d5b19
 @lru_cache
 def _extent(noun):
     "Where an object's outline begins and ends, top and bottom as shares of its square's side"
@@ -170,7 +170,7 @@ def _draw_thing(canvas, thing):
     for mask, paint in layers:
         patch += mask * (paint - patch)
 
-
+# %% ../../../nbs/2_world/01_drawn.ipynb #099e0076
 def _draw_string(canvas, low, high):
     "The string on which the object `low` hangs from the object `high`"
     size = len(canvas)
@@ -313,7 +313,7 @@ def _find_centre(dice, width, height, placed):
             return x, y
     return None
 
-
+# %% ../../../nbs/2_world/01_drawn.ipynb #9689ce36
 def _find_centres(dice, boxes):
     "Centres (x, y) of boxes (width, height) that hardly touch, on a grid of 1/24; None after too many tries"
     placed = []
