@@ -119,8 +119,7 @@ const c2lip = (() => {
 
   const dot = (x, y, at = 0) => { let sum = 0; for (let k = 0; k < WIDTH; k++) sum += x[k] * y[at + k]; return sum; };
 
-  // ---- the image tower: 96×96 RGB → pooled image and tokens, unit vectors; heads: what the pooling attends to;
-  // layer(k): the tokens k blocks before the last, read as if they were the last
+  // ---- the image tower: 96×96 RGB → pooled image and tokens, unit vectors; heads: what the pooling attends to
 
   function encodeImage(w, rgb) { // rgb: 96·96·3 bytes
     const n = GRID * GRID + 1, at = 'visual.trunk', patches = new Float32Array((n - 1) * 3 * PATCH * PATCH);
@@ -136,19 +135,19 @@ const c2lip = (() => {
     x.set(w[`${at}.cls_token`]);
     x.set(embedded, WIDTH);
     x = add(x, w[`${at}.pos_embed`]);
-    const names = ['norm1', 'norm2', 'mlp.fc1', 'mlp.fc2'], blocks = [];
-    for (let b = 0; b < BLOCKS; b++) blocks.push(x = block(x, n, w, `${at}.blocks.${b}`, names, 1e-6));
-    const last = y => norm(y, n, w[`${at}.norm.weight`], w[`${at}.norm.bias`], 1e-6).slice(WIDTH);
+    const names = ['norm1', 'norm2', 'mlp.fc1', 'mlp.fc2'];
+    for (let b = 0; b < BLOCKS; b++) x = block(x, n, w, `${at}.blocks.${b}`, names, 1e-6);
+    const last = norm(x, n, w[`${at}.norm.weight`], w[`${at}.norm.bias`], 1e-6).slice(WIDTH);
     const part = name => [w[`${at}.attn_pool.${name}.weight`], w[`${at}.attn_pool.${name}.bias`]], M = n - 1;
-    const keys = y => split(linear(last(y), M, ...part('kv')), M, 2), [k, v] = keys(x);
+    const [k, v] = split(linear(last, M, ...part('kv')), M, 2);
     const q = linear(w[`${at}.attn_pool.latent`], 1, ...part('q'));
     const read = (values, rows) => { // output projection and residual MLP of the pooling head
       const y = linear(values, rows, ...part('proj'));
       const inner = gelu(linear(norm(y, rows, ...part('norm'), 1e-6), rows, ...part('mlp.fc1')));
       return unit(add(y, linear(inner, rows, ...part('mlp.fc2'))), rows);
     };
-    const heads = [], image = read(attend(q, k, v, 1, M, HEADS, false, heads), 1), tokens = read(v, M), before = [tokens];
-    return {image, tokens, heads, layer: k => before[k] ||= read(keys(blocks[BLOCKS - 1 - k])[1], M)};
+    const heads = [], image = read(attend(q, k, v, 1, M, HEADS, false, heads), 1);
+    return {image, tokens: read(v, M), heads};
   }
 
   // ---- the text tower
@@ -216,8 +215,8 @@ const c2lip = (() => {
 
   function map(seen, concept, how = D.selection) { // (GRID·GRID) of one kind, as c2lip.lab.attention.maps has them
     if (how.kind == 'head')
-      return seen.heads[0].map((v, p) => how.head ? seen.heads[how.head - 1][p] : seen.heads.reduce((sum, h) => sum + h[p], 0) / HEADS);
-    const tokens = seen.layer(how.layer), cosines = [...Array(GRID * GRID).keys()].map(p => dot(concept, tokens, p * WIDTH));
+      return seen.heads[0].map((v, p) => seen.heads.reduce((sum, h) => sum + h[p], 0) / HEADS);
+    const cosines = [...Array(GRID * GRID).keys()].map(p => dot(concept, seen.tokens, p * WIDTH));
     if (how.kind == 'softmax') return softmax(cosines.map(v => how.scale * v));
     const mean = how.kind == 'centred' ? cosines.reduce((a, b) => a + b, 0) / cosines.length : 0;
     return cosines.map(v => v - mean);
@@ -572,11 +571,9 @@ const c2lip = (() => {
   }
 
   function status(phrases, ranked) {
-    const {kind, scale, head, layer} = now.how, notes = [];
+    const {kind, scale} = now.how, notes = [];
     if (!phrases.length) return `${now.scene.name}: type a phrase, or a caption to take phrases from`;
     let label = D.labels[kind] + (kind == 'softmax' ? ` at β = ${+scale.toPrecision(3)}` : '');
-    label += kind == 'head' && head ? `, head ${head}` : '';
-    if (layer && kind != 'head') notes.push(`tokens ${layer} block${layer == 1 ? '' : 's'} before the last, read as if they were the last: a probe`);
     D.names.forEach((name, m) => notes.push(...doubts(name, now.scene.things.length > 0, phrases.map((p, i) => [p, ranked[i][m]]))));
     return [`${now.scene.name}: ${phrases.map(p => `“${p}”`).join(', ')}`, D.names.join(' → '), label, ...notes].join(' · ');
   }
@@ -614,12 +611,7 @@ const c2lip = (() => {
         mark = () => [...field.children].forEach(b => b.setAttribute('aria-pressed', b.value == now.how[name]));
         return [mark, kinds, [field]];
       }
-      if (widget == 'menu') {
-        const most = name == 'head' ? HEADS : BLOCKS - 1;
-        field = make('select', {id, title: help, onchange: () => set(+field.value)},
-          ...[...Array(most + 1).keys()].map(k => make('option', {value: k, textContent: k ? choices[1].replace('{}', k) : choices[0]})));
-        mark = () => { field.value = now.how[name]; };
-      } else if (widget == 'check') {
+      if (widget == 'check') {
         field = make('input', {id, type: 'checkbox', title: help, onchange: () => set(field.checked)});
         mark = () => { field.checked = now.how[name]; };
       } else {

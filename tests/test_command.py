@@ -110,11 +110,11 @@ def test_explore_writes_the_figure(tmp_path, monkeypatch, capsys):
     assert written == ["maps.json", "maps.pdf", "maps.png", "maps.svg"]
     record = json.loads((tmp_path / "maps" / "maps.json").read_text())
     assert record["phrase"] == ["a mug", "a red wall"] and record["kind"] == "softmax"
-    assert main([*words, "--head", "1", "--output", "two"]) == 0
+    assert main([*words, "--scale", "20", "--output", "two"]) == 0
     record = json.loads((tmp_path / "two" / "maps.json").read_text())
-    assert record["head"] == 1 and record["kind"] == "head"
+    assert record["scale"] == 20 and record["kind"] == "softmax"
     for wrong, message in (
-        ([*words, "--head", "1", "--kind", "softmax"], "--head is of the kind head, not of softmax"),
+        ([*words, "--scale", "20", "--kind", "head"], "--scale is of the kind softmax, not of head"),
         (["explore", "--model", "bass"], "there is no model 'bass'"),
     ):
         assert main(wrong) == 2 and message in capsys.readouterr().err

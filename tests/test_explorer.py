@@ -45,27 +45,20 @@ def test_a_slider_runs_no_tower(state, monkeypatch):
 
 
 def test_models_of_other_grids(state, clip_folder):
-    "Maps, scales, layers and heads of two towers, and the same model under other names"
+    "Maps and scales of two towers, and the same model under other names"
     assert state.update(model=[str(clip_folder), "base"], phrase="a red mug | a blue mug"), state.error
     assert "resampled to 6×6" in state.status
     shapes = [tuple(column.maps.shape) for column in state.shown.columns]
     assert shapes == [(2, 4, 4), (2, 6, 6), (2, 6, 6)]  # each on its own grid, the difference on the finer
-    own, last = [(c.low, c.high) for c in state.shown.columns[:2]], [c.maps for c in state.shown.columns]
+    own = [(c.low, c.high) for c in state.shown.columns[:2]]
     assert own[0] != own[1]  # a scale for each model
     assert state.update(same_scale=True) and len({(c.low, c.high) for c in state.shown.columns[:2]}) == 1
-    assert [state.cache.most(state.selection.model, name) for name in ("layer", "head")] == [1, 2]
-    assert state.update(layer=1) and "1 block before the last" in state.status
-    assert not any(torch.equal(a, b.maps) for a, b in zip(last, state.shown.columns))
-    assert not state.update(layer=2) and "the model has 2 blocks" in state.error  # of the smaller one
-    assert state.update(layer=0, kind="head", head=2), state.error
-    assert all(column.maps.sum() < 200.1 for column in state.shown.columns[:2])
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 200, 3), np.uint8))
     for kind in MAP_KINDS:
         assert state.update(image=wide, kind=kind, phrase="a mug"), state.error
-    assert state.update(image=1, kind="gradient", layer=1), state.error  # a kind without layers
+    assert state.update(image=1, kind="gradient"), state.error
     first, last, change = (column.maps.sum() for column in state.shown.columns)
     assert torch.isclose(change, last - first, atol=1e-5)  # a patch of half the area has half of what was added
-    assert state.update(layer=0), state.error
     for number in (2, 3):
         state.models[f"copy {number}"] = state.models["base"]
     assert state.update(model=list(state.models)[-4:]), state.error
@@ -79,7 +72,7 @@ def test_before_and_after_exchanged(state, clip_folder):
     panel.controls["model"].value = str(clip_folder)
     name, count = clip_folder.parent.name, len(state.models)
     assert [menu.value for menu in panel.menus] == ["base", name, "", ""]
-    assert panel.controls["model"].value == "" and len(panel.controls["layer"].options) == 2
+    assert panel.controls["model"].value == ""
     panel.swap.click()
     assert state.selection.model == (name, "base") and "resampled" in panel.status.value
     panel.menus[1].value = ""

@@ -210,16 +210,14 @@ def test_a_visit(page, tmp_path):
     menu = page.locator(f"{PANEL} select").nth(1)
     assert "→ tuned" in after(page, lambda: menu.select_option(label="tuned"))
     assert page.locator(".c2lip-maps figure").count() == 4
-    # on a narrow page and a wide one; a map kind, the slider by keyboard, an earlier block, one head
+    # on a narrow page and a wide one; a map kind, the slider by keyboard
     unfold(page, "map")
     check_layout(page, "explorer-lab", 400, 1400)
     assert "β = 10" in after(page, page.get_by_role("button", name="softmax", exact=True).click)
     page.locator(f"{PANEL} .noUi-handle").first.focus()
     assert "β = 11.2" in after(page, lambda: page.keyboard.press("ArrowRight"))
-    text = after(page, lambda: page.get_by_label("layer").select_option(label="2 before the last"))
-    assert "2 blocks before the last" in text
-    after(page, page.get_by_role("button", name="pooling head", exact=True).click)
-    assert "head 2" in after(page, lambda: page.get_by_label("head", exact=True).select_option(label="2"))
+    text = after(page, page.get_by_role("button", name="pooling head", exact=True).click)
+    assert "head’s attention" in text
     text = enter(page, PHRASE, "a red mug | a blue fish")
     assert "“a red mug”" in text and "“a blue fish”" in text
     assert after(page, page.locator(".c2lip-shelf img").nth(2).click).startswith("scene 3")
@@ -359,7 +357,7 @@ def test_the_app(servers, browser):
     nameless = [role for role, name in found if role in CONTROLS and not name]
     assert not nameless, nameless
     controls = {name for role, name in found if role in CONTROLS}
-    assert {"β", "opacity", "phrase", "layer", "exchange before and after", "show “a striped red key” too"} <= controls
+    assert {"β", "opacity", "phrase", "exchange before and after", "show “a striped red key” too"} <= controls
     assert any(name.startswith("binding 9: ") for name in controls), controls
     alts = [name for role, name in found if role in ("image", "img")]
     assert sum(name.startswith("map of “a red cat”, ") for name in alts) == 3, alts

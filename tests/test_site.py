@@ -5,7 +5,6 @@ import io
 import json
 import sys
 from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 import pytest
@@ -118,11 +117,9 @@ ACTS = (  # what is done on the page, and the same in the explorer
     ("click", "text=centred", dict(kind="centred")),
     ("uncheck", "#map-smooth", dict(smooth=False)),
     ("click", "text=similarity", dict(kind="similarity")),
-    ("select_option", "#map-layer", "2", dict(layer=2)),
     ("press", "#map-opacity", "ArrowLeft", dict(opacity=0.7)),
     ("uncheck", "#map-same_scale", dict(same_scale=False)),
     ("click", "text=pooling head", dict(kind="head")),
-    ("select_option", "#map-head", "1", dict(head=1)),
     ("press", "text=swap colours", "Space", dict(question="swap colours")),
     ("press", "#scenes button:nth-child(3)", "Enter", dict(image=3)),
     ("press", "[title='show “a white kite” too']", "Enter", dict(phrase="a white car | a white kite")),
@@ -149,7 +146,7 @@ def test_the_page_answers_as_the_notebook_does(tmp_path):
         page.wait_for_function("c2lip.ready > 0")
         packed = [base64.b64encode(np.asarray(image).tobytes()).decode() for image in images]
         for name, (words, seen) in zip(("base", "tuned"), page.evaluate(ASK, [texts, packed])):
-            own = explorer.cache.of(name)[0]
+            own = explorer.menu.of(name).towers
             close(unpacked(words), embed_texts(own, texts, progress=False).flatten(), 1e-4)
             whole = embed_images(own, images, cache=None, progress=False)[:, None]
             wanted = torch.cat([whole, embed_tokens(own, images, progress=False)[1]], 1)
@@ -172,9 +169,10 @@ def test_the_page_answers_as_the_notebook_does(tmp_path):
         rows = page.evaluate(TABLE)
         assert [text for text, *_ in rows] == [CAPTION, SWAPPED]
         for text, *numbers in rows:  # v·t, and v̂·c as the mixture takes it
-            cache, names, words = explorer.cache, ("base", "tuned"), caption_phrases(text)
-            fits = [(cache.view(name, scenes[2]), partial(cache.embed, name)) for name in names]
-            fits = [(v.scores(e([text]))[0], v.scores(e(words), Readout().scale)[1].mean()) for v, e in fits]
+            fits, words = [], caption_phrases(text)
+            for model in map(explorer.menu.of, ("base", "tuned")):
+                v, e = model.view(scenes[2]), model.embed
+                fits.append((v.scores(e([text]))[0], v.scores(e(words), Readout().scale)[1].mean()))
             assert numbers == [f"{x:.3f}".replace("-", "−") for pair in fits for x in map(float, pair)]
         for node in page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]:
             if node.get("role", {}).get("value") in ("button", "textbox", "checkbox", "slider", "combobox", "image"):

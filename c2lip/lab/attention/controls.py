@@ -8,7 +8,6 @@ __all__ = ['CONTROLS', 'MAP_CONTROLS', 'Control', 'Selection', 'selection_text',
 
 # %% ../../../nbs/7_attention/05_controls.ipynb #49d69fc9
 import argparse
-import math
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -24,8 +23,8 @@ class Control:
     "What a control does, and how it looks"
 
     help: str  # what it does
-    widget: str = "text"  # or buttons, check, slider, log, menu
-    choices: tuple = ()  # of buttons: text and value of each; of a slider: its ends; of a menu: texts of 0 and of k
+    widget: str = "text"  # or buttons, check, slider, log
+    choices: tuple = ()  # of buttons: text and value of each; of a slider: its ends
     label: str = ""  # before its widget; empty: its name
     kinds: tuple = ()  # the maps that it changes; (): all
 
@@ -35,8 +34,13 @@ def _control(default, help, **about):
     return field(default=default, metadata={"control": Control(help, **about)})
 
 
-_TOKENS = "centred", "similarity", "softmax"  # kinds that are made from tokens of any layer
-_KINDS = *((kind, kind) for kind in _TOKENS), ("gradient × input", "gradient"), ("pooling head", "head")
+_KINDS = (
+    ("centred", "centred"),
+    ("similarity", "similarity"),
+    ("softmax", "softmax"),
+    ("gradient × input", "gradient"),
+    ("pooling head", "head"),
+)  # as a button says it, and as a link does
 
 
 @dataclass(frozen=True)
@@ -56,44 +60,32 @@ class Selection:
         10.0, "β of the softmax, 1 to 100", widget="log", choices=(1.0, 100.0), label="β", kinds=("softmax",)
     )
     opacity: float = _control(0.75, "0 shows the images alone, 1 the maps alone", widget="slider", choices=(0.0, 1.0))
-    head: int = _control(
-        0, "one head of the pooling head, from 1", widget="menu", choices=("all, their mean", "{}"), kinds=("head",)
-    )
-    layer: int = _control(
-        0, "blocks before the last that is read", widget="menu", choices=("last", "{} before the last"), kinds=_TOKENS
-    )
 
 
 CONTROLS: dict[str, Control] = {f.name: f.metadata["control"] for f in fields(Selection)}  # name → control
 MAP_CONTROLS = {name: control for name, control in CONTROLS.items() if control.widget != "text"}  # those of the map
-_DEFAULTS = {f.name: f.default for f in fields(Selection)}
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Selection)}
 
 # %% ../../../nbs/7_attention/05_controls.ipynb #7a0b49f3
-def _link_value(selection, name):
-    "What a link holds for a control; nothing where it has its default"
-    value = getattr(selection, name)
-    if name == "image":
-        return value.place or []
-    if name == "caption":
-        return [] if value == selection.image.caption else value
-    if value == _DEFAULTS[name]:
-        return []
-    if name == "phrase":
-        return " | ".join(value)
-    return value if name in ("model", "kind") else f"{float(value):.4g}"
-
-
 def selection_text(
     selection: Selection,  # of an explorer
 ) -> str:
     "A selection as the query of an address"
-    return urlencode({name: _link_value(selection, name) for name in CONTROLS}, doseq=True)
+    exhibit = selection.image
+    values = vars(selection) | {"image": exhibit.place, "phrase": " | ".join(selection.phrase)}
+    defaults = _DEFAULTS | {"image": "", "phrase": "", "caption": exhibit.caption}
+
+    changed = {name: value for name, value in values.items() if value != defaults[name]}
+    for name, value in changed.items():
+        if isinstance(value, bool | float):
+            changed[name] = f"{float(value):.4g}"
+    return urlencode(changed, doseq=True)
 
 # %% ../../../nbs/7_attention/05_controls.ipynb #e86f85da
 def _number(name, value):
     "A number with the type of its control"
     default = _DEFAULTS[name]
-    low, high = CONTROLS[name].choices if isinstance(default, float) else (0, math.inf)
+    low, high = CONTROLS[name].choices or (0, 1)
     with suppress(TypeError, ValueError, OverflowError):
         number = type(default)(float(value))
         if low <= number <= high and number == float(value):
@@ -104,7 +96,7 @@ def _number(name, value):
 def _typed(name, value):
     if name not in {*CONTROLS, "name", "question"}:
         raise UserError(f"the explorer knows nothing of {short(name)}")
-    if isinstance(_DEFAULTS.get(name), bool | int | float):
+    if isinstance(_DEFAULTS.get(name), bool | float):
         return _number(name, value)
     if name == "image":
         return value
@@ -127,12 +119,12 @@ def typed(
 def read_selection(
     text: str,  # of `selection_text`, or such an address
 ) -> dict:  # changes for `Explorer.update`
-    "What a text selects, `typed`. Keys of Voilà itself are left to it"
+    "What a text selects, `typed`. Keys of Voilà are left to it, and `layer` and `head` of old links"
     changes: dict[str, Any] = {}
     for key, value in parse_qsl(text.rpartition("?")[2], keep_blank_values=True):
         if key == "model":
             changes.setdefault("model", []).append(value)
-        elif key != "token" and not key.startswith("voila"):
+        elif key not in ("token", "layer", "head") and not key.startswith("voila"):
             changes[key] = value
     return changes and {name: _DEFAULTS[name] for name in MAP_CONTROLS} | typed(changes)
 
@@ -141,30 +133,19 @@ def add_control_flags(
     parser: argparse.ArgumentParser,  # of a command
 ):
     "Add a flag for each control"
+    actions: dict[type, dict] = {bool: {"action": "store_const", "const": "1"}, tuple: {"action": "append"}}
     for name, control in CONTROLS.items():
         flag = "--" + name.replace("_", "-")
-        default = _DEFAULTS[name]
-        if isinstance(default, bool):
-            parser.add_argument(flag, action="store_const", const="1", help=control.help)
-        elif isinstance(default, tuple):
-            parser.add_argument(flag, action="append", metavar="NAME", help=f"{control.help}; may be repeated")
-        else:
-            parser.add_argument(flag, metavar="N" if isinstance(default, int | float) else "TEXT", help=control.help)
+        parser.add_argument(flag, help=control.help, **actions.get(type(_DEFAULTS[name]), {}))
 
 
 def flag_changes(
     options: argparse.Namespace,  # what a parser of `add_control_flags` read
 ) -> dict:  # changes for `Explorer.update`
-    "The changes that the flags of a command make; `UserError` where two of them exclude each other"
+    "The changes that the flags of a command make; a scale asks for the kind that has one"
     changes = {name: value for name in CONTROLS if (value := getattr(options, name)) is not None}
-    for name in [*changes]:
-        kinds = CONTROLS[name].kinds
-        if not kinds or changes.get("kind", _DEFAULTS["kind"]) in kinds:
-            continue
-        if "kind" in changes:
-            raise UserError(f"--{name} is of the kind {kinds[0]}, not of {changes['kind']}: leave out one of the two")
-        changes["kind"] = kinds[0]
-
+    if "scale" in changes and changes.setdefault("kind", "softmax") != "softmax":
+        raise UserError(f"--scale is of the kind softmax, not of {changes['kind']}: leave out one of the two")
     if "phrase" in changes:
         changes["phrase"] = " | ".join(changes["phrase"])
     return typed(changes)

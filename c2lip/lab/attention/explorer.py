@@ -8,14 +8,13 @@ __all__ = ['find_models', 'Explorer']
 # %% ../../../nbs/7_attention/06_explorer.ipynb #15fc8a33
 import io
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import lru_cache
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
@@ -23,18 +22,18 @@ from matplotlib import rc_context
 from torch import Tensor
 
 from ...core import UserError
-from ...core.files import project_root, read_json, run_folder, write_json
+from ...core.files import project_root, run_folder, write_json
 from . import questions
 from .columns import ImageMaps, map_columns
-from .controls import MAP_CONTROLS, Selection, read_selection, selection_text, typed
+from .controls import Selection, read_selection, selection_text, typed
 from .figures import maps_figure, maps_html
-from .maps import MAP_KINDS, View, blocks_and_heads, embed_phrases, encode_view
+from .maps import MAP_KINDS, View, embed_phrases, encode_view
 from ..evaluation.plots import Page
 from ..evaluation.readouts import Readout
 from ..training.runs import release_folders
 from ..training.step import kind_of_model
 from ..world.captions import name_thing
-from ...towers import Towers, load
+from ...towers import load
 from ...towers.folders import EMBEDDED
 
 # %% ../../../nbs/7_attention/06_explorer.ipynb #eff698fb
@@ -42,11 +41,9 @@ def find_models(
     root: Path | None = None,  # of a project; None: this one
 ) -> dict[str, str]:  # name → what `towers.load` takes, in the order of the menu
     "Runs of train, the models that ship, and trials"
-    runs, trials = {}, {}
-    for name, folder in release_folders(root or project_root()).items():
-        group = trials if "/" in name else runs
-        group[name] = folder
-    return runs | {name: name for name in EMBEDDED} | trials
+    folders = release_folders(root) | {name: name for name in EMBEDDED}
+    names = sorted(folders, key=lambda name: ("/" in name, name in EMBEDDED))
+    return {name: folders[name] for name in names}
 
 
 def _short_name(model, most=24):
@@ -62,87 +59,82 @@ def _headings(names):
     return short if len(set(short)) == len(short) else list(names)
 
 # %% ../../../nbs/7_attention/06_explorer.ipynb #8021177c
-class _Loaded(NamedTuple):
-    "A model, and what it made of images and phrases"
+class _Model:
+    "A loaded model, and what it made of images and phrases"
 
-    towers: Towers
-    views: dict  # an image, and what was wanted of it → its `View`
-    concepts: dict  # phrase → (D,) unit
+    def __init__(self, towers):
+        self.towers = towers
+        self.views: dict = {}  # an `Exhibit` → its `View`
+        self.concepts: dict = {}  # phrase → (D,) unit
 
+    def view(self, exhibit) -> View:
+        "An image as the model sees it"
+        if exhibit not in self.views:
+            self.views[exhibit] = encode_view(self.towers, exhibit.image)
+        return self.views[exhibit]
 
-class _ModelCache:
-    "The models of the menu; some of them are loaded"
-
-    def __init__(self, models, device="cpu", keep=4):  # `models` of `find_models`; how many are kept in memory
-        self.models = models
-        self.device = device
-        self.keep = keep
-        self.kept: OrderedDict[str, _Loaded] = OrderedDict()  # the one used last is the last
-
-    def of(self, name: str) -> _Loaded:
-        "What is kept of a model, which is loaded if it is new"
-        if name not in self.kept:
-            self.add(name, self.models[name])
-        self.kept.move_to_end(name)
-        return self.kept[name]
-
-    def add(self, name, where):
-        "Load a model; one that cannot be loaded joins no menu"
-        self.kept[name] = _Loaded(load(where, self.device), {}, {})
-        self.models[name] = where
-        while len(self.kept) > self.keep:
-            self.kept.popitem(last=False)
-
-    def view(self, name: str, exhibit, **wanted: bool) -> View:  # what `encode_view` may be asked for
-        "An image as a model sees it"
-        towers, views, _ = self.of(name)
-        key = exhibit, *wanted.items()
-        if key not in views:
-            views[key] = encode_view(towers, exhibit.image, **wanted)
-        return views[key]
-
-    def embed(self, name: str, phrases: Sequence[str]) -> Tensor:  # P phrases → (P,D) unit
-        "Phrases as a model encodes them, the new ones all at once"
-        towers, _, concepts = self.of(name)
-        new = [phrase for phrase in dict.fromkeys(phrases) if phrase not in concepts]
+    def embed(self, phrases: Sequence[str]) -> Tensor:  # P phrases → (P,D) unit
+        "Phrases as the model encodes them, the new ones all at once"
+        new = [phrase for phrase in dict.fromkeys(phrases) if phrase not in self.concepts]
         if new:
-            concepts.update(zip(new, embed_phrases(towers, new)))
-        return torch.stack([concepts[phrase] for phrase in phrases])
+            self.concepts.update(zip(new, embed_phrases(self.towers, new)))
+        return torch.stack([self.concepts[phrase] for phrase in phrases])
 
-    def most(self, models: Sequence[str], name: str) -> int:  # `name`: of a menu of `CONTROLS`
-        "The largest number of a layer or a head that all these models have"
-        counts = [blocks_and_heads(self.of(model).towers.model) for model in models]
-        blocks, heads = map(min, zip(*counts))
-        return heads if name == "head" else max(blocks - 1, 0)
+
+class _Menu:
+    "The models of the menu; the four that were used last are kept in memory"
+
+    def __init__(self, device):
+        self.device = device
+        self.models = find_models()
+        self.load = lru_cache(maxsize=4)(self._load)
+
+    def _load(self, where):
+        return _Model(load(where, self.device))
+
+    def of(self, name: str) -> _Model:
+        "A model of the menu, which is loaded if it is not kept"
+        return self.load(self.models[name])
+
+    def _name(self, model):
+        "The menu's name of a model, which joins the menu if it is new and can be loaded"
+        path = project_root() / model  # of its folder, or of its run
+        for name, where in self.models.items():
+            if model == name or project_root() / where in (path, path / "model"):
+                return name
+        self.load(model)
+        short = _short_name(model, 48)
+        name = model if short in self.models else short
+        self.models[name] = model
+        return name
+
+    def names(self, models) -> tuple[str, ...]:  # names, folders of releases or runs, open_clip names
+        "The menu's names of one to four models, each once"
+        names = tuple(dict.fromkeys(self._name(str(model).strip()) for model in models))
+        if not 1 <= len(names) <= 4:
+            raise UserError(f"one to four models at a time, got {len(names)}")
+        return names
 
 # %% ../../../nbs/7_attention/06_explorer.ipynb #e71c38cd
-class _Sight(NamedTuple):
-    "The chosen image as a chosen model sees it"
-
-    name: str  # of the model
-    view: View
-    embed: Callable  # P phrases → (P,D) unit
-
-
-def _caption_scores(caption, sight):
+def _caption_scores(caption, model, view):
     "v·t of a caption and, at the β of the mixture, v̂·c, the mean of its phrases"
-    pooled = sight.embed((caption,))[0] @ sight.view.image
+    pooled = model.embed((caption,))[0] @ view.image
     phrases = questions.caption_phrases(caption)
     if not phrases:
         return [float(pooled), math.nan]
-    _, attended = sight.view.scores(sight.embed(phrases), Readout().scale)
+    _, attended = view.scores(model.embed(phrases), Readout().scale)
     return [float(pooled), float(attended.mean())]
 
 
-def _caption_table(caption, sights):
+def _caption_table(chosen, models):
     "Which sentence fits the image? A row for the caption, one for its swap; the better score is bold"
+    caption = chosen.caption.strip()
     rows = {}
-    for text in (caption, questions.exchange_colours(caption)):
-        if text:
-            rows[escape(text)] = [score for sight in sights for score in _caption_scores(text, sight)]
+    for text in filter(None, (caption, questions.exchange_colours(caption))):
+        pairs = [_caption_scores(text, model, model.view(chosen.image)) for model in models]
+        rows[escape(text)] = sum(pairs, [])
 
-    headings = _headings([sight.name for sight in sights])
-    columns = [f"{escape(heading)}, {score}" for heading in headings for score in ("v·t", "v̂·c")]
+    columns = [f"{escape(heading)}, {score}" for heading in _headings(chosen.model) for score in ("v·t", "v̂·c")]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
     better = table > table[::-1].to_numpy()
     cells = table.map(lambda score: "" if math.isnan(score) else f"{score:.3f}".replace("-", "−")).astype(object)
@@ -162,11 +154,7 @@ class _ShownMaps(ImageMaps):
     @property
     def note(self) -> str:
         "What a reader of the figure must know, a line each"
-        chosen = self.chosen
         notes = [column.note for column in self.columns]
-        if chosen.layer and chosen.phrase and chosen.kind in MAP_CONTROLS["layer"].kinds:
-            blocks = "1 block" if chosen.layer == 1 else f"{chosen.layer} blocks"
-            notes.append(f"tokens {blocks} before the last, read as if they were the last: a probe")
         return "\n".join(dict.fromkeys(filter(None, notes + self.doubts)))
 
     @property
@@ -179,8 +167,6 @@ class _ShownMaps(ImageMaps):
         kind = MAP_KINDS[chosen.kind]
         if chosen.kind == "softmax":
             kind += f" at β = {chosen.scale:.3g}"
-        if chosen.kind == "head" and chosen.head:
-            kind += f", head {chosen.head}"
         image = f"{chosen.image.name}: {', '.join(self.titles)}"
         parts = [image, " → ".join(_headings(chosen.model)), kind, *self.note.splitlines()]
         if len(chosen.model) == 1:
@@ -196,14 +182,13 @@ def _true_phrases(chosen):
     return [*map(name_thing, exhibit.scene.things), *questions.caption_phrases(exhibit.caption)]
 
 
-def _columns(chosen, sights, layer, scores):
+def _columns(chosen, models, scores):
     "Maps of the phrases, with both scores and the ranks under each"
-    maps, fields, fits = [], [], []
-    for _, view, embed in sights:
-        concepts = embed(chosen.phrase)
-        maps.append(view.maps(concepts, chosen.kind, chosen.scale, chosen.head, layer))
-        fields.append(view.field)
-        fits.append(view.scores(concepts))
+    views = [model.view(chosen.image) for model in models]
+    concepts = [model.embed(chosen.phrase) for model in models]
+    maps = [view.maps(of_model, chosen.kind, chosen.scale) for view, of_model in zip(views, concepts)]
+    fits = [view.scores(of_model) for view, of_model in zip(views, concepts)]
+    fields = [view.field for view in views]
 
     columns = map_columns(_headings(chosen.model), maps, fields, chosen.kind, chosen.same_scale, fits)
     for column, of_model in zip(columns, scores):
@@ -212,55 +197,31 @@ def _columns(chosen, sights, layer, scores):
     return columns
 
 
-def _show(chosen, cache):
+def _show(chosen, menu):
     "Maps, scores and doubts of a selection; of models that cannot answer a `UserError`"
     exhibit = chosen.image
-    shown = _ShownMaps(exhibit.shown, [], chosen.phrase, chosen=chosen)
-    shown.caption = chosen.caption or exhibit.name
-    shown.opacity = chosen.opacity
-    shown.smooth = chosen.smooth
-    shown.outlines = [questions.true_mask(phrase, exhibit.scene) for phrase in chosen.phrase]
+    caption = chosen.caption or exhibit.name
+    outlines = [questions.true_mask(phrase, exhibit.scene) for phrase in chosen.phrase]
+    shown = _ShownMaps(exhibit.shown, [], chosen.phrase, outlines, caption, chosen.opacity, chosen.smooth, chosen)
 
-    layer = chosen.layer if chosen.kind in MAP_CONTROLS["layer"].kinds else 0
-    wanted = {"head": chosen.kind == "head", "layers": layer > 0, "gradient": chosen.kind == "gradient"}
-    sights = [_Sight(name, cache.view(name, exhibit, **wanted), partial(cache.embed, name)) for name in chosen.model]
-
+    models = [menu.of(name) for name in chosen.model]
     true = _true_phrases(chosen)
-    for name, view, embed in sights:
-        scores = {phrase: questions.score_phrase(phrase, view, embed, true) for phrase in chosen.phrase}
-        embedded = kind_of_model(cache.of(name).towers) == "embedded"
+    for name, model in zip(chosen.model, models):
+        view = model.view(exhibit)
+        scores = {phrase: questions.score_phrase(phrase, view, model.embed, true) for phrase in chosen.phrase}
+        embedded = kind_of_model(model.towers) == "embedded"
         shown.scores.append(scores)
         shown.doubts += questions.doubts(_short_name(name), embedded, exhibit.scene is not None, scores)
 
     if chosen.phrase:
-        shown.columns = _columns(chosen, sights, layer, shown.scores)
+        shown.columns = _columns(chosen, models, shown.scores)
     if chosen.caption.strip():
         with suppress(UserError):  # the model's context cuts the caption off
-            shown.table = _caption_table(chosen.caption.strip(), sights)
+            shown.table = _caption_table(chosen, models)
     return shown
 
 # %% ../../../nbs/7_attention/06_explorer.ipynb #32bee8a4
-def _menu_name(model, cache):
-    "The menu's name of a model, which joins the menu if it is new"
-    path = project_root() / model  # of its folder, or of its run
-    for name, where in cache.models.items():
-        if model == name or project_root() / where in (path, path / "model"):
-            return name
-    short = _short_name(model, 48)
-    name = model if short in cache.models else short
-    cache.add(name, model)
-    return name
-
-
-def _menu_names(models, cache):
-    "The menu's names of one to four models, each once"
-    names = tuple(dict.fromkeys(_menu_name(str(model).strip(), cache) for model in models))
-    if not 1 <= len(names) <= 4:
-        raise UserError(f"one to four models at a time, got {len(names)}")
-    return names
-
-
-def _changed(chosen, changes, cache):
+def _changed(chosen, changes, menu):
     "A selection with changes made to it"
     if "state" in changes:
         changes = read_selection(str(changes["state"])) | changes
@@ -281,18 +242,16 @@ def _changed(chosen, changes, cache):
         phrases = questions.ask(changes.pop("question"), phrases, of_caption)
 
     if "model" in changes:
-        changes["model"] = _menu_names(changes["model"], cache)
+        changes["model"] = menu.names(changes["model"])
     return replace(chosen, **changes | {"phrase": phrases})
 
 # %% ../../../nbs/7_attention/06_explorer.ipynb #1f2cf9ee
 def _page_file(page, kind, dpi):
     "A page as a PNG, SVG or PDF, the same bytes each time; fonts as fonts"
-    options: dict[str, Any] = {"pil_kwargs": {"compress_level": 3}}
-    if kind != "png":
-        options = {"metadata": {"Date" if kind == "svg" else "CreationDate": None}}
-    style: dict[Any, Any] = {"pdf.compression": 3, "pdf.fonttype": 42, "svg.hashsalt": "c2lip"}
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    style: dict[Any, Any] = {"pdf.fonttype": 42, "svg.hashsalt": "c2lip"}
     with io.BytesIO() as file, rc_context(style):
-        page.savefig(file, format=kind, dpi=dpi, **options)
+        page.savefig(file, format=kind, dpi=dpi, metadata=dates.get(kind))
         return file.getvalue()
 
 
@@ -300,8 +259,8 @@ def _save(run_dir, shown):
     "Write a figure in three forms and, in maps.json, what it shows; `UserError` where maps of others lie"
     folder = run_folder(run_dir, "explore")
     file = folder / "maps.json"
-    known = read_json(file) if file.exists() else {}
-    if any(folder.glob("maps.*")) and not (isinstance(known, dict) and "state" in known):
+    ours = file.exists() and b'"state"' in file.read_bytes()
+    if any(folder.glob("maps.*")) and not ours:
         raise UserError(f"{folder} holds files maps.* that are not the explorer's: choose another folder")
 
     page = maps_figure(shown, shown.note)
@@ -324,14 +283,13 @@ class Explorer:
         self,
         models: Sequence[str] = ("base", "tuned"),  # names of `find_models`, release folders, open_clip names
         device: str = "cpu",  # of torch
-        keep: int = 4,  # models kept in memory
     ):
         self.error = ""
-        self.models = find_models()
-        self.cache = _ModelCache(self.models, device, keep)
+        self.menu = _Menu(device)
+        self.models = self.menu.models
         exhibit = questions.open_exhibit(1)
         phrases = questions.caption_phrases(exhibit.caption)[:1]
-        self.shown = _show(Selection(_menu_names(models, self.cache), exhibit, exhibit.caption, phrases), self.cache)
+        self.shown = _show(Selection(self.menu.names(models), exhibit, exhibit.caption, phrases), self.menu)
 
     @property
     def selection(self) -> Selection:
@@ -346,7 +304,7 @@ class Explorer:
         `QUESTIONS`, put beside the phrases; state: a text of `selection_text`."""
         self.error = ""
         try:
-            self.shown = _show(_changed(self.selection, changes, self.cache), self.cache)
+            self.shown = _show(_changed(self.selection, changes, self.menu), self.menu)
         except UserError as e:
             self.error = str(e)
         except Exception as e:  # whatever it is, the last figure stays and the explorer goes on

@@ -34,8 +34,6 @@ def _widget_of(key, control):
     "The widget of a control, as its row in the table says"
     name = control.label or key.replace("_", " ")
     match control.widget:
-        case "menu":
-            return widgets.Dropdown(description=name)
         case "check":
             return widgets.Checkbox(description=name, indent=False)
         case "buttons":
@@ -49,12 +47,6 @@ def _widget_of(key, control):
             widget = widgets.FloatSlider(description=name, min=low, max=high, step=(high - low) / 20)
     widget.continuous_update = False  # it acts on Enter, or when it is let go
     return widget
-
-
-def _set_options(menu, options):
-    "Options of a menu; the same ones are not sent again"
-    if list(menu.options) != options:
-        menu.options = options
 
 
 def _shelf_row(buttons):
@@ -164,16 +156,12 @@ class _FollowingPanel(_PanelWidgets):
         names = [(name, name) for name in self.explorer.models]
         shown = [*selection.model, "", "", ""]
         for menu, name in zip(self.menus, shown):
-            _set_options(menu, names if menu is self.menus[0] else [("–", ""), *names])
+            menu.options = names if menu is self.menus[0] else [("–", ""), *names]
             menu.value = name
         self.swap.disabled = len(selection.model) < 2
 
         for name, control in MAP_CONTROLS.items():
             widget = self.controls[name]
-            if control.widget == "menu":
-                none, some = control.choices
-                numbers = range(1, self.explorer.cache.most(selection.model, name) + 1)
-                _set_options(widget, [(none, 0), *((some.format(number), number) for number in numbers)])
             widget.value = getattr(selection, name)
             widget.disabled = bool(control.kinds) and selection.kind not in control.kinds
 
