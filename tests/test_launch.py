@@ -125,18 +125,6 @@ def test_any_setting_may_be_given(toy):
     assert {name: settings[name] for name in given} == given
 
 
-def test_resume_without_a_folder_names_the_newest_run_of_these_settings(toy, monkeypatch):
-    monkeypatch.chdir(toy)
-    for day, (name, params) in enumerate({"old": "{}", "new": "{}", "other": '{"lr": 0.5}'}.items()):
-        folder = toy / "runs" / name
-        folder.mkdir(parents=True)
-        (folder / "params.json").write_text(params)
-        (folder / "checkpoint.pt").touch()
-        os.utime(folder / "checkpoint.pt", (day, day))
-    with pytest.raises(UserError, match="-p run_dir runs/new is the newest with these settings"):
-        check_run(toy / "nbs" / "train.ipynb", {"resume": True})
-
-
 @pytest.mark.parametrize(
     "words, code, message",
     [

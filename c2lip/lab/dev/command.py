@@ -7,6 +7,7 @@ __all__ = ['main']
 
 # %% ../../../nbs/dev/01_command.ipynb #dd575e62
 import argparse
+import inspect
 import os
 import shutil
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ... import __version__
-from ...core import UserError, did_you_mean, one_line
+from ...core import UserError, one_line
 from ...core.files import parse_yaml, read_yaml, shipped
 from ..attention.controls import add_control_flags, flag_changes
 
@@ -107,22 +108,14 @@ def _print_summary(manifest, folder, recipe):
     print(f"train on it:  papermill nbs/train.ipynb {chosen} -p data {_absolute(folder)}")
 
 # %% ../../../nbs/dev/01_command.ipynb #606bad42
-def _first_line(text):
-    return (text or "").strip().partition("\n")[0].lstrip("# ")
-
-
 def _methods():
     from c2lip.lab.relatives import find_methods
     from c2lip.lab.training.config import read_methods
 
-    methods, wrong = find_methods()
     options = read_methods()
-    for name, method in sorted(methods.items()):
+    for name, method in sorted(find_methods()[0].items()):
         defaults = [f"{option}={setting.default}" for option, setting in options[name].items()]
-        yield name, _first_line(method.__doc__), ", ".join(defaults)
-    for name, why in wrong.items():
-        if not name.startswith("__"):
-            yield name, why, ""
+        yield name, (inspect.getdoc(method) or "").partition("\n")[0], ", ".join(defaults)
 
 
 def _suites():
@@ -146,28 +139,19 @@ _LISTINGS = {
 }  # what → rows, heads, how a name is used
 
 # %% ../../../nbs/dev/01_command.ipynb #636f3746
-def _columns():
-    "The width of the terminal; a file takes whole lines"
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 1_000_000
-
-
 def _print_table(lines):
     "Rows of texts in columns as wide as their words; a long row goes on below, indented"
     widths = [max(map(len, column)) for column in zip(*lines)]
+    terminal = shutil.get_terminal_size((1_000_000, 0))  # a file takes whole lines
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths)]
         text = "  ".join(cells).rstrip()
-        print(textwrap.fill(text, _columns(), subsequent_indent="    ", break_on_hyphens=False))
+        print(textwrap.fill(text, terminal.columns, subsequent_indent="    ", break_on_hyphens=False))
 
 
-def _list(what, word):
+def _list(what):
     find, heads, hint = _LISTINGS[what]
-    rows = list(find())
-    chosen = [row for row in rows if word.lower() in row[0].lower()]
-    if not chosen:
-        meant = did_you_mean(word, [row[0] for row in rows])
-        raise UserError(f"no name among the {what} has {word!r} in it{meant}")
-    _print_table([heads.split(", "), *chosen])
+    _print_table([heads.split(", "), *find()])
     print(f"\n{hint}")
 
 
@@ -175,14 +159,11 @@ def _runs(folder):
     from c2lip.lab.training.runs import list_runs
 
     table = list_runs(_absolute(folder))
-    if not len(table):
+    cells = table.round({"before": 1, "after": 1}).astype("string").fillna("")
+    if table.empty:
         print("no runs yet")
-        return
-
-    table["when"] = table["when"].dt.strftime("%Y-%m-%d %H:%M")
-    table["data"] = table.pop("data")  # the longest comes last
-    cells = table.round(1).astype(object).where(table.notna(), "").astype(str)
-    _print_table([list(cells.columns), *cells.values.tolist()])
+    else:
+        _print_table([list(cells), *cells.values.tolist()])
 
 # %% ../../../nbs/dev/01_command.ipynb #9b1de005
 def _add_explore(p):
@@ -211,25 +192,10 @@ def _explore(output, state, **controls):
 # %% ../../../nbs/dev/01_command.ipynb #199e3640
 def _add_list(p):
     p.add_argument("what", choices=_LISTINGS, help="what is listed")
-    p.add_argument("word", nargs="?", default="", metavar="WORD", help="names that hold it")
 
 
 def _add_runs(p):
     p.add_argument("folder", nargs="?", default="", metavar="FOLDER", help="where the runs lie (default: runs/)")
-
-
-def _launch(name, words):
-    "Become papermill, which takes the words as they are"
-    from c2lip.lab.training.launchers import launcher
-
-    words = ["--help-notebook" if word in ("-h", "--help") else word for word in words]
-    os.execv(sys.executable, [sys.executable, "-m", "papermill", str(launcher(name)), *words])
-
-
-_LAUNCHERS = {
-    "train": "fine-tune a model: papermill nbs/train.ipynb, with all that it takes",
-    "evaluate": "measure models: papermill nbs/evaluate.ipynb, with all that it takes",
-}
 
 
 class _Command(NamedTuple):
@@ -258,8 +224,6 @@ def _parser():
     parser = _Parser(prog="c2lip", description=about)
     parser.add_argument("--version", action="version", version=f"c2lip {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, help in _LAUNCHERS.items():
-        commands.add_parser(name, help=help)
     for name, command in _COMMANDS.items():
         form = argparse.RawDescriptionHelpFormatter
         command.add(commands.add_parser(name, help=command.help, description=command.about, formatter_class=form))
@@ -270,9 +234,6 @@ def main(
     words: list[str] | None = None,  # typed after c2lip; None: the terminal's
 ) -> int:  # 0 done, 2 something outside the program is wrong, 130 stopped
     "The command `c2lip`; argparse ends the process itself for --help (0) and wrong options (2)"
-    words = sys.argv[1:] if words is None else words
-    if words and words[0] in _LAUNCHERS:
-        _launch(words[0], words[1:])
     options = vars(_parser().parse_args(words))
     name = options.pop("command")
 

@@ -160,15 +160,9 @@ def _stored(output, clean):
 
 
 def _page_outputs(outputs, clean):
-    "The outputs of a cell, fit for a page; pieces of a stream are one"
-    joined: list[dict] = []
-    for output in outputs:
-        if output["output_type"] == "stream" and joined and joined[-1].get("name") == output["name"]:
-            pieces = [*joined[-1]["text"], *output["text"]]
-            joined[-1] = output | {"text": "".join(pieces)}
-        elif output.get("name") != "stderr":
-            joined.append(output)
-    return list(filter(None, [_stored(output, clean) for output in joined]))
+    "The outputs of a cell, fit for a page"
+    stored = [_stored(output, clean) for output in outputs if output.get("name") != "stderr"]
+    return list(filter(None, stored))
 
 # %% ../../../nbs/dev/02_upkeep.ipynb #5b20c7a2
 def _chosen(root, name):
@@ -210,7 +204,8 @@ def _run_and_store(path, folder, flags, parameters, clean):
         copy = Path(tmp) / path.name
         done = Path(tmp) / "done.ipynb"
         write_json(copy, notebook | {"cells": [cell for cell in notebook["cells"] if _is_executed(cell, flags)]})
-        papermill.execute_notebook(str(copy), str(done), parameters=parameters, cwd=str(folder), progress_bar=False)
+        options = {"parameters": parameters, "progress_bar": False, "coalesce_streams": True}
+        papermill.execute_notebook(str(copy), str(done), cwd=str(folder), **options)
         outputs = {cell["id"]: cell.get("outputs") for cell in read_json(done)["cells"]}
 
     for cell in notebook["cells"]:

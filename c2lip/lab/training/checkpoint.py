@@ -151,8 +151,8 @@ def read_checkpoint(
         made_with = state["settings"].get(name, value)
         if made_with != value:
             raise UserError(
-                f"{path} was made with {name} {made_with!r}, not {value!r}: "
-                "resume with the same settings, or take another run_dir"
+                f"{path} was made with {name} {made_with!r}, not {value!r}: resume with the same settings, "
+                f"or take another run_dir, where -p model {Path(folder) / 'model'} can train on from its end"
             )
     return state
 

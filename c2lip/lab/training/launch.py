@@ -43,6 +43,16 @@ def _check_files(words):
             read_yaml(file)
 
 
+def _executed_place(words):
+    "Where the user puts the executed notebook; empty where the line names no place"
+    for place in words[:1] + words[-1:]:
+        if place.endswith(".ipynb"):
+            return place
+    if words and not words[0].startswith("-"):
+        raise UserError(f"{words[0]} is no place for the executed notebook: give a name that ends in .ipynb")
+    return ""
+
+# %% ../../../nbs/6_training/03_launch.ipynb #50397b35
 def complete_line(
     argv: list[str],  # a command line, program first
 ) -> list[str]:  # the line that papermill shall read; the same where it runs no notebook of this project
@@ -59,13 +69,11 @@ def complete_line(
     _check_files(rest)
 
     words = ["--engine", "c2lip", "--no-progress-bar", "--log-level", "CRITICAL", *rest]
-    for place in rest[:1] + rest[-1:]:
-        if place.endswith(".ipynb"):
-            if "://" not in place:
-                output_place(Path.cwd() / place)  # not the launcher itself
-            return [program, launcher, *words]
-    if rest and not rest[0].startswith("-"):
-        raise UserError(f"{rest[0]} is no place for the executed notebook: give a name that ends in .ipynb")
+    place = _executed_place(rest)
+    if place:
+        if "://" not in place:
+            output_place(Path.cwd() / place)  # not the launcher itself
+        return [program, launcher, *words]
 
     if not any("run_dir" in word for word in rest):
         run_dir = f"runs/{notebook.stem}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
@@ -120,8 +128,7 @@ class _Screen:
 
         self.drawn = drawn
         with suppress(OSError, ValueError):  # a closed terminal
-            self.file.write(shown)
-            self.file.flush()
+            print(shown, end="", file=self.file, flush=True)
 
     def flush(self):
         "Nothing waits"
@@ -130,8 +137,7 @@ class _Screen:
 def _cause_of(error):
     kind = type(error).__name__
     if isinstance(error, SystemExit):  # of `_stop`
-        name = signal.Signals(int(error.code or 0) - 128).name.replace("SIGINT", "Ctrl-C")
-        return f"stopped by {name}"
+        return f"stopped by {signal.Signals(int(error.code or 0) - 128).name}"
     if kind == "DeadKernelError":
         return "the kernel died: it was killed from outside, as a system without memory does"
     return f"{kind}: {one_line(error)}"
@@ -142,7 +148,9 @@ def failure(
     output: Path,  # the executed notebook
 ) -> str:
     "An end in two lines: the cause, and where to read more or how to go on"
-    if hasattr(error, "ename"):  # of a cell
+    from papermill.exceptions import PapermillExecutionError
+
+    if isinstance(error, PapermillExecutionError):  # of a cell
         name = "" if error.ename == "UserError" else f"{error.ename}: "
         return f"{name}{one_line(error.evalue) or 'stopped'}\n       the executed notebook: {output}"
 
@@ -215,7 +223,8 @@ class _Run:
             self.notes["stopped" if isinstance(error, SystemExit) else "exception"] = True
             with suppress(OSError):
                 write_ipynb(nb, self.notes["output_path"])
-        self.screen.write("\n" if self.screen.drawn else "")
+        if self.screen.drawn:
+            self.screen.write("\n")
         _print(failure(error, self.output))
         dead = type(error).__name__ == "DeadKernelError"
         raise SystemExit(getattr(error, "code", 138 if dead else 1)) from None
