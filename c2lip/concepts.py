@@ -236,15 +236,14 @@ def phrase_number(text: str) -> int:  # below 2⁶³, the same on every rank and
     return int.from_bytes(digest, "big") >> 1
 
 
+_TRIMMED = re.compile(r"(?:[^\W_]|[#$]).*(?:[^\W_]|[.%°])", re.S)  # two characters or more
+
+
 def _characters(doc, text, first, end):
     # the characters of some words, without punctuation at either end; `text` is the doc's, joined once
     last = doc[end - 1]
-    start, stop = doc[first].idx, last.idx + len(last)
-    while start < stop and not (text[start].isalnum() or text[start] in "#$"):
-        start += 1
-    while start < stop and not (text[stop - 1].isalnum() or text[stop - 1] in ".%°"):
-        stop -= 1
-    return Phrase(text[start:stop], start, stop)
+    match = _TRIMMED.search(text, doc[first].idx, last.idx + len(last))
+    return Phrase(match.group(), *match.span()) if match else Phrase("", -1, -1)
 
 
 def phrases_of(
@@ -260,7 +259,7 @@ def phrases_of(
         number = phrase_number(phrase.text)
         if rules.drop_repeats and number in seen:
             continue
-        if len(phrase.text) > 1 and any(map(str.isalpha, phrase.text)):
+        if any(map(str.isalpha, phrase.text)):
             seen.add(number)
             found.append(phrase)
     return found[: rules.max_phrases or None]
@@ -367,10 +366,9 @@ def find_phrases(
     found = []
     for item in phrases:
         text, start, end = (item, -1, -1) if isinstance(item, str) else item
-        placed = start >= 0 and text == caption[start:end]
-        if not placed or text != text.strip():
+        placed = start >= 0 and text.strip() == caption[start:end] == text
+        if not placed:  # a bare text, or characters counted in the uncleaned caption
             text = canonical_caption(text)
-        if start < 0 or text != caption[start:end]:  # a bare text, or characters counted in the uncleaned caption
             start, end = _search(caption, text)
         if text:
             text = caption[start:end] if start >= 0 else text

@@ -125,10 +125,9 @@ def _row_spans(caption, cleaned, row, phrases) -> list[tuple[int, int] | None]:
         if phrase.start < 0:
             spans.append(None)
             continue
-        start, end = place[phrase.start], place[phrase.end]
-        while end > start and cleaned[end - 1].isspace():
-            end -= 1
-        start, end = _without_space(cleaned, start, end)
+        start = place[phrase.start]
+        text = cleaned[start : place[phrase.end]].rstrip()
+        start, end = _without_space(cleaned, start, start + len(text))
         if start < end <= ends[-1]:
             first = row[bisect_right(ends, start)]
             last = row[bisect_left(starts, end) - 1]

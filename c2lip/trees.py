@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .core import UserError, did_you_mean, one_line
+from .core import UserError, one_line
 from .core.files import read_yaml, regular, shipped
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['WORD_LISTS', 'WORD', 'PIPELINES', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'BRACKETS',
+__all__ = ['WORD_LISTS', 'WORD', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'BRACKETS',
            'PARTICIPLE', 'NO_COMPOUND', 'is_english', 'load_pipeline', 'Span', 'base_phrases']
 
 # %% ../nbs/1_method/05_trees.ipynb #e4175a73
@@ -44,10 +44,6 @@ def is_english(text: str) -> bool:  # a caption → False as well where there is
     return bool(words) and foreign <= english
 
 # %% ../nbs/1_method/05_trees.ipynb #51c5ace8
-PIPELINES = tuple(f"en_core_web_{size}" for size in ("sm", "md", "lg", "trf"))
-"spaCy's own English pipelines"
-
-
 def load_pipeline(
     name: str | Path | None = None,
 ) -> Language:  # None: the embedded one; "en_core_web_sm" …, or a folder
@@ -67,10 +63,9 @@ def _load(source):
     except OSError as e:
         if Path(source).is_dir():
             raise UserError(f"{source} is no whole pipeline of spaCy: {one_line(e, 200)}") from None
-        known = source if source in PIPELINES else "en_core_web_sm"
         raise UserError(
-            f"there is no spaCy pipeline {source!r}{did_you_mean(source, PIPELINES)}; expected a folder of spaCy, "
-            f"or an installed pipeline: python -m spacy download {known}"
+            f"there is no spaCy pipeline {source!r}; expected a folder of spaCy, "
+            "or an installed pipeline: python -m spacy download en_core_web_sm"
         ) from None
     except Exception as e:  # spaCy names what its config.cfg asks for and is not installed
         raise UserError(

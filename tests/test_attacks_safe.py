@@ -203,7 +203,11 @@ WEIGHTS, CONFIG, PLACES = "open_clip_model.safetensors", "open_clip_config.json"
         (WEIGHTS, lambda held: held.pop("logit_bias"), ("Missing key", "logit_bias")),
         (WEIGHTS, lambda held: held.update(extra=torch.zeros(2)), ("Unexpected key", "extra")),
         (WEIGHTS, lambda held: held.update({PLACES: held[PLACES][1:].contiguous()}), ("size mismatch", PLACES)),
-        (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(layers=1_000_000), ("more layers",)),
+        (
+            CONFIG,
+            lambda cfg: cfg["model_cfg"]["text_cfg"].update(layers=1_000_000),
+            ("layers must be whole numbers from 1 to 999",),
+        ),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(vocab_size=10**12), ("vocab_size must be",)),
         (CONFIG, lambda cfg: cfg["model_cfg"].update(embed_dim=65), ("size mismatch",)),
         (CONFIG, lambda cfg: cfg.pop("model_cfg"), ("lacks model_cfg",)),

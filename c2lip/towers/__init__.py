@@ -32,8 +32,7 @@ def origin(towers: Towers) -> dict:  # its name and, where it was a folder, its 
     "The origin of towers, for the record of the tuned model"
     if towers.name == "new":
         return {}
-    tag = towers.name.partition(":")[2]
-    name = tag if Path(tag).suffix else towers.name  # ViT-B-32:weights.pt names a file of weights
+    name = towers.name
     root = project_root()
     path = base_folder(name) if name in EMBEDDED else root / user_path(name)
     for folder in (path, path / "model", path.parent):
@@ -108,14 +107,13 @@ def _front_matter(record, family):
     base_model = None
     with suppress(UserError):  # the first weights came from a folder
         base_model = resolve((record.get("made_from") or {}).get("name", "")).weights or None
-    method = (record.get("settings") or {}).get("method")
-    tags = [family, method, "vision-language"] if method else [family, "vision-language"]
+    method = (record.get("settings") or {}).get("method", family)
     card = ModelCardData(
         library_name="open_clip",
         pipeline_tag="zero-shot-image-classification",
         license="unknown",
         base_model=base_model,
-        tags=list(dict.fromkeys(tags)),
+        tags=list(dict.fromkeys([family, method, "vision-language"])),
     )
     return card.to_yaml()
 
@@ -125,7 +123,7 @@ def _with_transformers(kind):
     if kind in ("SiglipModel", "CLIPModel"):
         text = shipped("card_transformers.md").read_text(encoding="utf8")
         return Template(text).substitute(kind=kind).strip()
-    return f"For transformers there is no equal model; {kind or 'it was not recorded why'}."
+    return f"For transformers there is no equal model; {kind}."
 
 
 def _write_card(folder):
@@ -136,13 +134,13 @@ def _write_card(folder):
     fields = {"resize_mode": "shortest", "interpolation": "bicubic"} | config["preprocess_cfg"]
     fields["front"] = _front_matter(record, "siglip" if sigmoid else "clip")
     fields["title"] = folder.name if folder.name != "model" else folder.absolute().parent.name
-    fields["millions"] = f"{record.get('parameters', 0) / 1e6:,.2f}"
+    fields["millions"] = f"{record['parameters'] / 1e6:,.2f}"
     fields["head"] = "sigmoid" if sigmoid else "softmax"
     fields["made"] = markdown_table(["", ""], _how_it_was_made(record))
     fields["results"] = "\n\n".join(_result_tables(record)) or "Nothing was measured on these very weights."
     fields["length"] = config["model_cfg"]["text_cfg"].get("context_length", 77)
-    fields["transformers"] = _with_transformers(record.get("transformers", ""))
-    fields["sha256"] = record.get("sha256", "not recorded")
+    fields["transformers"] = _with_transformers(record["transformers"])
+    fields["sha256"] = record["sha256"]
 
     template = Template(shipped("card.md").read_text(encoding="utf8"))
     text = template.substitute(fields)

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch.overrides import TorchFunctionMode
 
 from ..core import Range, UserError, one_line, short
 from ..core.files import read_json, regular, shipped
+from .architectures import side_of
 from c2lip.towers.foreign import (
     check_tokenizer,
     foreign_config,
@@ -123,7 +123,9 @@ def release_folder(path: Path) -> Path:  # a release folder or a run; anything e
     )
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #8abd373f
-_SIDE, _TOKEN = range(1, 4097), range(10**9)
+_SIDE = range(1, 4097)
+_DEPTH = range(1, 1000)  # layers, of which a ResNet has several numbers
+_TOKEN = range(10**9)
 _SCHEMA: dict[str, dict] = {
     "preprocess_cfg": {
         "size": _SIDE,
@@ -135,10 +137,13 @@ _SCHEMA: dict[str, dict] = {
         "fill_color": range(256),
     },
     "model_cfg": dict.fromkeys(("quick_gelu", "custom_text", "nonscalar_logit_scale"), (True, False)),
-    "vision_cfg": {"image_size": _SIDE},
-    "text_cfg": dict.fromkeys(("context_length", "vocab_size", "eos_id", "pad_id", "heads", "layers", "width"), _TOKEN),
+    "vision_cfg": {"image_size": _SIDE, "layers": _DEPTH},
+    "text_cfg": dict.fromkeys(("context_length", "vocab_size", "eos_id", "pad_id", "heads", "width"), _TOKEN)
+    | {"layers": _DEPTH},
 }
-"Part of open_clip_config.json → key → words, whole numbers (a side also as a pair), or the range of three numbers"
+"Part of open_clip_config.json → key → words, whole numbers, or the range of three numbers"
+
+_MOST = {"image_size": 2, "size": 2, "layers": 4}  # whole numbers in a list; elsewhere one
 
 
 def _check_value(file, key, rule, value):
@@ -147,12 +152,12 @@ def _check_value(file, key, rule, value):
     if isinstance(rule, Range):
         wanted = f"three numbers {rule}"
         good = len(parts) == 3 and all(type(x) in (int, float) and rule.holds(x) for x in parts)
+    elif isinstance(rule, tuple):
+        wanted = " or ".join(map(str, rule))
+        good = value in rule
     else:
-        words = " or ".join(map(str, rule)) if isinstance(rule, tuple) else ""
-        wanted = words or f"whole numbers from {rule[0]} to {rule[-1]}"
-        most = 2 if rule == _SIDE else 1
-        known = all(type(x) is type(rule[0]) and x in rule for x in parts)
-        good = known and len(parts) <= most
+        wanted = f"whole numbers from {rule[0]} to {rule[-1]}"
+        good = len(parts) <= _MOST.get(key, 1) and all(type(x) is int and x in rule for x in parts)
     if not good:
         raise UserError(f"{file}: {key} must be {wanted}, not {short(value)}")
 
@@ -175,10 +180,6 @@ def _check_part(file, part, values):
             raise UserError(f"{file}: {short(key)} is not known here, or is not plain data")
 
 
-def _as_pair(size):
-    return size if isinstance(size, list) else [size] * 2
-
-
 def _check_schema(file, cfg):
     "Raise `UserError` where a configuration is not plain data by `_SCHEMA`, or disagrees with itself"
     if not isinstance(cfg, dict) or not isinstance(cfg.get("model_cfg"), dict):
@@ -192,7 +193,7 @@ def _check_schema(file, cfg):
 
     prepared = parts["preprocess_cfg"].get("size")
     of_model = parts["vision_cfg"].get("image_size")
-    if prepared and of_model and _as_pair(prepared) != _as_pair(of_model):
+    if prepared and of_model and side_of(prepared) != side_of(of_model):
         raise UserError(f"{file}: the images are prepared at {prepared} pixels (size), the model has {of_model}")
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #aa7e720a
@@ -212,23 +213,6 @@ def _read_config(folder):
     return cfg
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #59744352
-def _count_layers(cfg):
-    "The layers that a configuration has, over all its parts"
-    layers = cfg.get("layers", 0)
-    numbers = layers if isinstance(layers, list) else [layers]
-    total = sum(number for number in numbers if isinstance(number, (int, float)))
-    return total + sum(_count_layers(part) for part in cfg.values() if isinstance(part, dict))
-
-
-# What would fill a new model with numbers is passed over: on the meta device it has none
-class _Empty(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        fills = {"normal_", "uniform_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"}
-        if args and getattr(func, "__name__", "") in fills:
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-
 def _shapes(file):
     "The shape of each tensor of a weights file, by its header; `UserError` where one is no floating point"
     shapes = {}
@@ -263,15 +247,12 @@ def _converted(model, shapes):
     return weights
 
 
-def _check_weights(folder, cfg):
+def _check_weights(folder):
     "Raise an error where the weights of a release are not those of its configuration, before anything is built"
     import open_clip
 
-    file = _weights_file(folder)
-    shapes = _shapes(file)
-    if _count_layers(cfg["model_cfg"]) > len(shapes):
-        raise UserError(f"{folder}: model_cfg has more layers than {file.name} has tensors ({len(shapes)})")
-    with torch.device("meta"), _Empty():
+    shapes = _shapes(_weights_file(folder))
+    with torch.device("meta"):
         model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, device="meta")
         model.load_state_dict(_converted(model, shapes))
 
@@ -291,7 +272,7 @@ def _load_parts(folder, cfg):
     if _is_foreign(folder):
         model = load_foreign(folder, cfg)
     else:
-        _check_weights(folder, cfg)
+        _check_weights(folder)
         model = open_clip.create_model(f"local-dir:{folder}", require_pretrained=True, weights_only=True)
     check_tokenizer(tokenizer, model, text_cfg, folder)
 
@@ -307,10 +288,10 @@ def load_folder(
     check: bool = True,  # that its files are those of its record
 ) -> tuple[Any, Any, dict]:  # model, tokenizer, open_clip's model_cfg
     "What a release folder holds; raise `UserError` where its parts do not fit each other, or are not finite"
-    cfg = _read_config(folder)
     try:
         for file in folder.glob("*.json"):
             regular(file)
+        cfg = _read_config(folder)
         with quiet_loading():
             model, tokenizer = _load_parts(folder, cfg)
         if check:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..core import UserError, did_you_mean, one_line
 from ..core.files import project_root, user_path
-from .folders import EMBEDDED, PICKLES, base_folder, load_folder, quiet_loading, release_folder
+from .folders import EMBEDDED, base_folder, load_folder, quiet_loading, release_folder
 
 # %% auto #0
 __all__ = ['Towers', 'has_bias', 'is_siglip_tower', 'is_clip_tower', 'ModelSpec', 'resolve', 'load']
@@ -41,10 +41,7 @@ def _transform(preprocess_cfg, **options):
     from open_clip.transform import PreprocessCfg, image_transform_v2  # here: they take seconds to import
     from torchvision.transforms import Compose
 
-    settings = dict(preprocess_cfg)
-    for key in settings.keys() & {"mean", "std"}:
-        settings[key] = list(settings[key])  # JSON's form
-    composed: Any = image_transform_v2(PreprocessCfg(**settings), **options)
+    composed: Any = image_transform_v2(PreprocessCfg(**preprocess_cfg), **options)
     transforms = composed.transforms
     before, last = transforms[:-3], transforms[-1]
     mean, std = (np.asarray(x, np.float32)[:, None, None] for x in (last.mean, last.std))
@@ -238,9 +235,6 @@ def _repository(name):
 # %% ../../nbs/1_method/11_towers.ipynb #def70a86
 def _folder_of(name, known):
     "The folder that a name means, or the weights file, which is no folder; None where it is an open_clip name"
-    file = user_path(name.partition(":")[2])
-    if known and file.suffix in (".safetensors", ".npz", *PICKLES):
-        return file
     path = base_folder(name) if name in EMBEDDED else user_path(name)
     if not os.path.exists(path):  # of os, which takes a name that is too long for no file
         path = project_root() / path  # an absolute one stays as it is

@@ -12,8 +12,8 @@ import torch
 
 from ..core import UserError, one_line
 from ..core.files import read_json, write_json
-from .architectures import translate
-from .towers import Towers, has_bias, is_clip_tower, is_siglip_tower
+from .architectures import side_of, translate
+from .towers import Towers, is_clip_tower, is_siglip_tower
 
 # %% auto #0
 __all__ = ['expressible', 'save_tokenizer', 'to_hugging_face']
@@ -109,9 +109,7 @@ def _export_image_processor(preprocess_cfg):
     "transformers' processor of open_clip's preprocessing; raise `UserError` where there is none"
     from transformers import CLIPImageProcessor, SiglipImageProcessor
 
-    size = preprocess_cfg["size"]
-    pair = isinstance(size, (tuple, list))
-    side = size[0] if pair and size[0] == size[1] else size
+    side = side_of(preprocess_cfg["size"])
     mode = preprocess_cfg.get("resize_mode") or "shortest"
     if not isinstance(side, int) or mode not in ("squash", "shortest"):
         raise UserError(f"the preprocessing (size {side}, resize {mode}) cannot be expressed in transformers")
@@ -135,13 +133,10 @@ def _largest_difference(towers, model, tokenizer):
     "The largest difference between towers and export on two random images and two texts, logits divided by the scale"
     texts = ["A red mug, left of the two_dogs!", "a dog"]
     images = torch.randn(2, 3, *towers.image_size, generator=torch.Generator().manual_seed(0))
-    original: Any = towers.model
-    device = original.logit_scale.device
-    scale = original.logit_scale.exp().cpu()
-    bias = original.logit_bias.cpu() if has_bias(original) else 0.0
-    image = original.encode_image(images.to(device), normalize=True).cpu()
-    text = original.encode_text(towers.tokenizer(texts).to(device), normalize=True).cpu()
-    logits = scale * image @ text.T + bias
+    device = towers.model.logit_scale.device
+    outputs = towers.model(images.to(device), towers.tokenizer(texts).to(device))
+    image, text, scale, *bias = (output.cpu() for output in outputs)
+    logits = scale * image @ text.T + sum(bias)
 
     ids = tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt").input_ids
     exported = model.eval()(input_ids=ids, pixel_values=images)
