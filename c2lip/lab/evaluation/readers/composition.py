@@ -17,47 +17,40 @@ from pathlib import Path
 from ....core import UserError
 from ..base import Item, Request, Suite, all_of, macro, pick, read_entries, require_files, suite_data
 from c2lip.lab.evaluation.choices import (
-    Counted,
     choice_hits,
     choice_suite,
     clustered,
     cropped,
-    crossed_items,
     crossed_suite,
-    entries_of,
     folders_of,
     image_of,
     items_of,
-    mean_of_counted,
-    mean_rows,
-    named_files,
     pair_item,
-    row_of,
-    task_files,
     triple_hits,
 )
-from ..scores import Hits, mean_of
+from ..scores import Hits
 from ...relatives.edits import tag_words
 
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #23548bd7
 EDITS = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
 
 
-def _edited(request, files, **keys):
+def _edited(request, tasks, **keys):
     "Items of SugarCrepe's form; in heldout/ those of one question are not independent"
+    files = {task: f"{task}.json" for task in tasks}
+    files |= {path.stem: path.name for path in sorted(request.at.glob("*.json"))}
     group = "question" if request.name.startswith("heldout/") else ""
     keys |= dict(folders=[request.images], image="filename", wrong="negative_caption", group=group)
-    return items_of(files, partial(pair_item, **keys))
+    return items_of(request, files, partial(pair_item, **keys))
 
 
 def read_sugarcrepe(
     request: Request,  # the suite's name and folder
-    tasks: Iterable[str] = EDITS,  # its files, in the order of the table
+    tasks: Iterable[str] = EDITS,  # its files, in the order of the table; a further file is a task of its own
     means: dict[str, Iterable] | None = None,  # of the table; None: the average of the tasks
-    others: bool = False,  # a further file is a task of its own
 ) -> Suite:
     "SugarCrepe, and whatever has its form: an image, its caption, and one in which something was changed"
-    items = _edited(request, task_files(request, tasks, others=others), right="caption")
+    items = _edited(request, tasks, right="caption")
     return choice_suite(request.name, items, {"average": tasks} if means is None else means)
 
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #2de2f982
@@ -73,38 +66,35 @@ def _triple_rows(tasks, scorer):
     for task, items in tasks.items():
         for question, hits in triple_hits(items, scorer).items():
             found[f"{task} {question}"] = clustered(hits, items)
-
-    rows = {name: found[name] for name in TRIPLES if name in found}
-    yield from rows.items()
-    means = {f"average{{}} {question}": [n for n in TRIPLES if question in n] for question in ("ITT", "TOT")}
-    yield from mean_rows(rows, means | {"average": TRIPLES})
+    return {name: found[name] for name in dict.fromkeys([*TRIPLES, *found]) if name in found}
 
 
 def _read_sugarcrepe_pp(request: Request) -> Suite:  # or a drawn one of its form
     "SugarCrepe++: two captions that say the same, and one that does not"
-    items = _edited(request, task_files(request, EDITS[:5]), right=("caption", "caption2"), key="id")
-    return choice_suite(request.name, items, rows=_triple_rows)
+    items = _edited(request, EDITS[:5], right=("caption", "caption2"), key="id")
+    means = {f"average {question}": [name for name in TRIPLES if question in name] for question in ("ITT", "TOT")}
+    return choice_suite(request.name, items, means | {"average": TRIPLES}, _triple_rows)
 
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #ea1cd572
 def _read_winoground(request: Request) -> Suite:
     "Winoground: two images, two captions of the same words; of the published set also the items without a flaw"
-    entries = entries_of(request.at, "examples.jsonl", "*.parquet", "data/*.parquet")
+    files = ("examples.jsonl", "*.parquet", "data/*.parquet")
     images = ("image_0.bytes | image_0", "image_1.bytes | image_1")
-    folders = folders_of(request, "images", ".")
-    crossed = crossed_items(entries, images, ("caption_0", "caption_1"), folders, key="id", name="{}.png".format)
+    suite = crossed_suite(request, files, images, ("caption_0", "caption_1"), key="id", name="{}.png".format)
     if request.name != "winoground":
-        return crossed_suite(request.name, crossed)
+        return suite
 
     without_flaws = set(map(str, suite_data("winoground_without_flaws")))
-    plain = [n for n, item in enumerate(crossed.first) if item.key in without_flaws]
+    [items] = suite.items.values()
+    plain = [n for n, item in enumerate(items[::2]) if item.key in without_flaws]
 
-    def rows(scorer):
-        found = dict(crossed.rows(scorer))
+    def measure(scorer):
+        found = dict(suite.measure(scorer))
         yield from found.items()
         for name, hits in found.items():
             yield f"{name} without flaws", pick(hits, plain) if plain else None
 
-    return crossed_suite(request.name, crossed, rows)
+    return suite._replace(measure=measure)
 
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #71b2471d
 def _exchanged(words, sets, chance):
@@ -157,16 +147,13 @@ def word_orders(
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #e8f5eb84
 def _order_items(entries, folders):
     "An item for each caption; None where its words have no other order"
-    captions = []
-    for entry in entries:
-        image = image_of(entry, "image", folders)
-        captions += [(entry.number, n, image, caption) for n, caption in enumerate(entry.texts("caption"))]
-
-    items = []
+    captions = [(entry, n, caption) for entry in entries for n, caption in enumerate(entry.texts("caption"))]
     tagged = tag_words([caption for *_, caption in captions])  # all at once
-    for (number, n, image, caption), tags in zip(captions, tagged):
+    items = []
+    for (entry, n, caption), tags in zip(captions, tagged):
+        image = image_of(entry, "image", folders)
         right, orders = word_orders(caption, tags)
-        key = f"{number}, caption {n}"
+        key = f"{entry.number}, caption {n}"
         items.append(Item(key, image, (right,), tuple(orders.values())) if orders else None)
     return items
 
@@ -182,9 +169,7 @@ def _aro_rows(tasks, scorer):
         elif task == "attribute":
             rows[task] = macro(groups, hits, least=25)
         rows[f"{task} micro" if all(groups) else task] = hits
-
-    yield from rows.items()
-    yield from mean_rows(rows, {"order": ["coco_order", "flickr30k_order"]})
+    return rows
 
 
 def _read_aro(request: Request) -> Suite:
@@ -192,22 +177,26 @@ def _read_aro(request: Request) -> Suite:
     boxed = folders_of(request, "images", "../vg_images")
     whole = folders_of(request, ".", "..", "flickr30k-images", "../flickr30k-images", "../mscoco", "../flickr30k")
 
-    def boxed_item(entry, group):
+    def boxed_item(entry):
         item = pair_item(entry, boxed, "image_path", "true_caption", "false_caption")
-        named = entry.value(group)
+        named = entry.value("relation_name | attributes")
         kind = "_".join(map(str, named)) if isinstance(named, list) else named
         return cropped(item._replace(group=kind), entry, ("bbox_x", "bbox_y", "bbox_w", "bbox_h"))
 
-    files = {"relation": "visual_genome_relation.json", "attribute": "visual_genome_attribution.json"}
-    files |= {"coco_order": "coco_karpathy_test.json", "flickr30k_order": "flickr30k_test.json"}
-    groups = {"relation": "relation_name", "attribute": "attributes"}
+    files = {
+        "relation": "visual_genome_relation.json",
+        "attribute": "visual_genome_attribution.json",
+        "coco_order": "coco_karpathy_test.json",
+        "flickr30k_order": "flickr30k_test.json",
+    }
     tasks = {}
-    for task, paths in named_files(request, files).items():
-        if task in groups:
-            tasks |= items_of({task: paths}, partial(boxed_item, group=groups[task]))
+    for task, entries in items_of(request, files, lambda entry: entry).items():
+        if task.endswith("order"):
+            tasks[task] = _order_items(entries, whole)
         else:
-            tasks[task] = _order_items(read_entries(paths[0]), whole)
-    return choice_suite("aro", tasks, rows=_aro_rows, left_out="the words of a caption have no other order")
+            tasks[task] = [boxed_item(entry) for entry in entries]
+    means = {"order": ["coco_order", "flickr30k_order"]}
+    return choice_suite("aro", tasks, means, _aro_rows, "the words of a caption have no other order")
 
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #78cc05fa
 def position_hits(
@@ -218,65 +207,69 @@ def position_hits(
     scenes: defaultdict[tuple, dict[str, int]] = defaultdict(dict)
     for n, item in enumerate(items):
         words = Path(str(item.image)).stem.split("_")
-        position = words[min(1, len(words) - 1)]
+        position = "".join(words[1:2])
         scenes[words[0], words[-1]][position] = n
 
     opposite = [("left", "right"), ("on", "under"), ("in-front", "behind")]
-    pairs = [[s[a], s[b]] for s in scenes.values() for a, b in opposite if a in s and b in s]
-    sets = [list(s.values()) for s in scenes.values() if len(s) == 4]
-
+    numbers = {
+        "pairs": [[s[a], s[b]] for s in scenes.values() for a, b in opposite if a in s and b in s],
+        "sets": [list(s.values()) for s in scenes.values() if len(s) == 4],
+    }
     found: dict[str, Hits | None] = {}
-    for name, rows in (("pairs", pairs), ("sets", sets)):
-        columns = [pick(hits, list(column)) for column in zip(*rows)]
+    for name, rows in numbers.items():
+        columns = [pick(hits, column) for column in zip(*rows)]
         found[name] = all_of(*columns) if rows else None
     return found
 
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #c87effd8
 def _position_rows(tasks, scorer):
-    "Every part, of the controlled ones also pairs and sets, then the means"
+    "Every part, of the controlled ones also pairs and sets"
     rows = {}
     for task, items in tasks.items():
         rows[task] = choice_hits(items, scorer)
         if task.startswith("controlled"):
             for name, hits in position_hits(items, rows[task]).items():
                 rows[f"{task} {name}"] = hits
-
-    yield from rows.items()
-    means = {
-        "controlled": ["controlled A", "controlled B"],
-        "COCO-QA": ["COCO-QA one", "COCO-QA two"],
-        "VG-QA": ["VG-QA one", "VG-QA two"],
-    }
-    yield from mean_rows(rows, means | {"average": list(means)})
+    return rows
 
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #33678410
 def _read_whatsup(request: Request) -> Suite:
     "What'sUp: where a thing is, in scenes of every position and in photographs of COCO and Visual Genome"
-    files = {"controlled A": "controlled_images_dataset.json", "controlled B": "controlled_clevr_dataset.json"}
-    for source in ("COCO", "VG"):
-        for many in ("one", "two"):
-            files[f"{source}-QA {many}"] = f"{source.lower()}_qa_{many}_obj.json"
-    controlled = partial(
-        pair_item,
-        folders=folders_of(request, ".", ".."),
-        image="image_path",
-        right="caption_options.0",
-        wrong=("caption_options.1", "caption_options.2", "caption_options.3"),
-        name=lambda path: path.removeprefix("data/"),
-    )
+    files = {
+        "controlled A": "controlled_images_dataset.json",
+        "controlled B": "controlled_clevr_dataset.json",
+        "COCO-QA one": "coco_qa_one_obj.json",
+        "COCO-QA two": "coco_qa_two_obj.json",
+        "VG-QA one": "vg_qa_one_obj.json",
+        "VG-QA two": "vg_qa_two_obj.json",
+    }
+    means = {
+        "controlled": ["controlled A", "controlled B"],
+        "COCO-QA": ["COCO-QA one", "COCO-QA two"],
+        "VG-QA": ["VG-QA one", "VG-QA two"],
+        "average": ["controlled", "COCO-QA", "VG-QA"],
+    }
+    photograph = partial(pair_item, image="0", right="1", wrong="2")
     coco = folders_of(request, "val2017", "../val2017", "../images")
     genome = folders_of(request, "vg_images", "../vg_images", "../images")
-    photograph = partial(pair_item, image="0", right="1", wrong="2")
-    readers = {
-        "controlled": controlled,
-        "COCO-QA": partial(photograph, folders=coco, name="{:0>12}.jpg".format),
-        "VG-QA": partial(photograph, folders=genome, name="{}.jpg".format),
+    readers = {  # by the first word of a file
+        "controlled": partial(
+            pair_item,
+            folders=folders_of(request, ".", ".."),
+            image="image_path",
+            right="caption_options.0",
+            wrong=("caption_options.1", "caption_options.2", "caption_options.3"),
+            name=lambda path: path.removeprefix("data/"),
+        ),
+        "coco": partial(photograph, folders=coco, name="{:0>12}.jpg".format),
+        "vg": partial(photograph, folders=genome, name="{}.jpg".format),
     }
 
-    tasks = {}
-    for task, paths in named_files(request, files).items():
-        tasks |= items_of({task: paths}, readers[task.split()[0]])
-    return choice_suite("whatsup", tasks, rows=_position_rows)
+    def item(entry):
+        source = Path(entry.file).name.split("_")[0]
+        return readers[source](entry)
+
+    return choice_suite("whatsup", items_of(request, files, item), means, _position_rows)
 
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #ff9341a6
 PHENOMENA = (
@@ -294,7 +287,7 @@ def _read_valse(request: Request) -> Suite:
             return None
         return pair_item(entry, folders, "image_file", "caption", "foil", within="dataset")
 
-    tasks = items_of(task_files(request, PHENOMENA, "data"), item)
+    tasks = items_of(request, {task: f"data/{task}.json" for task in PHENOMENA}, item)
     relation = [("actant-swap", "action-replacement"), "relations"]
     means = {"relation": relation, "average": PHENOMENA}
     return choice_suite("valse", tasks, means, left_out="people did not find the caption right")
@@ -302,42 +295,38 @@ def _read_valse(request: Request) -> Suite:
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #cc7788e9
 SOURCES = ("hake", "swig", "vaw", "vg")
 ASPECTS = {  # kind → groups of aspects, each with the number of its files in the whole benchmark
-    "Relation": [{"action": 3, "spatial": 1}],
-    "Attribute": [{"action": 2, "color": 2, "material": 2, "size": 2, "state": 2}],
-    "Object": [{"center": 7, "mid": 7, "margin": 7}, {"large": 7, "medium": 7, "small": 7}],
+    "relation": [{"action": 3, "spatial": 1}],
+    "attribute": [{"action": 2, "color": 2, "material": 2, "size": 2, "state": 2}],
+    "object": [{"center": 7, "mid": 7, "margin": 7}, {"large": 7, "medium": 7, "small": 7}],
 }
 
 
-def _checklist_task(root, path):
-    "(kind, aspect, source) of a file"
-    kind, *rest = path.relative_to(root).with_suffix("").parts
-    words = re.split(r"[/_ ]", "/".join(rest).lower())
+def _checklist_task(path):
+    "(kind and aspect, source) of a file, by its path in data/"
+    kind, *rest = path.with_suffix("").as_posix().lower().split("/")
+    words = re.split(r"[/_ ]", "/".join(rest))
     aspects = [aspect for group in ASPECTS.get(kind, ()) for aspect in group if aspect in words]
     sources = [source for source in SOURCES if source in words]
     if not aspects or not sources:
-        named = [f"{kind} {aspect}" for kind, groups in ASPECTS.items() for group in groups for aspect in group]
-        parts = ", ".join([*named, *SOURCES])
-        raise UserError(f"{path} is no file of VL-Checklist: its path should name two of {parts}")
-    return kind, aspects[0], sources[0]
+        raise UserError(
+            f"{path} is no file of VL-Checklist: it should lie in {', '.join(ASPECTS)}, and its path should name "
+            f"an aspect of it and one of {', '.join(SOURCES)}"
+        )
+    return f"{kind} {aspects[0]}", sources[0]
 
 
-def _checklist_rows(tasks, scorer):
-    "Means alone: of an aspect, of a kind, of all"
-    kinds = []
+def _checklist_means(tasks):
+    "Means of an aspect, of a kind, of all; a file that is not there has an empty name"
+    means: dict[str, list] = {}
     for kind, groups in ASPECTS.items():
-        means = []
+        parts = []
         for group in groups:
-            counted = []
             for aspect, published in group.items():
-                own = [items for task, items in tasks.items() if task.startswith(f"{kind}/{aspect}/")]
-                hits = [choice_hits(items, scorer) for items in own]
-                counted.append(Counted(mean_of(hits) if hits else None, len(hits), published))
-                yield from row_of(f"{kind.lower()} {aspect}", counted[-1])
-            means.append(mean_of_counted(counted))
-
-        kinds.append(mean_of_counted(means))
-        yield from row_of(kind.lower(), kinds[-1])
-    yield from row_of("average", mean_of_counted(kinds))
+                files = [task for task in tasks if task.startswith(f"{kind} {aspect},")]
+                means[f"{kind} {aspect}"] = files + [""] * (published - len(files))
+            parts.append(tuple(f"{kind} {aspect}" for aspect in group))
+        means[kind] = parts
+    return means | {"average": list(ASPECTS)}
 
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #a26c9f32
 def _read_vl_checklist(request: Request) -> Suite:
@@ -346,19 +335,20 @@ def _read_vl_checklist(request: Request) -> Suite:
     require_files(request.at, "data/*/*")
     tasks = {}
     for path in sorted(root.rglob("*.json")):
-        kind, aspect, source = _checklist_task(root, path)
+        aspect, source = _checklist_task(path.relative_to(root))
         place = "vg" if source == "vaw" else source
         folders = folders_of(request, place, f"../{place}")
-        item = partial(pair_item, folders=folders, image="0", right="1.POS", wrong="1.NEG")
-        tasks |= items_of({f"{kind}/{aspect}/{path.stem}/{source}": [path]}, item)
-    return choice_suite("vl_checklist", tasks, rows=_checklist_rows)
+        items = [pair_item(entry, folders, "0", "1.POS", "1.NEG") for entry in read_entries(path)]
+        tasks[f"{aspect}, {path.stem} of {source}"] = items
+
+    suite = choice_suite("vl_checklist", tasks, _checklist_means(tasks))
+    return suite._replace(measure=lambda scorer: [row for row in suite.measure(scorer) if row[0] not in tasks])
 
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #b4bc49e8
 _binding = partial(
     read_sugarcrepe,
     tasks=("attribute", "object", "exists", "layout", "contact"),
     means={"phrases": ["attribute", "object"]},
-    others=True,
 )
 _sizes = partial(read_sugarcrepe, tasks=("small", "medium", "large", "named first", "named later"), means={})
 COMPOSITION = {
