@@ -148,7 +148,7 @@ def test_checklist_means_of_means(examples):
     assert rows["attribute"] == mean(*(f"attribute {kind}" for kind in "action color material size state".split()))
     assert rows["object"] == mean(*(f"object {place}" for place in "center mid margin large medium small".split()))
     assert rows["average"] == mean("relation", "attribute", "object")
-    assert len(hits["vl_checklist", "object mid"].parts) == 7
+    assert len(hits["vl_checklist", "object mid"].tasks) == 7
 
 
 def test_orders_are_drawn_the_same_anywhere():

@@ -8,6 +8,7 @@ __all__ = ['ImageRef', 'EmbedOptions', 'read_rows', 'keep_rows', 'embed_texts', 
 # %% ../../../nbs/5_evaluation/03_embeddings.ipynb #493b80aa
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import open_clip
 import PIL
 import safetensors
@@ -74,29 +76,27 @@ def _fingerprint(towers, part, precision="float32"):
     device = next(model.parameters()).device.type
     preprocess = towers.preprocess_cfg if part == "image" else None
     versions = [library.__version__ for library in (torch, open_clip, timm, PIL)]
-    about = [part, type(model).__qualname__, towers.config, preprocess, precision, device, *versions]
+    code = [inspect.getsource(module) for module in (encoding, towers_module, images_module)]
+    about = [part, towers.config, preprocess, precision, device, versions, code]
     digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
 
-    for module in (encoding, towers_module, images_module):
-        code = Path(inspect.getfile(module)).read_bytes()
-        digest.update(code)
     for name, weight in sorted(model.state_dict().items()):
         of_image = name.startswith("visual.")
         if of_image == (part == "image") and name not in ("logit_scale", "logit_bias"):
-            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-            flat = weight.detach().cpu().contiguous().reshape(-1)
+            digest.update(f"{name} {weight.dtype} {weight.shape}".encode())
+            flat = weight.cpu().contiguous().flatten()
             digest.update(flat.view(torch.uint8).numpy())
     return digest.hexdigest()[:32]
 
 # %% ../../../nbs/5_evaluation/03_embeddings.ipynb #035d1e40
 def read_rows(
-    file,  # existing or not
+    file: Path,  # existing or not
 ) -> dict[bytes, Tensor]:  # digest of an input → its (D,) row
     "The kept rows of a tower; a damaged file is reported and counts as missing"
-    if not Path(file).is_file():
+    if not file.is_file():
         return {}
     try:
-        held = safetensors.torch.load(Path(file).read_bytes())
+        held = safetensors.torch.load(file.read_bytes())
     except (OSError, safetensors.SafetensorError):
         print(f"the kept embeddings {file} are damaged; they are made again")
         return {}
@@ -105,27 +105,28 @@ def read_rows(
 
 
 def keep_rows(
-    file,  # existing or not
+    file: Path,  # existing or not
     rows: dict[bytes, Tensor],  # digest of an input, 32 bytes → its (D,) row
 ):
-    "Add rows to those kept, in one step; `OSError` where that cannot be written"
+    "Add rows to those kept, in one step; where that cannot be written, say so"
     rows = read_rows(file) | rows
-    keys = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
+    keys = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 32)
     values = torch.stack(list(rows.values()))
-    content = safetensors.torch.save({"keys": keys.view(-1, 32), "rows": values})
-    folder = Path(file).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False) as half:  # of each writer its own
-        half.write(content)
-    os.replace(half.name, file)
+    content = safetensors.torch.save({"keys": torch.from_numpy(keys.copy()), "rows": values})
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as half:  # of each writer its own
+            half.write(content)
+        os.replace(half.name, file)
+    except OSError as e:
+        print(f"the embeddings cannot be kept in {file.parent}: {e.strerror}")
 
 
 def _prune_rows(folder, limit=2.0):
     "Delete the files unused for longest until the others take less than `limit` GB; the last used one stays"
-    files = sorted(Path(folder).iterdir(), key=os.path.getmtime, reverse=True)
-    total = files[0].stat().st_size
-    for file in files[1:]:
-        total += file.stat().st_size
+    files = sorted(folder.iterdir(), key=os.path.getmtime, reverse=True)
+    sizes = itertools.accumulate(file.stat().st_size for file in files)
+    for file, total in list(zip(files, sizes))[1:]:
         if total > limit * 1e9:
             file.unlink()
             print(f"removed {file}: embeddings take more than {limit:g} GB and these were unused for longest")
@@ -136,40 +137,29 @@ def _place(model):
     return next(model.parameters(), torch.empty(0))
 
 
-def _was_kept(file, rows):
-    "Keep rows where there is a file; whether it can be written"
-    try:
-        if file:
-            keep_rows(file, rows)
-        return file is not None
-    except OSError as e:
-        print(f"the embeddings cannot be kept in {file.parent}: {e.strerror or e}")
-        return False
-
-
-def _rows_of(towers, part, digests, encode, options):
-    "(n,D) rows of n images or texts, equal ones once: kept ones from disk, the others from `encode` (indices, bar)"
+def _rows_of(towers, part, inputs, digests, encode, options):
+    "(n,D) rows of n inputs, equal digests once: kept ones from disk, the others from `encode` (inputs, bar)"
     file = None
     if options.cache and isinstance(towers, Towers):
         name = f"{part}-{_fingerprint(towers, part, options.precision)}.safetensors"
         file = cache_folder(options.cache) / "embeddings" / name
     rows = read_rows(file) if file else {}
-    first: dict[bytes, int] = {}
-    for i, digest in enumerate(digests):
-        first.setdefault(digest, i)
-    new = [i for digest, i in first.items() if digest not in rows]
-    if options.progress and len(new) < len(first):
-        print(f"{part}s: {len(first) - len(new):,} of {len(first):,} were embedded before")
+    input_of = dict(zip(reversed(digests), reversed(inputs)))  # of equal ones the first
+    distinct = dict.fromkeys(digests)
+    new = [digest for digest in distinct if digest not in rows]
+    if options.progress and len(new) < len(distinct):
+        print(f"{part}s: {len(distinct) - len(new):,} of {len(distinct):,} were embedded before")
 
     with evaluating(towers.model), options.bar(len(new), f"{part}s") as bar:
         while new:
             size = max(8192, len(rows))
             piece = new[:size]
             new = new[size:]
-            made = dict(zip([digests[i] for i in piece], encode(piece, bar)))
+            vectors = encode([input_of[digest] for digest in piece], bar)
+            made = dict(zip(piece, vectors))
             rows |= made
-            if not _was_kept(file, made):
-                file = None
+            if file:
+                keep_rows(file, made)
 
     if file:
         with suppress(OSError):  # a disk that cannot be written, a file that another process deleted
@@ -198,7 +188,7 @@ def embed_texts(
 
     def encode(wanted, bar):
         done = []
-        for part in ids[wanted].split(4 * options.batch_size):
+        for part in torch.stack(wanted).split(4 * options.batch_size):
             with options.autocast(device):
                 embedded, _ = encode_texts(towers.model, part.to(device))
                 done.append(F.normalize(embedded.float(), dim=-1))
@@ -206,7 +196,7 @@ def embed_texts(
         return torch.cat(done).cpu()
 
     digests = [_digest(tokens.tobytes()) for tokens in ids.numpy()]
-    return _rows_of(towers, "text", digests, encode, options)[row]
+    return _rows_of(towers, "text", list(ids), digests, encode, options)[row]
 
 # %% ../../../nbs/5_evaluation/03_embeddings.ipynb #886007f1
 ImageRef = str | Path | bytes | Image.Image | Callable[[], Any]
@@ -236,21 +226,19 @@ def _image_digest(image):
     if isinstance(image, Image.Image):
         head = f"{image.mode} {image.size}"
         return _digest(head.encode() + image.tobytes())
-    if isinstance(image, bytes):
-        return _digest(image)
-    return _digest(regular(image).read_bytes())
+    content = image if isinstance(image, bytes) else regular(image).read_bytes()
+    return _digest(content)
 
 
 def _of_image(work, image, users):
     "Do something with an image; `UserError` with its name and who needs it where it cannot be read"
     try:
         return work(image)
-    except BadImage as e:
-        state = "is missing" if e.cause == "missing file" else f"cannot be read ({e.cause}: {e.detail})"
     except FileNotFoundError:
         state = "is missing"
-    except OSError as e:
-        state = f"cannot be read ({e.strerror})"
+    except (BadImage, OSError) as e:
+        reason = getattr(e, "strerror", None) or ": ".join(e.args)
+        state = f"cannot be read ({reason})"
     name = "of bytes" if isinstance(image, bytes) else image
     needed = f"; it is needed by {users[image]}" if users else ""
     raise UserError(f"the image {name} {state}{needed}")
@@ -269,7 +257,7 @@ def _encoded(towers, images, users, options, bar, tokens=False):
         return [_of_image(prepare, image, users) for image in some]
 
     def submit(batch):
-        return [pool.submit(decode, batch[i : i + 8]) for i in range(0, len(batch), 8)]
+        return pool.map(decode, [batch[i : i + 8] for i in range(0, len(batch), 8)])
 
     place = _place(towers.model)
     done = []
@@ -279,7 +267,7 @@ def _encoded(towers, images, users, options, bar, tokens=False):
         for start in range(0, len(images), size):
             ready = waiting
             waiting = submit(images[start + size : start + 2 * size])
-            pixels = torch.stack([image for task in ready for image in task.result()])
+            pixels = torch.stack([image for some in ready for image in some])
             with options.autocast(place.device):
                 made = encode_images(towers.model, pixels.to(place), tokens=tokens)
                 done.append([F.normalize(x.float(), dim=-1).cpu() for x in made if x is not None])
@@ -314,14 +302,9 @@ def embed_images(
         digests = list(pool.map(partial(_of_image, _image_digest, users=users), images))
 
     def encode(wanted, bar):
-        rows = {}
-        if known:
-            rows = {i: known[images[i]] for i in wanted if images[i] in known}
-        bar.update(len(rows))
-        new = [i for i in wanted if i not in rows]
-        if new:
-            vectors, *_ = _encoded(towers, [images[i] for i in new], users, options, bar)
-            rows.update(zip(new, vectors))
-        return [rows[i] for i in wanted]
+        new = [image for image in wanted if not known or image not in known]
+        vectors = iter(_encoded(towers, new, users, options, bar)[0] if new else [])
+        bar.update(len(wanted) - len(new))
+        return [known[image] if known and image in known else next(vectors) for image in wanted]
 
-    return _rows_of(towers, "image", digests, encode, options)
+    return _rows_of(towers, "image", images, digests, encode, options)

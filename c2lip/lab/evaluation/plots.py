@@ -12,14 +12,13 @@ import math
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from IPython.display import Image
 from matplotlib.figure import Figure
 
 from ...core import UserError
 from .records import split_changes, summarise
-from .tables import model_label, suite_label, task_label
+from .tables import model_label, pick_rows, suite_label, task_label
 
 # %% ../../../nbs/5_evaluation/14_plots.ipynb #8e1ea9ca
 SMALL = 8  # points, the smallest type of a figure
@@ -83,22 +82,10 @@ def plain_axes(
 
 # %% ../../../nbs/5_evaluation/14_plots.ipynb #9f79765a
 def _pareto(points):
-    "Of k points (k,2) those that no other is at least as good as in both coordinates, from left to right"
-    front: list[int] = []
-    best = -math.inf
-    from_right = sorted(range(len(points)), key=lambda i: (-points[i][0], -points[i][1]))
-    for i in from_right:
-        if points[i][1] > best:
-            best = points[i][1]
-            front.insert(0, i)
-    return front
-
-
-def _summaries_of(summaries, key):
-    "The summary of each model in one row"
-    if key not in summaries.index:
-        return summaries[:0]
-    return summaries.loc[[key]].set_index("model")
+    "Of points with mean_x and mean_y those that no other is at least as good as in both, from right to left"
+    ordered = points.sort_values(["mean_x", "mean_y"], ascending=False)
+    highest = ordered.mean_y.cummax().shift(fill_value=-math.inf)
+    return ordered[ordered.mean_y > highest]
 
 # %% ../../../nbs/5_evaluation/14_plots.ipynb #191cac09
 def plot_pareto(
@@ -109,32 +96,29 @@ def plot_pareto(
 ) -> Page:
     "Two skills against each other, and the line of the models that none beats on both; bars are 95 % intervals"
     values, _ = split_changes(frame)
-    summaries = summarise(values).set_index(["suite", "name"])
-    x = _summaries_of(summaries, across)
-    y = _summaries_of(summaries, up)
-    models = [model for model in dict.fromkeys(frame.model) if model in x.index and model in y.index]
-    if not models:
+    summaries = summarise(values)
+    x = pick_rows(summaries, [across])
+    y = pick_rows(summaries, [up])
+    points = x.merge(y, on="model", suffixes=("_x", "_y"))
+    if points.empty:
         raise UserError(f"no model has both {' '.join(across)} and {' '.join(up)}")
-
-    shown = [model for model in models if model not in quiet]
-    colours = _model_colours(dict.fromkeys([models[0], *shown]))
-    points = np.array([(x["mean"][model], y["mean"][model]) for model in models])
-    heights = points[:, 1].argsort().argsort()  # names of neighbours lie on two sides
-    front = points[_pareto(points)]
 
     fig = Page(figsize=(6.8, 4.6), layout="constrained")
     ax = fig.subplots()
-    ax.plot(*front.T, color="0.8", lw=6, solid_capstyle="round", zorder=1, alpha=0.7)
-    for model, (left, height), place in zip(models, points, heights):
-        background = model in quiet
-        colour = "0.6" if background else colours[model]
-        name = model_label(model)
-        ax.errorbar(left, height, xerr=x.half[model], yerr=y.half[model], color=colour, elinewidth=1.2, alpha=0.55)
-        look = dict(ms=5, label="_") if background else dict(ms=8, label=name)
-        ax.plot(left, height, "o", color=colour, mec="white", zorder=3, clip_on=False, **look)
-        if background:
-            offset = (6, 4 if place % 2 else -11)
-            ax.annotate(name, (left, height), offset, textcoords="offset points", fontsize=SMALL, color="0.45")
+    front = _pareto(points)
+    ax.plot(front.mean_x, front.mean_y, color="0.8", lw=6, zorder=1)
+    loud = [model for model in points.model if model not in quiet]
+    colours = _model_colours(dict.fromkeys([points.model[0], *loud]))
+    for point in points.itertuples():
+        place = (point.mean_x, point.mean_y)
+        name = model_label(point.model)
+        colour = colours.get(point.model, "0.6")
+        bars = ax.errorbar(*place, point.half_y, point.half_x, fmt="o", ms=8, color=colour, mec="white", elinewidth=1)
+        if point.model in quiet:
+            bars[0].set_markersize(5)
+            ax.annotate(name, place, (6, 4), textcoords="offset points", fontsize=SMALL, color="0.45")
+        else:
+            bars.set_label(name)
 
     fig.legend(loc="outside right center", fontsize=SMALL, frameon=False)
     ax.set_xlabel(f"{suite_label(across[0])}: {task_label(across[1])} (%)")
@@ -155,8 +139,7 @@ def _start_panel(ax, key, models, unit):
     ax.set_xlabel(unit, fontsize=SMALL)
     plain_axes(ax, "x")
     ax.spines["left"].set_visible(False)
-    ax.tick_params(axis="y", length=0)
-    ax.tick_params(axis="x", labelsize=SMALL, labelbottom=True)
+    ax.tick_params(labelsize=SMALL, labelbottom=True)
 
 
 def _change_colour(row):
@@ -174,9 +157,9 @@ def plot_trials(
     across: int = 4,  # panels beside each other
 ) -> Page:
     "Every seed of every model, the mean and its 95 % interval, in a panel for every row"
-    panels = dict(list(summarise(frame).groupby(["suite", "name"], sort=False)))
-    seeds = frame.groupby(["suite", "name", "model"])["value"]
-    rows = [key for key in rows if key in panels]
+    summaries = summarise(frame)
+    measured = set(zip(frame.suite, frame.name))
+    rows = [key for key in rows if key in measured]
     colours = _model_colours(dict.fromkeys(frame.model))
     models = list(colours)
 
@@ -187,13 +170,11 @@ def plot_trials(
     axes = fig.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for ax, key in zip(axes, rows):
         _start_panel(ax, key, models, unit)
-        for row in panels[key].itertuples():
-            y = models.index(row.model)
-            half = 0 if math.isnan(row.half) else row.half
+        for row in pick_rows(summaries, [key]).itertuples():
             colour = _change_colour(row) if changes else colours[row.model]
-            ax.plot([row.mean - half, row.mean, row.mean + half], [y] * 3, "o-", color=colour, ms=4, markevery=[1])
-            values = seeds.get_group((*key, row.model))
-            ax.plot(values, [y] * len(values), "|", ms=5, color=colour, alpha=0.65)
+            ax.errorbar(row.mean, models.index(row.model), xerr=row.half, fmt="o", ms=4, color=colour)
+        seeds = pick_rows(frame, [key])
+        ax.plot(seeds.value, seeds.model.map(models.index), "|", ms=5, color="0.4", alpha=0.65)
         if changes:
             ax.axvline(0, color="0.3", lw=0.8)
         else:

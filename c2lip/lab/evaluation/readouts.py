@@ -15,7 +15,7 @@ import torch
 
 from ...concepts import noun_phrases_many
 from ...core import UserError
-from ...core.files import project_root, read_json, user_path
+from ...core.files import json_object, project_root, user_path
 from .base import Scorer
 from .embeddings import embed_texts, embed_tokens
 from .scores import similarity
@@ -34,71 +34,32 @@ class Readout(NamedTuple):
     of: str = "patches"  # what a phrase is compared with: v̂ (patches), its "best patch", or v ("pooled")
 
 
+def _check(readout):
+    "Raise `UserError` for a readout that there is not"
+    if readout.of not in _KINDS or not 0 <= readout.mixture <= 1 or not 0 <= readout.scale < math.inf:
+        raise UserError(
+            f"a readout has a mixture from 0 to 1, a scale from 0, and one of {', '.join(_KINDS)}; "
+            f"not {', '.join(map(str, readout))}"
+        )
+
+
 def own_readout(
     towers,  # Towers
 ) -> Readout:
     "The mixture and scale in the model's record.json, under `readout`; the default where there are none"
     name = getattr(towers, "name", "")
     folder = base_folder(name) if name in EMBEDDED else project_root() / user_path(name)
-    for file in (folder / "record.json", folder / "model" / "record.json"):
-        if not file.is_file():
-            continue
-        kept = read_json(file).get("readout") or {}
-        if not isinstance(kept, dict) or not kept.keys() <= {"mixture", "scale"}:
-            raise UserError(f"{file}: readout should be a mixture and a scale, not {kept}")
-        return Readout(**kept)
-    return Readout()
-
-
-def _checked(readout):
-    "A readout as numbers; raise `UserError` for one that there is not"
+    record = json_object(folder / "record.json") or json_object(folder / "model" / "record.json")
+    kept = record.get("readout") or {}
     try:
-        mixture, scale, of = Readout(*readout)
-        checked = Readout(float(mixture), float(scale), of)
-        if of in _KINDS and 0 <= checked.mixture <= 1 and 0 <= checked.scale < math.inf:
-            return checked
-    except (TypeError, ValueError):
-        pass
-    raise UserError(
-        f"a readout has a mixture from 0 to 1, a scale from 0, and one of {', '.join(_KINDS)}; "
-        f"not {', '.join(map(str, readout))}"
-    )
+        readout = Readout(**kept)
+        _check(readout)
+        return readout
+    except TypeError:
+        raise UserError(f"{folder}: the record's readout should be a mixture and a scale, not {kept}") from None
 
 # %% ../../../nbs/5_evaluation/10_readouts.ipynb #a19b3e2b
 _WORDS: dict[str, list[str]] = {}  # text → its phrases, for the next model
-
-
-class _Phrases:
-    "The phrases of texts, each encoded once"
-
-    def __init__(self, towers, width, options):
-        self.towers = towers
-        self.options = options
-        self.number: dict[str, int] = {}  # phrase → row of `concepts`
-        self.concepts = torch.empty(0, width)  # (U,D) unit
-        self.phrases: dict[str, list[int]] = {}  # text → rows of `concepts`
-
-    def read(
-        self,
-        texts: list[str],  # repeats allowed
-    ):
-        "Find the phrases of texts, and encode those that are new"
-        distinct = list(dict.fromkeys(texts))
-        unknown = [text for text in distinct if text not in _WORDS]
-        if unknown:
-            for text, phrases in zip(unknown, noun_phrases_many(unknown, none="caption")):
-                _WORDS[text] = [phrase.text for phrase in phrases] or [text]
-
-        new = [text for text in distinct if text not in self.phrases]
-        words = dict.fromkeys(word for text in new for word in _WORDS[text])
-        fresh = [word for word in words if word not in self.number]
-        if fresh:
-            embedded = embed_texts(self.towers, fresh, **self.options)
-            self.concepts = torch.cat([self.concepts, embedded])
-        for word in fresh:
-            self.number[word] = len(self.number)
-        for text in new:
-            self.phrases[text] = [self.number[word] for word in _WORDS[text]]
 
 # %% ../../../nbs/5_evaluation/10_readouts.ipynb #a9ddd530
 def _phrase_cosines(c, tokens, readout):
@@ -127,7 +88,7 @@ def _cosines_of_pairs(tokens, concepts, image, phrase, readout):
     return x
 
 # %% ../../../nbs/5_evaluation/10_readouts.ipynb #f7169d4f
-class Reading(_Phrases):
+class Reading:
     "What phrases read from images; raise `UserError` for towers without visual tokens, or too many of them"
 
     def __init__(
@@ -144,13 +105,32 @@ class Reading(_Phrases):
             raise UserError(
                 f"the visual tokens of {len(names):,} images take {size / 1e9:.0f} GB; ask for fewer suites"
             )
-        super().__init__(towers, first.shape[-1], {"cache": cache, **options})
         self.row = {name: i for i, name in enumerate(names)}
         self.vectors, self.tokens = embed_tokens(towers, names, images, **options)  # (N,D), (N,M,D)
+        self.embed = partial(embed_texts, towers, cache=cache, **options)
+        self.number: dict[str, int] = {}  # phrase → row of `concepts`
+        self.concepts = torch.empty(0, first.shape[-1])  # (U,D) unit
+
+    def read(
+        self,
+        texts: list[str],  # repeats allowed
+    ):
+        "Find the phrases of texts, and encode those that are new"
+        unknown = [text for text in dict.fromkeys(texts) if text not in _WORDS]
+        if unknown:
+            for text, phrases in zip(unknown, noun_phrases_many(unknown, none="caption")):
+                _WORDS[text] = [phrase.text for phrase in phrases] or [text]
+
+        words = dict.fromkeys(word for text in texts for word in _WORDS[text])
+        fresh = [word for word in words if word not in self.number]
+        if fresh:
+            self.concepts = torch.cat([self.concepts, self.embed(fresh)])
+        for word in fresh:
+            self.number[word] = len(self.number)
 
     def _mean_over_phrases(self, readout, images, texts):
         self.read(texts)
-        of_text = [self.phrases[text] for text in texts]
+        of_text = [[self.number[word] for word in _WORDS[text]] for text in texts]
         counts = torch.tensor([len(phrases) for phrases in of_text])
         rows = torch.tensor([self.row[image] for image in images])
         image = rows.repeat_interleave(counts)
@@ -171,9 +151,9 @@ class Reading(_Phrases):
     def score(
         self,
         scorer: Scorer,  # of v·t
-        readout: Readout | list,  # or its fields in order
+        readout: Readout,
     ) -> Scorer:
         "The scorer of a readout; raise `UserError` for one that there is not"
-        checked = _checked(readout)
-        phrases = partial(self._mean_over_phrases, checked) if checked.mixture else None
-        return replace(scorer, phrases=phrases, share=checked.mixture)
+        _check(readout)
+        phrases = partial(self._mean_over_phrases, readout) if readout.mixture else None
+        return replace(scorer, phrases=phrases, share=readout.mixture)

@@ -10,6 +10,7 @@ __all__ = ['FRAME', 'item_changes', 'results_frame', 'split_changes', 'name_mode
 import math
 import os
 import platform
+import re
 import subprocess
 from datetime import date
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from scipy.special import stdtrit
 
 from ...core import UserError
-from ...core.files import project_root, read_json, shipped, write_json
+from ...core.files import json_object, project_root, read_json, shipped, write_json
 from .scores import Hits, Mean, Values, change_of_items, over_seeds, weighted
 
 # %% ../../../nbs/5_evaluation/02_records.ipynb #02e0a006
@@ -44,15 +45,15 @@ def item_changes(
     seed takes part with its own first. `se` is of the items alone: of each item's mean change over the seeds"""
     default = next(iter(before.values()))
     firsts = [before.get(seed, default) for seed in after]
-    seconds = list(after.values())
 
     rows = []
-    for key in seconds[0]:
-        pairs = [(first.get(key), second.get(key)) for first, second in zip(firsts, seconds)]
-        if not all(first and second for first, second in pairs):
+    for key in next(iter(after.values())):
+        earlier = [first.get(key) for first in firsts]
+        later = [second.get(key) for second in after.values()]
+        if not all(earlier + later):
             continue
-        _, se, n = change_of_items(*map(over_seeds, zip(*pairs)))
-        for seed, (first, second) in zip(after, pairs):
+        _, se, n = change_of_items(over_seeds(earlier), over_seeds(later))
+        for seed, first, second in zip(after, earlier, later):
             rows.append((*key, _mean_change(first, second), se, n, seed))
     return pd.DataFrame(rows, columns=["suite", "name", "value", "se", "n", "seed"])
 
@@ -81,25 +82,20 @@ def split_changes(
     return frame[alone], frame[~alone]
 
 
-def _folder_name(model):
-    "The name of a model's folder; that of its run where the folder is called model"
-    parts = [part for part in Path(model).parts if part not in ("..", "/")]
-    if len(parts) > 1 and parts[-1] == "model":
-        return parts[-2]
-    return parts[-1] if parts else ""
-
-
 def name_models(
     models: list[str],  # what `towers.load` takes, each optionally as "name=model"
 ) -> dict[str, str]:  # short name → model, in the same order
     "Short names for the columns of a table; raise `UserError` where two models have the same"
     found: dict[str, str] = {}
     for given in models:
-        label = ""
-        model = given
-        if "=" in given.split("/")[0]:
-            label, model = given.split("=", 1)
-        label = label or _folder_name(model)
+        label, equals, model = given.partition("=")
+        if not equals or "/" in label:
+            model = given
+            parts = [part for part in Path(given).parts if part not in ("..", "/")]
+            if parts[1:] and parts[-1] == "model":
+                parts.pop()  # the name of its run says more
+            label = parts[-1] if parts else ""
+
         if not label or not model:
             raise UserError(f"the model {given!r} has no name; give base, a release folder or an open_clip name")
         if label in found:
@@ -157,7 +153,7 @@ def keep_items(
     "Write what every item gave, packed; a mean has a row for each of its tasks"
     rows = []
     for (suite, name), item in items.items():
-        for weight, part in weighted(item):
+        for weight, part in weighted(item) if item else []:
             row = dict(suite=suite, name=name, weight=weight, n=len(part.values), bits=isinstance(part, Hits))
             row["answers"] = _pack(part)
             row["cluster"] = None
@@ -178,29 +174,21 @@ def kept_items(
             numbers = np.frombuffer(row.cluster, np.int32)
             cluster = torch.from_numpy(numbers.copy())
         values = torch.from_numpy(_unpack(row))
-        mean = found.setdefault((row.suite, row.name), Mean([], []))
-        mean.parts.append(Values(values, cluster))
-        mean.weights.append(row.weight)
+        mean = found.setdefault((row.suite, row.name), Mean([]))
+        mean.tasks.append((row.weight, Values(values, cluster)))
     return found
 
 # %% ../../../nbs/5_evaluation/02_records.ipynb #7ec04d05
-def _processor():
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.processor()
-
-
 def machine(
     device="cpu",  # a name, or torch's
 ) -> dict:  # name → text or number
     "What a figure was measured on"
+    cpuinfo = Path("/proc/cpuinfo")
+    processor = re.search(r"model name\s*:(.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     found = {
         "date": f"{date.today()}",
         "device": str(device),
-        "cpu": _processor(),
+        "cpu": processor[1].strip() if processor else platform.processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -253,13 +241,10 @@ def _index_records(home):
         made = read_json(file)
         row = {"record": file.parent.name}
         for key in ("question", "command", "commit"):
-            row[key] = made.get(key, "")
-
+            row[key] = made[key]
         measured_on = made["machine"]
-        if measured_on == "not recorded":  # of three early records
-            measured_on = {}
-        row["machine"] = measured_on.get("gpu", measured_on.get("cpu", "not recorded"))
-        row["date"] = measured_on.get("date", "")
+        row["machine"] = measured_on.get("gpu", measured_on["cpu"])
+        row["date"] = measured_on["date"]
         rows.append(row)
     pd.DataFrame(rows).to_csv(home / "index.csv", index=False)
 
@@ -286,8 +271,7 @@ def keep_record(
             table.round({"value": 4, "se": 4}).to_csv(kept / f"{what}.csv", index=False)
 
     file = kept / "record.json"
-    if file.exists() and not question:
-        question = read_json(file).get("question", "")
+    question = question or json_object(file).get("question", "")
     write_json(file, {"question": question, "command": command, "commit": _commit(), "machine": machine(device)})
     _index_records(home)
     return kept

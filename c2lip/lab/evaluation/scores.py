@@ -52,19 +52,14 @@ class Score(NamedTuple):
 class Mean(NamedTuple):
     "A mean of tasks, whatever their sizes: an average row of a table"
 
-    parts: list[Hits | Values]  # the tasks
-    weights: list[float]  # of each, together 1
+    tasks: list[tuple[float, Hits | Values]]  # the weight of each, together 1, and its items
 
 # %% ../../../nbs/5_evaluation/01_scores.ipynb #af3cb7e3
 def weighted(
-    items: Hits | Values | Mean | None,  # of a row; None where there are none
-) -> list[tuple]:  # (weight, `Hits` or `Values`) of each task
+    items: Hits | Values | Mean,  # of a row
+) -> list[tuple[float, Hits | Values]]:  # weight and items of each task
     "The tasks that a row is the mean of; one task alone has the weight 1"
-    if items is None:
-        return []
-    if isinstance(items, Mean):
-        return list(zip(items.weights, items.parts))
-    return [(1.0, items)]
+    return items.tasks if isinstance(items, Mean) else [(1.0, items)]
 
 
 def mean_of(
@@ -73,12 +68,8 @@ def mean_of(
     "The mean of tasks and of means of tasks; raise `UserError` where there are none"
     if not parts:
         raise UserError("a mean of no tasks: there is nothing to measure")
-    mean = Mean([], [])
-    for part in parts:
-        for weight, task in weighted(part):
-            mean.parts.append(task)
-            mean.weights.append(weight / len(parts))
-    return mean
+    tasks = [task for part in parts for task in weighted(part)]
+    return Mean([(weight / len(parts), items) for weight, items in tasks])
 
 # %% ../../../nbs/5_evaluation/01_scores.ipynb #2f17964a
 def beats(
@@ -185,18 +176,14 @@ def change_of_items(
     "The paired change of a row; a `UserError` where the items differ"
     firsts = weighted(before)
     seconds = weighted(after)
-    if [weight for weight, _ in firsts] != [weight for weight, _ in seconds]:
-        raise UserError("a paired comparison needs means of the same tasks and weights")
+    counts = [[(weight, len(part.values)) for weight, part in tasks] for tasks in (firsts, seconds)]
+    if counts[0] != counts[1]:
+        raise UserError(f"a paired comparison needs the same items, got (weight, items) {counts[0]} and {counts[1]}")
 
-    differences = Mean([], [])
+    differences = Mean([])
     for (weight, first), (_, second) in zip(firsts, seconds):
-        if len(first.values) != len(second.values):
-            raise UserError(
-                f"a paired comparison needs the same items, got {len(first.values)} and {len(second.values)}"
-            )
         values = second.values.double() - first.values.double()
-        differences.parts.append(Values(values, first.cluster))
-        differences.weights.append(weight)
+        differences.tasks.append((weight, Values(values, first.cluster)))
     change = score("change", differences)
     return change.value, change.se, change.n
 
@@ -205,10 +192,9 @@ def over_seeds(
     items: Sequence[Hits | Values | Mean],  # of one row, of each seed, in the same order
 ) -> Mean:
     "What every item gave on the average of the seeds, so that its chance is counted once"
-    found = Mean([], [])
+    mean = Mean([])
     for of_seeds in zip(*map(weighted, items), strict=True):
         weight, first = of_seeds[0]
         values = torch.stack([part.values.double() for _, part in of_seeds])
-        found.parts.append(Values(values.mean(0), first.cluster))
-        found.weights.append(weight)
-    return found
+        mean.tasks.append((weight, Values(values.mean(0), first.cluster)))
+    return mean

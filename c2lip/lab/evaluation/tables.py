@@ -8,11 +8,12 @@ __all__ = ['read_layouts', 'suite_label', 'task_label', 'model_label', 'row_list
 
 # %% ../../../nbs/5_evaluation/12_tables.ipynb #0c1f2a03
 import html
+import itertools
 import math
 import textwrap
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -60,13 +61,17 @@ def row_list(name: str) -> list[tuple[str, str]]:  # a key of `rows` in data/lay
 
 def pick_rows(
     frame: pd.DataFrame,  # any table with suite and name
-    wanted: list[tuple[str, str]],  # (suite, name) of each row
+    wanted: Container[tuple[str, str]],  # (suite, name) of each row
 ) -> pd.DataFrame:
     "The rows of a table that are wanted, in the table's own order"
     chosen = [key in wanted for key in zip(frame.suite, frame.name)]
     return frame.loc[chosen].reset_index(drop=True)
 
 # %% ../../../nbs/5_evaluation/12_tables.ipynb #0c1f2a0f
+def _spaced(*parts, between=" "):
+    return between.join(filter(None, parts))
+
+
 class Cell(NamedTuple):
     "What is printed of one figure"
 
@@ -75,18 +80,23 @@ class Cell(NamedTuple):
     best: bool = False
     css: str = ""
 
-
-def _spaced(*parts, between=" "):
-    return between.join(filter(None, parts))
+    def text(
+        self,
+        mark: str = "{}",  # what the best becomes
+        plain: str = "{}",  # what the others become
+    ) -> str:
+        "Value and small text in one"
+        form = mark if self.best else plain
+        return _spaced(form.format(self.value), self.small)
 
 
 @dataclass(repr=False)
 class Table:
     "A table that a notebook shows as HTML and a terminal as text"
 
-    rows: list[tuple[str, str]]  # group and name of each
-    heads: list[tuple[str, str]]  # group and name of each column
-    cells: list[list[Cell]]
+    rows: Sequence[tuple[str, str]]  # group and name of each
+    heads: Sequence[tuple[str, str]]  # group and name of each column
+    cells: Sequence[Sequence[Cell]]
     caption: str = ""
 
     @property
@@ -98,19 +108,15 @@ class Table:
         "What is printed, as a pandas table; `to_latex` and `to_html` of pandas make a paper's form of it"
         rows = []
         for names, cells in zip(self.rows, self.cells):
-            values = [_spaced(cell.value, cell.small) for cell in cells]
-            rows.append([*names, *values])
+            rows.append([*names, *map(Cell.text, cells)])
         return pd.DataFrame(rows, columns=["suite", "task", *self.columns])
 
     def markdown(self) -> str:
         "The table in Markdown, the best in bold"
         rows = []
         for names, cells in zip(self.rows, self.cells):
-            row = [_spaced(*names, between=", ")]
-            for cell in cells:
-                value = f"**{cell.value}**" if cell.best else cell.value
-                row.append(_spaced(value, cell.small))
-            rows.append(row)
+            values = [cell.text("**{}**") for cell in cells]
+            rows.append([_spaced(*names, between=", "), *values])
         return markdown_table(["", *self.columns], rows)
 
     def write(
@@ -134,35 +140,14 @@ def _text_rows(table, marked):
     "(name, texts) of each line; a group of several rows has a line of its own above them"
     lines: list[tuple[str, list[str]]] = []
     sizes = Counter(group for group, _ in table.rows)
-    previous = None
-    blank = " " if marked else ""
-    for (group, name), cells in zip(table.rows, table.cells):
-        label = name
-        if sizes[group] == 1:
-            label = _spaced(group, name, between=": ")
-        elif group:
-            label = f"  {name}"
-            if group != previous:
-                lines.append((group, [""] * len(cells)))
-        previous = group
-
-        texts = []
-        for cell in cells:
-            mark = "*" if cell.best else blank
-            texts.append(_spaced(cell.value + mark, cell.small))
-        lines.append((label, texts))
+    for group, rows in itertools.groupby(zip(table.rows, table.cells), lambda row: row[0][0]):
+        indented = group and sizes[group] > 1
+        if indented:
+            lines.append((group, [""] * len(table.heads)))
+        for (_, name), cells in rows:
+            label = f"  {name}" if indented else _spaced(group, name, between=": ")
+            lines.append((label, [cell.text("{}*", "{} " if marked else "{}") for cell in cells]))
     return lines
-
-
-def _text_heads(columns):
-    "Heads of columns in lines of 12 letters, short ones at the foot"
-    heads = [textwrap.wrap(column, 12, break_long_words=False) for column in columns]
-    height = max(1, *map(len, heads))
-    padded = []
-    for head in heads:
-        missing = [""] * (height - len(head))
-        padded.append(missing + head)
-    return pd.MultiIndex.from_tuples(padded)
 
 
 def _as_text(table, width=80):
@@ -172,8 +157,10 @@ def _as_text(table, width=80):
 
     marked = any(cell.best for cells in table.cells for cell in cells)
     names, texts = zip(*_text_rows(table, marked))
-    frame = pd.DataFrame(list(texts), names, _text_heads(table.columns))
-    first_line = frame.to_string(sparsify=False).split("\n")[0]
+    heads = [textwrap.wrap(column, 12, break_long_words=False)[::-1] for column in table.columns]
+    levels = list(itertools.zip_longest(*heads, fillvalue=""))  # short heads at the foot
+    frame = pd.DataFrame(list(texts), names, pd.MultiIndex.from_arrays(levels[::-1]))
+    first_line, _ = frame.to_string(sparsify=False).split("\n", 1)
     if len(first_line) > width:
         uncounted = [column not in _COUNTS for column in table.columns]
         frame = frame.loc[:, uncounted]
@@ -229,16 +216,14 @@ def _labels(names):
 def _as_html(table):
     from pandas.io.formats.style import Styler  # takes a while to import
 
-    values = [[_html_cell(cell) for cell in cells] for cells in table.cells]
-    styles = [[_css(cell) for cell in cells] for cells in table.cells]
-    texts = pd.DataFrame(values, _labels(table.rows), _labels(table.heads))
-    looks = pd.DataFrame(styles, texts.index, texts.columns)
+    cells = pd.DataFrame([*map(list, table.cells)], _labels(table.rows), _labels(table.heads), dtype=object)
+    texts = cells.map(_html_cell)
     content = table.caption + texts.to_csv()
     name = f"{zlib.crc32(content.encode()):08x}"  # the same table gives the same page
 
     style = Styler(texts, uuid=name, caption=html.escape(table.caption))
     style.set_table_styles(_html_styles(table))
-    style.apply(lambda _: looks, axis=None)
+    style.apply(lambda _: cells.map(_css), axis=None)
     style.format_index(escape="html", axis=0)
     style.format_index(escape="html", axis=1)
     return style.to_html()
@@ -249,12 +234,12 @@ def _folded_html(table):
     if len(table.rows) <= 40:
         return _as_html(table)
 
-    row_of: dict[str, int] = {}
-    for row, (group, name) in enumerate(table.rows):
+    row_of: dict[str, tuple] = {}
+    for names, cells in zip(table.rows, table.cells):
+        group, name = names
         if group not in row_of or name in ("average", "phrases"):
-            row_of[group] = row
-    rows = [table.rows[row] for row in row_of.values()]
-    cells = [table.cells[row] for row in row_of.values()]
+            row_of[group] = (names, cells)
+    rows, cells = zip(*row_of.values())
 
     short = _as_html(replace(table, rows=rows, cells=cells))
     fold = _as_html(replace(table, caption=""))
@@ -265,20 +250,13 @@ _KEY = ["model", "suite", "name"]
 _FAINT = "opacity: .6"
 
 
-def _number(cell):
-    return -math.inf if cell.value == "–" else float(cell.value.split()[0])
-
-
 def mark_best(
-    cells: Iterable[Cell],  # that are compared
+    cells: Sequence[Cell],  # that are compared
 ) -> list[Cell]:
     "Of cells that are compared the largest as printed is the best, unless all are printed alike"
-    cells = list(cells)
-    values = [_number(cell) for cell in cells]
-    known = [value for value in values if value > -math.inf]
-    highest = max(known, default=0)
-    if highest == min(known, default=0):
-        return cells
+    values = [math.nan if cell.value == "–" else float(cell.value.split()[0]) for cell in cells]
+    known = {value for value in values if not math.isnan(value)}
+    highest = max(known) if len(known) > 1 else None
     return [cell._replace(best=value == highest) for cell, value in zip(cells, values)]
 
 # %% ../../../nbs/5_evaluation/12_tables.ipynb #140542ca
@@ -356,22 +334,20 @@ def frame_table(
 
     changes = _summaries(changed)
     compared = set(changed.model)
-    columns = {}
+    columns: dict[str, Sequence[Cell]] = {}
     for model, of_model in zip(models, zip(*means)):
         columns[model] = of_model
         if model in compared:
             title = "change" if len(compared) == 1 else f"{model}: change"
             columns[title] = [_change_cell(changes.get((model, *key))) for key in keys]
 
-    seeds = own.groupby(["suite", "name"]).size()
-    if len(models) == 1 and seeds.max() == 1:
+    if len(models) == 1 and len(keys) == len(own):
         columns["± 95 %"] = [_half_cell(summaries.get((models[0], *key))) for key in keys]
     columns |= _count_columns(own, keys, models)
 
     rows = [(suite_label(suite), task_label(name)) for suite, name in keys]
     heads = [("", model_label(head)) for head in columns]
-    cells = [list(row) for row in zip(*columns.values())]
-    return Table(rows, heads, cells, caption)
+    return Table(rows, heads, list(zip(*columns.values())), caption)
 
 
 def score_table(
@@ -379,17 +355,14 @@ def score_table(
     caption: str = "",  # a line above it
 ) -> Table:
     "The main rows of a frame of results, every model by v·t and by the mixture, side by side, with their changes"
-    measured = dict.fromkeys(zip(frame.suite, frame.name))
-    keys = [key for key in row_list("two scores") if key in measured]
-    if not keys:
-        keys = [(suite, name) for suite, name in measured if (f"mixture/{suite}", name) in measured]
+    frame = pd.concat([of_model for _, of_model in frame.groupby("model", sort=False)])
+    mixed = frame.suite.str.startswith("mixture/")
+    suites = frame.suite.str.removeprefix("mixture/")
+    models = frame.model.map(model_label) + mixed.map({False: ", v·t", True: ", mixture"})
 
-    parts = []
-    for model in dict.fromkeys(frame.model):
-        of_model = frame[frame.model == model]
-        for prefix, score in (("", "v·t"), ("mixture/", "mixture")):
-            part = of_model[of_model.suite.str.startswith(prefix)]
-            suites = part.suite.str.removeprefix(prefix)
-            part = part.assign(suite=suites, model=f"{model_label(model)}, {score}")
-            parts.append(pick_rows(part, keys or list(measured))[FRAME])
-    return frame_table(pd.concat(parts, ignore_index=True), caption)
+    measured = set(zip(frame.suite, frame.name))
+    keys = measured.intersection(row_list("two scores"))
+    if not keys:
+        keys = measured.intersection(zip(suites[mixed], frame.name[mixed])) or measured
+    both = frame[FRAME].assign(suite=suites, model=models)
+    return frame_table(pick_rows(both, keys), caption)

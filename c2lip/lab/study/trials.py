@@ -10,7 +10,6 @@ __all__ = ['TrialSetup', 'start_trials', 'start_page', 'measure_model', 'trial',
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,16 +44,6 @@ class TrialSetup(NamedTuple):
     drawn: bool  # the data is the embedded world
 
 
-def _first_values(settings):
-    "What all trials share, by its first value where a launcher has a list of them"
-    first = {}
-    for name in SHARED:
-        if name in settings:
-            value = settings[name]
-            first[name] = value[0] if isinstance(value, list) and value else value
-    return first
-
-
 def start_trials(
     settings: dict,  # of a launcher: those of `SHARED`, and device, threads, split, items, bench_images
     run,  # the run folder
@@ -63,7 +52,11 @@ def start_trials(
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
     device = pick_device(settings["device"])
-    given = Config.of({**_first_values(settings), "evaluate_every": 0})
+    first = {name: settings[name] for name in SHARED if name in settings}
+    for name, value in first.items():
+        if isinstance(value, list) and value:
+            first[name] = value[0]
+    given = Config.of({**first, "evaluate_every": 0})
     base = load(settings["model"], device, settings.get("check_release", True))
     records, held, skips = read_records(given)
     drawn = records.drawn
@@ -72,7 +65,7 @@ def start_trials(
     taken = fill_auto(settings, values_by_model(base, steps, given.method))
     save_parameters(settings, run, "given.json")
     save_parameters(taken, run)
-    shared = {name: taken[name] for name in SHARED if name in taken and not isinstance(taken[name], list)}
+    shared = {name: taken[name] for name in first if not isinstance(taken[name], list)}
     print_advice(given, choose_by_model(given, base, steps), steps, base, records)
 
     samples = Samples(records, base.preprocess, base.tokenizer, cache=drawn, skips=skips)
@@ -123,24 +116,6 @@ def measure_model(
     return table
 
 # %% ../../../nbs/9_study/01_trials.ipynb #d41a646d
-def _with_defaults(settings):
-    "All settings of a run, the options of its method beside the others"
-    of_run = asdict(Config.of(settings))
-    options = of_run.pop("options")
-    return options | of_run
-
-
-def _check_same_settings(settings, folder):
-    "A `UserError` where the trial in a folder had other settings; a default that is given makes no other trial"
-    before = _with_defaults(read_json(folder / "params.json"))
-    now = _with_defaults(settings)
-    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    if changed:
-        raise UserError(
-            f"{folder} holds a trial with other settings ({', '.join(changed)}); give another run_dir or delete it"
-        )
-
-
 def trial(
     settings: dict,  # of train.ipynb: method, seed, epochs …
     setup: TrialSetup,  # what all trials share
@@ -152,7 +127,9 @@ def trial(
     trained = folder / "model"
     measured = folder / "table.csv"
     if trained.exists() or measured.exists():
-        _check_same_settings(settings, folder)
+        before = read_json(folder / "params.json")
+        if Config.of(before) != Config.of(settings):  # a default that is given makes no other trial
+            raise UserError(f"{folder} holds a trial with other settings; give another run_dir or delete it")
     if measured.exists():
         return pd.read_csv(measured)
 
@@ -200,18 +177,6 @@ def read_trials(
     return trials if any(budgets) else trials.drop(columns="budget")
 
 
-def _announce(planned, done, left, seconds):
-    "A line before a trial, with the time that those left will take"
-    line = f"\n{planned.model}, seed {planned.settings['seed']}"
-    if planned.budget:
-        line += f", equal {planned.budget}, {planned.settings['epochs']:.2f} epochs"
-    line += f" ({left} to run"
-    if done:
-        minutes = seconds / done * left / 60
-        line += f", about {minutes:.0f} min"
-    print(f"{line})", flush=True)
-
-
 def run_trials(
     plan: list[PlannedTrial],  # in this order
     setup: TrialSetup,  # what all trials share
@@ -220,12 +185,12 @@ def run_trials(
 ) -> pd.DataFrame:  # as `read_trials` gives
     "Measure the base, and run every trial that the run folder does not hold"
     measure_model(setup.base, setup, Path(run) / "base")
-    missing = [planned.folder for planned in plan if not (Path(run) / planned.folder / "table.csv").exists()]
     begun = time.perf_counter()
-    for planned in plan:
-        if planned.folder in missing:
-            done = missing.index(planned.folder)
-            _announce(planned, done, len(missing) - done, time.perf_counter() - begun)
+    for number, planned in enumerate(plan, 1):
+        minutes = (time.perf_counter() - begun) / 60
+        budget = f", equal {planned.budget}" if planned.budget else ""
+        seed = planned.settings["seed"]
+        print(f"\n{planned.model}, seed {seed}{budget} ({number} of {len(plan)}, after {minutes:.0f} min)", flush=True)
         of_trial = setup._replace(samples=samples_of(planned)) if samples_of else setup
         trial(planned.settings, of_trial, Path(run) / planned.folder)
     trials = read_trials(plan, run)
@@ -240,11 +205,9 @@ def trained_model(
 ) -> Towers:
     "What a trial trained, or its average with the base"
     share = dict(planned.drawn).get("share")
-    if share is None:
-        return load(str(Path(run) / planned.folder / "model"), setup.device)
-    folder = planned.folder.removesuffix(f"-{share:g}")
+    folder = planned.folder.removesuffix(f"-{share}")
     trained = load(str(Path(run) / folder / "model"), setup.device)
-    return interpolate(setup.base, trained, share)
+    return trained if share is None else interpolate(setup.base, trained, share)
 
 
 def measure_shares(
@@ -257,7 +220,7 @@ def measure_shares(
     averages = []
     for share, planned in itertools.product(shares, plan):
         name = f"{planned.model}, α {share:g}"
-        folder = f"{planned.folder}-{share:g}"
+        folder = f"{planned.folder}-{share}"
         average = planned._replace(model=name, folder=folder, drawn=(*planned.drawn, ("share", share)))
         if not (Path(run) / folder / "table.csv").exists():
             print(f"{name}, seed {planned.settings['seed']}", flush=True)
