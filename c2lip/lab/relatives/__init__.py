@@ -18,7 +18,7 @@ from ...towers import Towers
 # %% ../../../nbs/3_relatives/01_registry.ipynb #cefb8774
 PACKAGES = ("c2lip.methods", "c2lip.lab.relatives")
 "Where methods are looked for"
-HELPERS = ("edits", "replaced", "macco_masks")
+HELPERS = ("edits", "macco_masks")
 "Modules there that hold what methods share, and no method"
 
 

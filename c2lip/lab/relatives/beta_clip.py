@@ -8,17 +8,18 @@ __all__ = ['beta_clip']
 # %% ../../../nbs/3_relatives/09_beta_clip.ipynb #ee3f131c
 import math
 from functools import partial
+from itertools import chain
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from open_clip.transformer import QuickGELU
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from ...concepts import split_sentences
 from ...core import Batch, Features, Range, Texts, check_choice
 from ...encoding import gather
+from .macco import attend_by_row
 from ...losses import scaled_cosines
 from ...methods import Method, Objective, caption_view, contrast, further_texts, joint_width, step_generator
 from ...towers import Towers, has_bias
@@ -31,17 +32,15 @@ def _hierarchy_view(towers, sentences, phrases):
     def view(samples, step):
         batch = plain(samples, step)
         chance = step_generator(step, samples)
-        further: dict[str, list] = {"sentence": [], "phrase": []}  # (image, text)
-        for i, sample in enumerate(samples):
+        drawn = []
+        for sample in samples:
             candidates = split_sentences(sample.caption)
-            drawn = chance.sample(candidates, min(sentences, len(candidates)))
-            further["sentence"] += [(i, text) for text in drawn]
-            further["phrase"] += [(i, phrase.text) for phrase in sample.phrases[:phrases]]
+            drawn.append(chance.sample(candidates, min(sentences, len(candidates))))
+        first = [[phrase.text for phrase in sample.phrases[:phrases]] for sample in samples]
 
-        for name, rows in further.items():
-            owner = [i for i, _ in rows]
-            texts = [text for _, text in rows]
-            batch.texts[name] = further_texts(towers, texts, owner)
+        for name, of_images in (("sentence", drawn), ("phrase", first)):
+            owner = [i for i, texts in enumerate(of_images) for _ in texts]
+            batch.texts[name] = further_texts(towers, list(chain(*of_images)), owner)
         return batch
 
     return view
@@ -68,12 +67,7 @@ class _Conditioner(nn.Module):
         tokens = tokens.to(dtype)
         order = owner.argsort(stable=True)
         counts = owner.bincount(minlength=len(tokens))
-        by_image = text[order].to(dtype).split(counts.tolist())
-        queries = pad_sequence(by_image, batch_first=True)
-        is_text = torch.arange(queries.shape[1], device=owner.device) < counts[:, None]
-
-        read, _ = self.attention(queries, tokens, tokens, need_weights=False)
-        read = read[is_text]
+        read = attend_by_row(self.attention, text[order].to(dtype), counts, tokens)
         read = read + self.mlp(read)
         return F.normalize(read[order.argsort()], dim=-1)
 

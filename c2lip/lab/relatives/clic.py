@@ -97,8 +97,8 @@ RIGHT = ("positive_1", "positive_2", "positive_3", "positive_4")
 "The entries of p₁ to p₄"
 
 
-def _joined_batch(towers, samples, chance, right, wrong):
-    "Every image joined with a partner, with `right` of its right captions and, where there is one, the wrong one"
+def _joined_batch(towers, samples, chance, wrong):
+    "Every image joined with a partner, with its right captions and, where there is one, the wrong one"
     mean, std = (torch.tensor(towers.preprocess_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
     halves = [_half_of(sample, mean, std) for sample in samples]
     statements = [_statements(sample) for sample in samples]
@@ -106,7 +106,9 @@ def _joined_batch(towers, samples, chance, right, wrong):
     captions = []
     negatives = {}
     for i, j in enumerate(_partners(samples, chance)):
-        pair = [halves[i], halves[j]] if chance.random() < 0.5 else [halves[j], halves[i]]
+        pair = [halves[i], halves[j]]
+        if chance.random() >= 0.5:
+            pair.reverse()
         along = 1 if _is_wide(samples[i]) else 2  # one above the other, or beside it
         images.append(torch.cat(pair, along))
 
@@ -116,14 +118,14 @@ def _joined_batch(towers, samples, chance, right, wrong):
             negatives[i] = negative
 
     texts = {}
-    for name, of_kind in zip(RIGHT[:right], zip(*captions)):
+    for name, of_kind in zip(RIGHT, zip(*captions)):
         texts[name] = Texts(towers.token_ids(list(of_kind)))
     if wrong:
         texts["negative"] = further_texts(towers, list(negatives.values()), list(negatives))
     return Batch({"image": torch.stack(images)}, texts)
 
 
-def _clic_view(towers, plain_every=2, right=4, wrong=True):
+def _clic_view(towers, plain_every=2, wrong=True):
     "Joined images with right captions and wrong ones, or images with the first sentences of their captions"
     plain = caption_view(towers)
 
@@ -132,7 +134,7 @@ def _clic_view(towers, plain_every=2, right=4, wrong=True):
         if is_plain or len(samples) < 2:
             first = [replace(sample, caption=_first_sentence(sample.caption)) for sample in samples]
             return plain(first, step)
-        return _joined_batch(towers, samples, step_generator(step, samples), right, wrong)
+        return _joined_batch(towers, samples, step_generator(step, samples), wrong)
 
     return view
 
@@ -172,10 +174,9 @@ def clic(
     plain_every: int = 2,  # each step whose number this divides is plain; 0 means none
 ) -> Method:
     "CLIC: joined images, four right captions, words exchanged between two captions; the text tower is trained"
-    if plain_every == 1:
-        raise UserError("plain_every 1 makes every step plain: use method plain for that")
-    if not (lambda_joined or lambda_negative or lambda_uniform):
-        raise UserError("with all three weights 0 a joined step has no loss: use method plain for plain steps")
+    weights = {"joined": lambda_joined, "negative": lambda_negative, "uniform": lambda_uniform, "plain": 1.0}
+    if plain_every == 1 or not (lambda_joined or lambda_negative or lambda_uniform):
+        raise UserError("no step has a loss of CLIC's own, with plain_every 1 or three weights of 0: use method plain")
     loss = contrast(towers)
 
     def losses(f, batch, terms):
@@ -185,13 +186,11 @@ def clic(
         def own_loss(image, text):
             return loss(image, text, f, batch.rows)
 
-        positive = [f[name] for name in RIGHT if name in f]
+        positive = [f[name] for name in RIGHT]
         owner = batch.texts["negative"].owner if lambda_negative else None
         return _clic_losses(f["image"], positive, f.get("negative"), owner, batch.rows, f["scale"], own_loss, terms)
 
-    weights = {"joined": lambda_joined, "negative": lambda_negative, "uniform": lambda_uniform, "plain": 1.0}
     objective = Objective(losses, weights, columns=("image", "caption", *RIGHT))
-    needed = len(RIGHT) if lambda_joined or lambda_negative else 2  # L_uni reads p₁ and p₂ alone
-    view = _clic_view(towers, plain_every, needed, bool(lambda_negative))
+    view = _clic_view(towers, plain_every, bool(lambda_negative))
     whole = partial(squeeze_whole, size=towers.image_size)
     return Method(view, objective, trainable=r"(?!visual\.).*", whole=whole)

@@ -9,8 +9,7 @@ __all__ = ['macco_view']
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
-from itertools import islice
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from ...concepts import load_pipeline, phrases_of
 from ...core import Phrase
 from ...core.files import read_by_key
 from ...encoding import text_ends
+from .edits import read_once
 from ..world.captions import world_scene
 from ...methods import caption_view, print_once, step_generator
 from ...spans import token_spans
@@ -112,45 +112,22 @@ def _concepts_in(doc):
     return concepts
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #c54bea64
-class _Readings:
-    "What may be hidden of captions, each read once"
-
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-        self.known: dict[str, list[tuple[_Concept, list]]] = {}
-
-    def __call__(self, captions):
-        "The concepts of captions, each with the spans of its words among the text tokens"
-        if len(self.known) > 1_000_000:
-            self.known.clear()
-        missing = list(dict.fromkeys(caption for caption in captions if caption not in self.known))
-        if missing:
-            self._read(missing)
-        return [self.known[caption] for caption in captions]
-
-    def _read(self, captions):
-        concepts = [_concepts_in(doc) for doc in load_pipeline().pipe(captions)]
-        words = [[word for concept in of_caption for word in concept.words] for of_caption in concepts]
-        spans = token_spans(self.tokenizer, captions, words)
-        for caption, of_caption, places in zip(captions, concepts, spans):
-            rest = iter(places)
-            self.known[caption] = []
-            for concept in of_caption:
-                shown = [place for place in islice(rest, len(concept.words)) if place]
-                self.known[caption].append((concept, shown))
+def _read_concepts(captions, tokenizer):
+    "Of each caption its concepts, and the spans of all their words among the text tokens"
+    concepts = [_concepts_in(doc) for doc in load_pipeline().pipe(captions)]
+    words = [[word for concept in of_caption for word in concept.words] for of_caption in concepts]
+    return list(zip(concepts, token_spans(tokenizer, captions, words)))
 
 
-def _mask_words(readings, length):
-    "The tokens (B,length) to hide: those of all concepts of a caption"
-    mask = torch.zeros(len(readings), length, dtype=torch.bool)
-    for row, concepts in zip(mask, readings):
-        for _, spans in concepts:
-            for first, end in spans:
-                row[first:end] = True
+def _mask_words(spans, length):
+    "The tokens (B,length) to hide: the spans of a caption, None for a word that has none"
+    mask = torch.zeros(len(spans), length, dtype=torch.bool)
+    for row, of_caption in zip(mask, spans):
+        for first, end in filter(None, of_caption):
+            row[first:end] = True
     return mask
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #4fc59887
-@lru_cache(maxsize=200_000)
 def _world_boxes(key):
     "Where the objects of an embedded scene are: noun → (x0, y0, x1, y1) as shares of the image; empty for other keys"
     scene = world_scene(key)
@@ -231,18 +208,19 @@ def macco_view(
     The first step with an image without boxes prints a line."""
     plain = caption_view(towers)
     given = _read_box_file(boxes)
-    readings = _Readings(towers.tokenizer)
+    known: dict[str, tuple] = {}
+    read = partial(_read_concepts, tokenizer=towers.tokenizer)
 
     def draw_boxes(sample, concepts, chance):
         "The boxes of one concept, of those with boxes if there are any"
-        candidates = [_concept_boxes(concept, sample.key, given) for concept, _ in concepts]
+        candidates = [_concept_boxes(concept, sample.key, given) for concept in concepts]
         located = [boxes for boxes in candidates if boxes]
         return chance.choice(located or candidates or [[]])
 
     def view(samples, step):
         batch = plain(samples, step)
         chance = step_generator(step, samples)
-        concepts = readings([sample.caption for sample in samples])
+        concepts, spans = zip(*read_once(known, [sample.caption for sample in samples], read))
         drawn = [draw_boxes(sample, of_caption, chance) for sample, of_caption in zip(samples, concepts)]
         if not all(drawn):
             print_once("macco: some images have no box of a phrase: random rectangles alone; `boxes` names a file")
@@ -257,7 +235,7 @@ def macco_view(
         if ends is not None:
             padding = torch.arange(length) >= ends[:, None]
         batch.texts["caption"] = replace(caption, mask=padding)
-        batch.texts["masked_caption"] = replace(caption, mask=_mask_words(concepts, length))
+        batch.texts["masked_caption"] = replace(caption, mask=_mask_words(spans, length))
         return batch
 
     return view

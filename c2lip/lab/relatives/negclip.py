@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import torch
 
 from ...core import Range, UserError, check_choice
+from .concrete_jungle import replaced_view
 from .edits import ALL_KINDS, WAYS, edit_captions
-from .replaced import replaced_view
 from ..world.captions import world_scene
 from ...losses import choice_loss, pair_signs, scaled_cosines, sigmoid_loss
 from ...methods import Method, Objective, caption_view, further_texts, step_generator
@@ -163,10 +163,7 @@ def tripletclip(
 ) -> Method:
     "TripletCLIP: NegCLIP's loss of pairs, and of negative captions and their images; sigmoid for towers with a bias"
     loss = _hard_contrast(has_bias(towers))
-    if lambda_negative:
-        view = _tripletclip_view(towers, ratings, negatives_file)
-    else:
-        view = replaced_view(towers, "unconstrained", ratings, negative_images=False)
+    view = _tripletclip_view(towers, ratings, negatives_file)
 
     def losses(f, batch, terms):
         pairs = len(batch.images["negative_image"])
