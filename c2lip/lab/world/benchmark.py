@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ...core import UserError
 from ...core.files import write_json
-from .captions import OPPOSITE, caption_scene, name_thing, pair_sentence, relation
+from .captions import OPPOSITE, caption_scene, exchange, name_thing, pair_sentence, relation
 from .drawn import COLOURS, CONTACTS, GRID, HELD_OUT, NOUNS, PATTERNS, Dice, Scene, Thing, make_scene
 from .scenes import benchmark_scenes, save_scene, write_localisation, write_size_and_place
 
@@ -40,8 +40,7 @@ class _Choices(NamedTuple):
     "What an edit may bring in"
 
     pairs: list[tuple[str, str]]  # all (noun, colour) of the half
-    nouns: set[str]  # nouns in the image
-    colours: set[str]  # colours in the image
+    words: set[str]  # nouns and colours in the image
 
 
 def _pairs_of(held_out):
@@ -49,35 +48,25 @@ def _pairs_of(held_out):
     return [pair for pair in itertools.product(NOUNS, COLOURS) if (pair in HELD_OUT) == held_out]
 
 
-def _replace_object(fact, choices, dice):
-    nouns = [noun for noun, colour in choices.pairs if colour == fact.a.colour and noun not in choices.nouns]
-    if not nouns:
-        return None
-    return fact._replace(a=replace(fact.a, noun=dice.pick(nouns)))
-
-
-def _replace_attribute(fact, choices, dice):
-    colours = [colour for noun, colour in choices.pairs if noun == fact.a.noun and colour not in choices.colours]
-    if not colours:
-        return None
-    return fact._replace(a=replace(fact.a, colour=dice.pick(colours)))
+def _replace_word(field, words, fact, choices, dice):
+    "Another noun or colour, that is not in the image"
+    changed = [replace(fact.a, **{field: word}) for word in words if word not in choices.words]
+    fitting = [thing for thing in changed if thing.pair in choices.pairs]
+    return fact._replace(a=dice.pick(fitting)) if fitting else None
 
 
 def _replace_relation(fact, choices, dice):
     "Another contact, seen from the same side; of a direction the opposite"
-    opposite = OPPOSITE[fact.where]
-    if fact.where in CONTACTS:
-        where = dice.pick([contact for contact in CONTACTS if contact != fact.where])
-    elif opposite in CONTACTS:
-        where = OPPOSITE[dice.pick([contact for contact in CONTACTS if contact != opposite])]
-    else:
-        where = opposite
-    return fact._replace(where=where)
+    from_b = [OPPOSITE[contact] for contact in CONTACTS]
+    for contacts in (CONTACTS, from_b):
+        if fact.where in contacts:
+            others = [contact for contact in contacts if contact != fact.where]
+            return fact._replace(where=dice.pick(others))
+    return fact._replace(where=OPPOSITE[fact.where])
 
 # %% ../../../nbs/2_world/05_benchmark.ipynb #f2451f85
-def _swap(attribute, fact, choices, dice):
-    a = replace(fact.a, **{attribute: getattr(fact.b, attribute)})
-    b = replace(fact.b, **{attribute: getattr(fact.a, attribute)})
+def _swap(field, fact, choices, dice):
+    a, b = exchange(fact.a, fact.b, field)
     if a.pair not in choices.pairs or b.pair not in choices.pairs:
         return None
     return _Fact(a, fact.where, b)
@@ -90,8 +79,8 @@ def _add_attribute(fact, choices, dice):
 
 
 _EDITS: dict[str, Callable] = {
-    "replace_obj": _replace_object,
-    "replace_att": _replace_attribute,
+    "replace_obj": partial(_replace_word, "noun", NOUNS),
+    "replace_att": partial(_replace_word, "colour", COLOURS),
     "replace_rel": _replace_relation,
     "swap_obj": partial(_swap, "noun"),
     "swap_att": partial(_swap, "colour"),
@@ -102,7 +91,7 @@ _EDITS: dict[str, Callable] = {
 
 def _added_sentence(choices, dice):
     "A sentence about an object that shares no word with the image; None where there is none"
-    pairs = [(n, c) for n, c in choices.pairs if n not in choices.nouns and c not in choices.colours]
+    pairs = [pair for pair in choices.pairs if choices.words.isdisjoint(pair)]
     if not pairs:
         return None
     sentence = dice.pick((" There is also {}.", " Nearby there is {}.", " The scene also has {}."))
@@ -133,9 +122,8 @@ def make_item(
         return None
 
     fact = _Fact(a, where, b)
-    nouns = {thing.noun for thing in scene.things}
-    colours = {thing.colour for thing in scene.things}
-    choices = _Choices(_pairs_of(held_out), nouns, colours)
+    words = set().union(*(thing.pair for thing in scene.things))
+    choices = _Choices(_pairs_of(held_out), words)
     added = ""
     edited = fact
     if task == "add_obj":
@@ -194,7 +182,7 @@ def _balanced_items(task, scenes):
     for name, scene in scenes if exchanged else ():
         for thing, other in itertools.permutations(scene.things[:2]):
             phrase = name_thing(thing, pattern=True)
-            changed = replace(thing, **{exchanged: getattr(other, exchanged)})
+            changed, _ = exchange(thing, other, exchanged)
             items.append((name, phrase, phrase, name_thing(changed, pattern=True)))
     return items
 

@@ -137,8 +137,9 @@ _SHINE = (244, 248, 252)
 def _square(thing, size):
     "The pixels of an object: top, left, side"
     side = max(8, round(thing.side * size))
-    top, left = (round(centre * size - side / 2) for centre in (thing.y, thing.x))
-    return min(max(top, 0), size - side), min(max(left, 0), size - side), side
+    corner = [round(centre * size - side / 2) for centre in (thing.y, thing.x)]
+    top, left = np.clip(corner, 0, size - side).tolist()
+    return top, left, side
 
 
 def _draw_ground(ground, size):
@@ -285,26 +286,29 @@ def _touching(contact, nouns, sides):
     return 0.0, b_bottom - a_top + 0.09  # hanging, on a string
 
 
+def _joined_spans(offset, a, b):
+    "The length of two spans of half-lengths a and b, `offset` apart, and both centres as seen from their middle"
+    low = min(offset - a, -b)
+    high = max(offset + a, b)
+    middle = (low + high) / 2
+    return high - low, offset - middle, -middle
+
+
 def _touching_box(dice, contact, nouns, sides):
     "Two touching objects as one box: its (width, height), and both centres as seen from the box's own"
     x, y = _touching(contact, nouns, sides)
     if dice.chance(0.5):
         x = -x
     a, b = (side / 2 for side in sides)
-    left = min(x - a, -b)
-    right = max(x + a, b)
-    top = min(y - a, -b)
-    bottom = max(y + a, b)
-    centre_x = (left + right) / 2
-    centre_y = (top + bottom) / 2
-    return (right - left, bottom - top), [(x - centre_x, y - centre_y), (-centre_x, -centre_y)]
+    width, first_x, second_x = _joined_spans(x, a, b)
+    height, first_y, second_y = _joined_spans(y, a, b)
+    return (width, height), [(first_x, first_y), (second_x, second_y)]
 
 
 def _find_centre(dice, width, height, placed):
     "The centre of a box that hardly touches those that are placed, (x, y, width, height); None after 60 tries"
     for _ in range(60):
-        x = round(24 * dice.between(0, 1 - width)) / 24 + width / 2
-        y = round(24 * dice.between(0, 1 - height)) / 24 + height / 2
+        x, y = (round(24 * dice.between(0, 1 - side)) / 24 + side / 2 for side in (width, height))
         fits = x + width / 2 <= 1 and y + height / 2 <= 1
         for u, v, w, h in placed:
             apart = abs(x - u) > (width + w) / 2 - 0.02 or abs(y - v) > (height + h) / 2 - 0.02

@@ -17,13 +17,13 @@ import pandas as pd
 from pycocotools import mask as coco
 
 from ...core.files import write_json
-from .captions import caption_scene, name_thing, numbered_scene, pair_sentence, relation
+from .captions import caption_scene, exchange, name_thing, numbered_scene, pair_sentence, relation
 from .drawn import COLOURS, GRID, HELD_OUT, NOUNS, Dice, Scene, draw_scene, make_scene, object_mask
 
 # %% ../../../nbs/2_world/04_scenes.ipynb #522b93f3
 def _exchange_colours(scene, a, b):
     "The scene with the colours of two of its things exchanged"
-    exchanged = {a: replace(a, colour=b.colour), b: replace(b, colour=a.colour)}
+    exchanged = dict(zip((a, b), exchange(a, b)))
     things = [exchanged.get(thing, thing) for thing in scene.things]
     return replace(scene, things=tuple(things))
 
@@ -75,8 +75,7 @@ def _make_group(split, number):
     scene = make_scene(split, "group", number)
     a, b = Dice("c2lip group", split, number).shuffled(scene.things)[:2]
     where = relation(scene, a, b)
-    new_a = replace(a, colour=b.colour)
-    new_b = replace(b, colour=a.colour)
+    new_a, new_b = exchange(a, b)
     if where is None or a.colour == b.colour or {new_a.pair, new_b.pair} & HELD_OUT:
         return None
 
@@ -197,11 +196,10 @@ def _annotations(number, scene, size):
     for k, thing in enumerate(scene.things):
         mask = object_mask(thing, size).astype(np.uint8)
         run_lengths = coco.encode(np.asfortranarray(mask))
-        others = [(first + j, other) for j, other in enumerate(scene.things) if j != k]
-        rivals = {
-            "colour": [j for j, other in others if other.colour == thing.colour],
-            "noun": [j for j, other in others if other.noun == thing.noun],
-        }
+        rivals = {}
+        for field in ("colour", "noun"):
+            alike = [j for j, other in enumerate(scene.things) if getattr(other, field) == getattr(thing, field)]
+            rivals[field] = [first + j for j in alike if j != k]
         annotation = {
             "id": first + k,
             "image_id": number,
