@@ -316,7 +316,7 @@ def test_a_shards_loss_is_counted(tmp_path):
     (tmp_path / "a" / "0.tar").write_bytes(whole[:1024] + bytes(1024) + whole[2048:])
     assert counted([tmp_path / "a" / "0.tar", tmp_path / "b" / "0.tar"]).counts["damaged shard"] == 2
     write_tar(tmp_path / "c.tar", [("s.png", png), ("s.txt", "a café".encode("latin1"))])
-    assert counted([tmp_path / "c.tar"]).counts == {"bad text file": 1}
+    assert counted([tmp_path / "c.tar"]).counts == {"empty caption": 1}
 
 
 def test_two_tables_are_two(tmp_path):

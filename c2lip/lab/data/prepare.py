@@ -14,18 +14,16 @@ import threading
 from collections import Counter, deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import pyarrow.parquet
 import spacy
 
 from ...concepts import is_english, load_pipeline, make_rules, split_sentences
 from ...core import Outcomes, UserError, in_workers, one_line
-from ...core.files import folder_digest, output_place, project_root, read_json, sole_writer, write_json
+from ...core.files import folder_digest, json_object, output_place, project_root, read_json, sole_writer, write_json
 from .images import Bar
 from .records import Caption, Record, Skips, with_phrases
-from .shards import LOST, index_captions
+from .shards import LOST, NO_ROW, check_shards, index_captions
 from .sources import Shards, Tables, find_source
 from .tables import write_batches, write_table
 
@@ -70,10 +68,8 @@ def _part_file(folder, number):
 def _is_done(folder, number, note):
     "Whether a part is there, made of what its note must say"
     target = _part_file(folder, number)
-    if not target.with_suffix(".json").is_file():
-        return False
-    written = read_json(target.with_suffix(".json"))
-    counts = written.pop("counts")
+    written = json_object(target.with_suffix(".json"))
+    counts = written.pop("counts", {})
     return written == note and (target.is_file() or not counts["captions"])
 
 
@@ -92,13 +88,12 @@ class _Work:
         "Write a part (number, note, part), then its note; the number of its captions"
         number, note, part = job
         skips = Skips(self.max_skipped)
-        records, more = self.source.read(part, skips)
+        records = self.source.read(part, skips)
+        whole = len(records)
         if skips.seen and not set(LOST) & set(skips.counts):
             skips.check(part[0])  # damaged shards are judged together, at the end
         if self.sentences:
-            read = len(records)
             records = _sentence_records(records)
-            more = more | {"few_sentences": read - len(records)}
 
         searched = [r.caption for r in records if r.phrases is None]
         records = with_phrases(records, self.nlp, self.rules)
@@ -110,12 +105,16 @@ class _Work:
             none=sum(not r.phrases for r in records),
             not_english=sum(not is_english(caption) for caption in searched),
             truncated=sum(len(caption) > self.rules["max_chars"] for caption in searched),
+            unmatched=skips.unread[NO_ROW],
             skipped=skips.counts,
         )
+        if self.sentences:
+            counts["few_sentences"] = whole - len(records)
+
         target = _part_file(self.folder, number)
         if records:
             write_table(records, target)
-        write_json(target.with_suffix(".json"), note | {"counts": counts | more})
+        write_json(target.with_suffix(".json"), note | {"counts": counts})
         return len(records)
 
 # %% ../../../nbs/4_data/07_prepare.ipynb #4d5a227c
@@ -176,7 +175,7 @@ def _prepare_parts(work, recipe, workers, ray, progress):
     return len(notes), skips.counts
 
 # %% ../../../nbs/4_data/07_prepare.ipynb #b8f7eeff
-PARTS_FORMAT = 6  # changes with what a part holds: older parts are made again
+PARTS_FORMAT = 7  # changes with what a part holds: older parts are made again
 PATIENCE = 10.0  # seconds to wait for another prepare that is just ending
 OURS = ("captions.*", "manifest.json", "join.*", "part-*")  # names of what is written
 MARK = "prepare.json"  # says that files of these names are ours
@@ -207,46 +206,15 @@ def _made_by(nlp):
     return dict(pipeline=name, version=pipeline.meta["version"], digest=digest, spacy=spacy.__version__)
 
 
-class _Total(NamedTuple):
-    "What the notes of all parts say"
-
-    counts: dict  # captions, phrases, …
-    skipped: Counter  # by cause
-    matched: int  # rows of a joined table that have an image
-    example: str | None  # an image without a row
-
-
 def _total(folder, parts):
-    "The counts of all parts"
+    "The counts of all parts, and what was skipped by cause"
     total = Counter()
     skipped = Counter()
-    matched = [np.array([], dtype=np.int64)]
-    example = None
     for number in range(parts):
         counts = read_json(_part_file(folder, number).with_suffix(".json"))["counts"]
         skipped.update(counts.pop("skipped"))
-        matched.append(np.array(counts.pop("matched", []), dtype=np.int64))
-        example = counts.pop("example", None) or example
         total.update(counts)
-    different = np.unique(np.concatenate(matched))
-    return _Total(dict(total), skipped, len(different), example)
-
-# %% ../../../nbs/4_data/07_prepare.ipynb #1b94deed
-def _of_join(total, joined, captions):
-    "What the manifest says of a joined table; raise `UserError` where no image has a row"
-    if not total.matched:
-        raise UserError(
-            f"no image has a row in {captions}, matched by {joined['match']}: "
-            f"the first image is {total.example!r}; does the table belong to these shards?"
-        )
-    return dict(
-        table=Path(captions).name,
-        match=joined["match"],
-        images_without_row=total.counts["unmatched"],
-        rows=joined["rows"],
-        rows_without_image=joined["rows"] - total.matched,
-        skipped_rows=joined["skipped"],
-    )
+    return total, skipped
 
 
 def _write_result(folder, parts, manifest):
@@ -266,7 +234,7 @@ def prepare(
     image_folder=None,  # folder that a table's image paths start from; None takes the table's own
     caption_column: str | None = None,  # column or key of captions, or several with commas between; None: a usual one
     progress: bool = True,  # show a progress bar of parts
-    captions=None,  # a table with the captions of images in shards, such as DreamLIP's csv, by their url or key
+    captions=None,  # a table with the captions of images in shards, such as DreamLIP's csv, by their url
     ray: str | None = None,  # None: processes of this machine; "local" or an address: Ray
     max_skipped: float = 0.1,  # largest share of a part that may be lost
     sentences: bool = False,  # the sentences of captions become the captions of an image, as CLIC's corpora are made
@@ -285,26 +253,29 @@ def prepare(
         joined = None
         if captions:
             joined = index_captions(project_root() / captions, folder / "join.arrow", caption_column)
-            data.join = str(folder / "join.arrow"), joined["match"]
+            data.join = folder / "join.arrow"
         made_of = [PARTS_FORMAT, made_by, chosen, str(root), data.caption_column, joined, max_skipped, sentences]
         recipe = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
         work = _Work(data, folder, nlp, chosen, max_skipped, sentences)
         parts, left_out = _prepare_parts(work, recipe, workers, ray, progress)
 
-        total = _total(folder, parts)
-        about_join = _of_join(total, joined, captions) if joined else None
-        lost = sum(total.skipped[cause] for cause in LOST)
-        if lost > max_skipped * parts:
-            allowed = f"at most {100 * max_skipped:.3g}% of them may be (max_skipped)"
-            raise UserError(f"{lost} of {parts} shards are missing or damaged: {dict(total.skipped)}; {allowed}")
-        if not total.counts.get("captions"):
-            raise UserError(f"{source}: no sample found")
+        total, skipped = _total(folder, parts)
+        unmatched = total.pop("unmatched", 0)
+        check_shards(parts, sum(skipped[cause] for cause in LOST), max_skipped, dict(skipped))
+        if not total["captions"]:
+            hint = f": {unmatched} images have no row in {captions}" if unmatched else ""
+            raise UserError(f"{source}: no sample found{hint}")
 
-        manifest = {name: count for name, count in total.counts.items() if name != "unmatched"}
-        manifest |= dict(skipped=dict(total.skipped + Counter(left_out)), parts=parts, made_by=made_by, rules=chosen)
+        manifest = dict(total)
+        manifest |= dict(skipped=dict(skipped + Counter(left_out)), parts=parts, made_by=made_by, rules=chosen)
         if sentences:
             manifest["sentences"] = True
         if joined:
-            manifest["joined"] = about_join
+            manifest["joined"] = dict(
+                table=Path(captions).name,
+                images_without_row=unmatched,
+                rows=joined["rows"],
+                skipped_rows=joined["skipped"],
+            )
         _write_result(folder, parts, manifest)
     return manifest

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['TRIED_AT_LEAST', 'PHRASE_NAMES', 'IMAGE_NAMES', 'CAPTION_NAMES', 'NUMBERS', 'Skips', 'BadSample', 'Caption', 'Record',
-           'caption_texts', 'captions_of', 'find_column', 'caption_columns', 'with_phrases', 'Records', 'split_holdout']
+           'caption_texts', 'captions_of', 'find_column', 'name_list', 'caption_columns', 'with_phrases', 'Records',
+           'split_holdout']
 
 # %% ../../../nbs/4_data/01_records.ipynb #ee2ecefc
 import hashlib
@@ -192,10 +193,8 @@ PHRASE_NAMES = ("phrases", "nounphrases")
 def _listed(value, what):
     "A list, from itself or from its JSON text; None where there is nothing"
     if isinstance(value, str):
-        try:
-            value = parse_json(value) if value.strip() else None
-        except ValueError as e:
-            raise BadSample("bad phrases", str(e)) from None
+        with suppress(ValueError):  # no JSON: no list either
+            value = parse_json(value.strip() or "null")
     if value is not None and not isinstance(value, (list, tuple)):
         raise BadSample("bad phrases", f"{what} must be a list")
     return value
@@ -218,10 +217,12 @@ def _given_phrases(value, caption):
 
 
 def captions_of(
-    texts: list[str],  # of `caption_texts`, at least one
+    texts: list[str],  # of `caption_texts`
     row: dict,  # of a table, or the facts of a sample in a shard
 ) -> tuple[Caption, ...]:
-    "The captions of an image with the phrases that its row gives; raises `BadSample` where these have another form"
+    "The captions of an image with the phrases that its row gives; raises `BadSample` for none, and for another form"
+    if not texts:
+        raise BadSample("empty caption")
     given = next((row[name] for name in PHRASE_NAMES if name in row), None)
     captions = [Caption(texts[0], _given_phrases(given, texts[0]))]
 
@@ -252,14 +253,16 @@ def find_column(
         if name.lower() in by_lower:
             return by_lower[name.lower()]
 
-    hints = [did_you_mean(name, names) for name in wanted]
-    hint = next(filter(None, hints), "")
+    hint = next(filter(None, (did_you_mean(name, names) for name in wanted)), "")
     if hint and what == "caption":
         hint += " (give it as caption_column)"
-    expected = ", ".join(wanted)
-    if len(hints) > 1:
-        expected = "one of " + expected
+    expected = " or ".join(wanted)
     raise UserError(f"{source} has no {what} column: found {', '.join(names) or 'none'}, expected {expected}{hint}")
+
+
+def name_list(names: str) -> list[str]:  # with commas between
+    "The names of columns that a user gives"
+    return [name.strip() for name in names.split(",")]
 
 
 def caption_columns(
@@ -270,8 +273,7 @@ def caption_columns(
     "The columns that hold captions; raise `UserError` where one is missing"
     if not chosen:
         return [find_column(names, CAPTION_NAMES, "caption", source)]
-    parts = [chosen] if chosen in names else chosen.split(",")
-    return [find_column(names, [part.strip()], "caption", source) for part in parts]
+    return [find_column(names, [name], "caption", source) for name in name_list(chosen)]
 
 # %% ../../../nbs/4_data/01_records.ipynb #e1b1d6e6
 def with_phrases(

@@ -25,9 +25,18 @@ from filelock import FileLock
 from ...core import UserError, did_you_mean, files, in_workers
 from ...core.files import MAX_TEXT, is_utf8, project_root, read_json, regular, replacing, write_json
 from .images import IMAGES, Bar, TarPart, remote_scheme, version_of
-from .records import NUMBERS, BadSample, Record, Records, Skips, caption_texts, with_phrases
-from .shards import check_shards, shard_records, shard_urls
-from .tables import RECORD_SCHEMA, TABLES, place_names, record_row, row_captions, table_records
+from c2lip.lab.data.records import (
+    NUMBERS,
+    BadSample,
+    Record,
+    Records,
+    Skips,
+    caption_texts,
+    captions_of,
+    with_phrases,
+)
+from .shards import LOST, check_shards, shard_records, shard_urls
+from .tables import RECORD_SCHEMA, TABLES, place_names, record_row, table_records
 from ..world.captions import train_records
 
 # %% ../../../nbs/4_data/05_sources.ipynb #de350eaf
@@ -38,7 +47,7 @@ class Tables:
     "Tables of one data set; other sources have the same methods. `skips` counts losses"
 
     indexed = True  # False: so little that it stays in memory
-    join: tuple | None = None  # of shards: the file of `index_captions`, and "url" or "key"
+    join: Path | None = None  # of shards: the file of `index_captions`
 
     def __init__(
         self,
@@ -63,9 +72,9 @@ class Tables:
         self,
         part,  # one of `parts`
         skips: Skips,  # to count in
-    ) -> tuple[list[Record], dict]:
-        "The records of a part, and further counts"
-        return part, {}
+    ) -> list[Record]:
+        "The records of a part"
+        return part
 
     def mark(self, part):  # one of `parts`
         "The version of a part, as JSON"
@@ -74,7 +83,7 @@ class Tables:
 
     def records(self, skips: Skips) -> list[Record]:  # to count in
         "All records"
-        return [record for part in self.parts(skips) for record in self.read(part, skips)[0]]
+        return [record for part in self.parts(skips) for record in self.read(part, skips)]
 
 # %% ../../../nbs/4_data/05_sources.ipynb #8307b69c
 class Shards(Tables):
@@ -150,27 +159,24 @@ def _kind(place):
 
 
 def _find_in_folder(path):
-    "(class, places) of what a folder holds"
-    captions = [str(path / f"captions.{kind}") for kind in TABLES if (path / f"captions.{kind}").is_file()]
+    "Its table of captions, else the folder itself where it holds text files, else its shards and tables"
+    captions = [file for file in map("captions.{}".format, TABLES) if (path / file).is_file()]
     if len(captions) > 1:
-        raise UserError(f"{path} holds {', '.join(Path(c).name for c in captions)}: name the one that counts")
+        raise UserError(f"{path} holds {', '.join(captions)}: name the one that counts")
     if captions:
-        return Tables, captions
+        return [str(path / captions[0])]
     if any(file.suffix == ".txt" for file in _walk_files(path)):
-        return Folder, [str(path)]
+        return [str(path)]
 
-    shards = sorted(map(str, path.glob("*.tar")))
-    tables = sorted(map(str, path.glob("*.parquet")))
-    if shards and tables:
-        raise UserError(f"{path} holds .tar shards and .parquet tables: name those that count, as {path}/*.tar")
-    if not shards and not tables:
+    places = [str(file) for kind in ("tar", "parquet") for file in sorted(path.glob(f"*.{kind}"))]
+    if not places:
         usual = "captions.{" + ",".join(TABLES) + "}"
         raise UserError(f"{path} holds no {usual}, no images with .txt files, no .tar shards and no .parquet tables")
-    return (Shards, shards) if shards else (Tables, tables)
+    return places
 
 
 def _find_at(path):
-    "(class, places) of the one path that was named"
+    "The places of the one path that was named"
     if not os.path.exists(path):  # where Path.exists raises for a name too long
         names = os.listdir(path.parent) if os.path.isdir(path.parent) else []
         raise UserError(f"there is no data at {path}{did_you_mean(path.name, names)}")
@@ -178,7 +184,7 @@ def _find_at(path):
         return _find_in_folder(path)
     if _kind(path) not in (*TABLES, "tar"):
         raise UserError(f"{path} is neither a table ({', '.join(TABLES)}) nor a tar shard")
-    return (Shards if _kind(path) == "tar" else Tables), [str(path)]
+    return [str(path)]
 
 # %% ../../../nbs/4_data/05_sources.ipynb #85946423
 def find_source(
@@ -191,11 +197,16 @@ def find_source(
         raise UserError("data is empty: name world, a folder, a table or tar shards")
     places = shard_urls(source)
     if isinstance(source, (str, Path)) and len(places) == 1 and not remote_scheme(places[0]):
-        source_class, places = _find_at(Path(places[0]))
-        return source_class(places, image_folder, caption_column)
+        places = _find_at(Path(places[0]))
+    if os.path.isdir(places[0]):
+        return Folder(places)
+
     tables = [place for place in places if _kind(place) in TABLES]
     if tables and (len(tables) < len(places) or any(map(remote_scheme, tables))):
-        raise UserError(f"{source} names tables beside shards, or tables on another machine: {tables[0]}")
+        raise UserError(
+            f"{source} holds tables beside shards, or tables on another machine, "
+            f"such as {tables[0]}: name those that count"
+        )
     return (Tables if tables else Shards)(places, image_folder, caption_column)
 
 # %% ../../../nbs/4_data/05_sources.ipynb #62d877bc
@@ -240,7 +251,7 @@ class Index(Records):
             image = TarPart(row["shard"], row["offset"], row["size"])
         elif image is None:
             image = Path(row["image"])
-        return Record.of(row["key"], image, row_captions(row))
+        return Record.of(row["key"], image, captions_of([row["caption"]], row))
 
     def subset(self, rows):
         return Index(self.path, self.rows[rows])
@@ -255,8 +266,8 @@ INDEX_FORMAT = 14  # changes with what an index holds: an older one is not found
 def _index_part(source, rules, part):
     "The index rows of a part, and what was left out of it"
     skips = Skips()
-    records, _ = source.read(part, skips)
-    return index_table(with_phrases(records, None, rules)), skips
+    records = with_phrases(source.read(part, skips), None, rules)
+    return index_table(records), skips
 
 
 def _write_index(path, source, limit, workers, rules):
@@ -274,15 +285,6 @@ def _write_index(path, source, limit, workers, rules):
     return Index(arrow), skips
 
 
-def _read_notes(notes):
-    "What was left out when an index was made"
-    skips = Skips()
-    skips.seen = notes["seen"]
-    skips.unread = Counter(notes["unread"])
-    skips.rows = {where: (cause, detail) for where, (cause, detail) in notes["left_out"].items()}
-    return skips
-
-
 def _load_index(path):
     "(index, what was left out), or None where there is none that can be used"
     beside = path.with_suffix(".json")
@@ -291,7 +293,8 @@ def _load_index(path):
         return None
     try:
         notes = read_json(beside)
-        skips = _read_notes(notes)
+        skips = Skips(seen=notes["seen"], unread=Counter(notes["unread"]))
+        skips.rows = {where: (cause, detail) for where, (cause, detail) in notes["left_out"].items()}
         missing = [detail for cause, detail in skips.rows.values() if cause == "missing file"]
         if notes["file"] == [*version_of(str(arrow))] and not any(map(os.path.isfile, missing)):
             return Index(arrow), skips
@@ -353,6 +356,7 @@ def open_data(
     else:
         records = source.records(skips)
     if isinstance(source, Shards):
-        check_shards(len(source.places), skips)
+        details = [detail for cause, detail in skips.rows.values() if cause in LOST]
+        check_shards(len(source.places), len(details), skips.limit, f"{skips} {details[:1]}")
     skips.check(name)
     return records if source.indexed else Records(with_phrases(records, None, rules))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'PHRASES', 'PLACE', 'FURTHER', 'RECORD_SCHEMA', 'table_rows', 'place_names', 'table_records', 'record_row',
-           'row_captions', 'arrow_tables', 'write_batches', 'write_table']
+           'arrow_tables', 'write_batches', 'write_table']
 
 # %% ../../../nbs/4_data/03_tables.ipynb #8a36889e
 import csv
@@ -20,13 +20,12 @@ from typing import NamedTuple
 import pyarrow
 import pyarrow.parquet
 
-from ...core import Phrase, UserError
+from ...core import UserError
 from ...core.files import is_utf8, parse_json, regular, replacing
 from .images import MAX_MEMBER, TarPart, remote_scheme
 from c2lip.lab.data.records import (
     IMAGE_NAMES,
     BadSample,
-    Caption,
     Record,
     Skips,
     caption_columns,
@@ -48,9 +47,7 @@ def _coco_rows(file):
     for image in file["images"]:
         if image.get("split", "train") not in ("train", "restval"):
             continue
-        name = image.get("file_name") or image["filename"]
-        if "filepath" in image:
-            name = f"{image['filepath']}/{name}"
+        name = os.path.join(image.get("filepath", ""), image.get("file_name") or image["filename"])
         if "annotations" in file:
             texts = captions[image["id"]]
         else:
@@ -169,12 +166,11 @@ class _Keys:
     def unique(self, key, caption, named):
         "The key of a record, whose table has keys of its own or not; raises `BadSample` for a repeated one"
         pair = hash((key, caption))
-        repeated = hash(key) in self.known
-        if repeated and (named or pair in self.known):
+        if hash(key) in self.known and (named or pair in self.known):
             raise BadSample("duplicate key", key)
 
         unique = key
-        while repeated and hash(unique) in self.known:  # a file may have such a name
+        while hash(unique) in self.known:  # a file may have such a name
             self.times[key] += 1
             unique = f"{key} #{self.times[key] + 1}"
         self.known |= {pair, hash(unique)}
@@ -193,11 +189,9 @@ class _Layout(NamedTuple):
 def _part_of_shard(row, root):
     "The place of an image in a shard, as `write_table` writes it"
     place = [row.get(name) for name in TarPart._fields]
-    if [*map(type, place)] != [str, int, int]:
+    if [*map(type, place)] != [str, int, int] or not 0 < place[2] <= MAX_MEMBER or place[1] < 0:
         raise BadSample("missing file", "no image named")
     part = TarPart(*place)
-    if part.offset < 0 or not 0 < part.size <= MAX_MEMBER:
-        raise BadSample("missing file", f"no part of a shard: {part}")
     try:
         return part if remote_scheme(part.shard) else part._replace(shard=str(root / part.shard))
     except UserError as e:
@@ -205,36 +199,33 @@ def _part_of_shard(row, root):
 
 
 def _row_image(row, layout, where):
-    "(key, image) of a row: a path, bytes or a part of a shard; raises `BadSample`"
+    "(key for a table without keys, image) of a row: a path, bytes or a part of a shard; raises `BadSample`"
     image = row.get(layout.image)
     if isinstance(image, dict):  # as the datasets library writes images
         image = image.get("bytes") or image.get("path")
     if image is None or layout.image == "shard":
-        return str(row.get("key") or where), _part_of_shard(row, layout.root)
+        return where, _part_of_shard(row, layout.root)
     if not image or not isinstance(image, (str, bytes)):
         raise BadSample("missing file", "no image named")
     if isinstance(image, bytes):
-        return str(row.get("key") or where), image
+        return where, image
 
-    key = str(row.get("key") or layout.prefix + image)
     path = layout.root / image
     if not is_utf8(path):
-        raise BadSample("name is not UTF-8", key)
+        raise BadSample("name is not UTF-8", image)
     if not os.path.isfile(path):
         raise BadSample("missing file", str(path))
-    return key, path
+    return layout.prefix + image, path
 
 
 def _row_record(row, layout, where, keys):
     "The record of a row; raises `BadSample`"
-    texts = caption_texts(*map(row.get, layout.captions))
-    if not texts:
-        raise BadSample("empty caption")
-    key, image = _row_image(row, layout, where)
+    captions = captions_of(caption_texts(*map(row.get, layout.captions)), row)
+    usual_key, image = _row_image(row, layout, where)
+    key = str(row.get("key") or usual_key)
     if not is_utf8(key):
         raise BadSample("name is not UTF-8", key)
-    captions = captions_of(texts, row)
-    return Record.of(keys.unique(key, texts[0], "key" in row), image, captions)
+    return Record.of(keys.unique(key, captions[0].text, "key" in row), image, captions)
 
 # %% ../../../nbs/4_data/03_tables.ipynb #288cde6c
 def table_records(
@@ -291,17 +282,6 @@ def record_row(
     elif isinstance(image, (str, Path)):
         row["image"] = _relative(image, home)
     return row
-
-
-def row_captions(row: dict) -> list[Caption]:  # of `RECORD_SCHEMA`
-    "The captions of a row: they were cleaned when it was written"
-    captions = []
-    for caption in [dict(text=row["caption"], phrases=row["phrases"]), *(row["further"] or ())]:
-        phrases = caption["phrases"]
-        if phrases is not None:
-            phrases = [Phrase(**p) for p in phrases]
-        captions.append(Caption(caption["text"], phrases))
-    return captions
 
 # %% ../../../nbs/4_data/03_tables.ipynb #dcafca3c
 def arrow_tables(
