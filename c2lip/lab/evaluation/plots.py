@@ -12,6 +12,7 @@ import math
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from IPython.display import Image
 from matplotlib.figure import Figure
@@ -64,11 +65,9 @@ def percent_axis(
 ):
     "End an axis of percents at 0 and at 100"
     if across:
-        low, high = ax.get_xlim()
-        ax.set_xlim(max(low, 0), min(high, 100))
+        ax.set_xlim(np.clip(ax.get_xlim(), 0, 100))
     if up:
-        low, high = ax.get_ylim()
-        ax.set_ylim(max(low, 0), min(high, 100))
+        ax.set_ylim(np.clip(ax.get_ylim(), 0, 100))
 
 
 def plain_axes(

@@ -156,7 +156,7 @@ def _search_method(
     of_method = search["own"].get(method, {})
     to_try = {"lr": search["lr"], **of_method, "epochs": search["epochs"], "alpha": search["alpha"]}
     for name, values in to_try.items():
-        tried = [_try_value(method, chosen, name, value, search, setup, base, run) for value in values]
+        tried: list[dict] = [_try_value(method, chosen, name, value, search, setup, base, run) for value in values]
         best = max(tried, key=itemgetter("sum"))
         if best["sum"] > reached or name == "alpha":
             reached = best["sum"]
