@@ -77,8 +77,8 @@ def build(
     known = list(inspect.signature(make).parameters)[1:]  # the first takes the towers, whatever it is called
     for option in options:
         if option not in known:
-            those = f"it has {', '.join(known)}" if known else "it has none"
-            raise UserError(f"method {name} has no option {option!r}{did_you_mean(option, known)}; {those}")
+            those = ", ".join(known) or "none"
+            raise UserError(f"method {name} has no option {option!r}{did_you_mean(option, known)}; it has {those}")
 
     given = {**(settings or {}), **options}
     return make(towers, **{option: value for option, value in given.items() if option in known})

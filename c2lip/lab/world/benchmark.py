@@ -18,7 +18,13 @@ from ...core import UserError
 from ...core.files import write_json
 from .captions import OPPOSITE, caption_scene, exchange, name_thing, pair_sentence, relation
 from .drawn import COLOURS, CONTACTS, GRID, HELD_OUT, NOUNS, PATTERNS, Dice, Scene, Thing, make_scene
-from .scenes import benchmark_scenes, save_scene, write_localisation, write_size_and_place
+from c2lip.lab.world.scenes import (
+    benchmark_scenes,
+    exchanged_scenes,
+    save_scene,
+    write_localisation,
+    write_size_and_place,
+)
 
 # %% ../../../nbs/2_world/05_benchmark.ipynb #d18b2920
 SUGARCREPE = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
@@ -295,7 +301,7 @@ def write_benchmark(
     write_json(folder / "retrieval.json", {"images": rows})
 
     held_out = benchmark_scenes(max(items, 20), split, held_out=True)  # fewer do not allow every kind of item
-    both_ways = benchmark_scenes(items + items % 2, split, both_ways=True)
+    both_ways = list(itertools.islice(exchanged_scenes(split), items + items % 2))
     used = _write_half(folder / "heldout", held_out, items, split, both_ways)
     used.update(name for name, _ in seen)
     for name, scene in dict(seen + held_out + both_ways).items():
