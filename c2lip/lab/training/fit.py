@@ -71,10 +71,8 @@ def _changes(numbers, start):
 
 def _half_interval(percentages, items):
     "Half of the 95 % interval of a difference of two percentages of so many items, after Agresti and Caffo (2000)"
-    variance = 0.0
-    for percent in percentages:
-        share = (percent / 100 * items + 1) / (items + 2)
-        variance += share * (1 - share) / items
+    shares = (np.array(percentages) / 100 * items + 1) / (items + 2)
+    variance = (shares * (1 - shares) / items).sum()
     return 196 * math.sqrt(variance)
 
 
@@ -166,6 +164,7 @@ class _Run:
 
         first_weights = _digest(towers.model.state_dict().values())
         self.binding = binding(self.cfg, samples.records) | {"first_weights": first_weights}
+        self.start: dict = {}  # what validation measured before the first step
         self.neighbours: np.ndarray | None = None  # (n,k) of the samples, where batches are made of them
         self.done = 0  # steps
         self.interrupted = False  # by Ctrl-C

@@ -51,6 +51,11 @@ def _mismatch(before, after):
     probe = ["A red mug, and two_dogs on a skateboard!"]
     if not torch.equal(before.tokenizer(probe), after.tokenizer(probe)):
         return "their tokenizers differ"
+
+    first = before.model.state_dict()
+    for name, value in after.model.state_dict().items():
+        if not value.is_floating_point() and not torch.equal(value.cpu(), first[name].cpu()):
+            return f"{name} differs and is no number to average"
     return ""
 
 
@@ -82,15 +87,16 @@ def skills(
     "Three means of a table, by v·t"
     table = table[~table.suite.str.startswith("mixture/")]
     suite = table.suite.str.split("/").str[-1].str.removeprefix("world_")
-    averages = table[table.name.str.fullmatch(r"average( of \d+)?")]
-    composition = table[(suite == "sugarcrepe") & table.name.str.startswith("average")]
+    average = table.name.str.startswith("average")
+    composition = table[average & (suite == "sugarcrepe")]
     for other in ("sugarcrepe_pp", "own_captions"):
         if composition.empty:
-            composition = averages[suite == other]
+            composition = table[table.name.str.fullmatch(r"average( of \d+)?") & (suite == other)]
 
     zero_shot = table[suite.isin(["zeroshot", "imagenet1k"])]
     retrieval = table[table.name.str.endswith("R@1")]
-    return {skill: float(rows.value.mean()) for skill, rows in zip(_SKILLS, (composition, zero_shot, retrieval))}
+    means = [rows.value.mean() for rows in (composition, zero_shot, retrieval)]
+    return dict(zip(_SKILLS, map(float, means)))
 
 # %% ../../../nbs/6_training/11_interpolation.ipynb #2d8e362f
 class InterpolationChoice(NamedTuple):

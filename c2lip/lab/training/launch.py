@@ -157,9 +157,9 @@ def failure(
     cause = _cause_of(error)
     folder = output.parent
     again = f"the same line with -p run_dir {folder}"
-    if list(folder.glob("checkpoint*.pt")):
+    if (folder / "checkpoint.pt").exists():
         return f"{cause}\n       {again} -p resume True goes on from its checkpoint"
-    if [*folder.glob("*/checkpoint*.pt"), *folder.glob("*/model")]:
+    if [*folder.glob("*/checkpoint.pt"), *folder.glob("*/model")]:
         return f"{cause}\n       {again} goes on after what is done"
     return f"{cause}\n       {folder} holds no checkpoint yet, so start again"
 
@@ -170,29 +170,28 @@ class _Run:
     def __init__(self, nb, notebook):
         self.notebook = Path(notebook)
         self.notes = nb.metadata.papermill
-        self.given = dict(self.notes["parameters"])
+        self.given = self.notes["parameters"]
+        self.run_dir = self.given.get("run_dir", "")
         self.output = Path(self.notes["output_path"])
         self.start = time.time()
         self.screen = _Screen(sys.stdout)
 
-        root = _root_of(notebook) or Path.cwd()
-        run_dir = self.given.get("run_dir")
-        self.in_folder = str(self.output) == f"{run_dir}/{self.notebook.name}"  # as `complete_line` has put it
-        self.folder = root / run_dir if self.in_folder else self.output.parent
+        self.root = _root_of(notebook) or Path.cwd()
+        self.in_folder = str(self.output) == f"{self.run_dir}/{self.notebook.name}"  # as `complete_line` has put it
+        self.folder = self.root / self.run_dir if self.in_folder else self.output.parent
 
     def check(self):
         "Check the parameters, and hand them over to the kernel"
-        run_dir = self.given.get("run_dir", "")
-        named = self.given | {"run_dir": ""} if run_dir in _dated else self.given
-        settings = check_run(self.notebook, named)
-        os.environ[HANDED_OVER] = json.dumps({**settings, "run_dir": run_dir})
+        named = "" if self.run_dir in _dated else self.run_dir
+        settings = check_run(self.notebook, {**self.given, "run_dir": named})
+        os.environ[HANDED_OVER] = json.dumps({**settings, "run_dir": self.run_dir})
 
     def open_folder(self):
         "Make the run folder, and show where it is"
         from papermill.iorw import papermill_io
 
         run_folder(str(self.folder))
-        papermill_io.get_handler("local").cwd(str(_root_of(self.notebook)))
+        papermill_io.get_handler("local").cwd(str(self.root))
         self.output = Path(os.path.relpath(self.folder)) / self.output.name
         _print(f"the executed notebook and the results go to {self.output.parent}")
 

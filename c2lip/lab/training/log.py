@@ -107,10 +107,8 @@ def _format_row(row):
         hidden.add("skipped")
 
     numbers = [f"{_SYMBOLS.get(name, name)} {value:.3f}" for name, value in row.items() if name not in hidden]
-    return (
-        f" · {row['images_per_s']:.0f} img/s · data {row['data_wait']:.0%} · {row['memory_gb']:.1f} GB · "
-        + "  ".join(numbers)
-    )
+    speed = "{images_per_s:.0f} img/s · data {data_wait:.0%} · {memory_gb:.1f} GB".format_map(row)
+    return f" · {speed} · {'  '.join(numbers)}"
 
 # %% ../../../nbs/6_training/05_log.ipynb #a0b57e6b
 class Files:
@@ -132,14 +130,15 @@ class Files:
         row: dict,  # name → number
     ) -> dict:  # what was written
         "One line of metrics.jsonl, and TensorBoard's scalars; `OSError` where one cannot be written"
-        row = {name: float(f"{value:.6g}") for name, value in row.items()}
+        rounded = {name: float(f"{value:.6g}") for name, value in row.items()}
+        written = {"step": step, **rounded}
         with open(self.path, "a", encoding="utf8") as f:
-            f.write(json.dumps({"step": step, **row}) + "\n")
+            f.write(json.dumps(written) + "\n")
 
-        for name, value in row.items():
+        for name, value in rounded.items():
             self.board.add_scalar(name, value, step)
         self.board.flush()
-        return {"step": step, **row}
+        return written
 
 
 def _bar(total, first):

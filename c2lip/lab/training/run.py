@@ -33,7 +33,7 @@ from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
 from ..relatives import build
 from .checkpoint import binding, disk_errors, read_checkpoint
-from .config import AUTO, Config, read_settings
+from .config import AUTO, Checked, Config, read_settings
 from .fit import RUN_RESULTS, fit, make_validator
 from .launchers import save_parameters
 from .ranks import join_ranks, launch_ranks, supervised
@@ -73,20 +73,20 @@ def trained_images(
     root = project_root()
     folder = root / user_path(model)
     record = json_object(folder / "record.json") or json_object(folder / "model" / "record.json")
-    settings = record.get("settings") or {}
-    source = settings.get("data", "world")
-    if source == "world" or (root / user_path(source)).resolve() != (root / user_path(data)).resolve():
+    settings = {"data": "world", "hold_back": Config.hold_back} | record.get("settings", {})
+    source = root / user_path(settings["data"])
+    if settings["data"] == "world" or source.resolve() != (root / user_path(data)).resolve():
         return 0, 0
 
-    records, held = split_holdout(open_data(data), settings.get("hold_back", Config.hold_back))
+    records, held = split_holdout(open_data(data), settings["hold_back"])
     return len(records), len(records) + len(held)
 
 # %% ../../../nbs/6_training/10_run.ipynb #e9e0c6b7
 def _warnings(cfg, steps, towers, records):
     "Likely mistakes of a run and their remedies, one line each"
     usual_lr = values_by_model(towers, steps, cfg.method)["lr"]
-    times = round(cfg.lr / usual_lr, 6)
-    if times >= 10:
+    times = cfg.lr / usual_lr
+    if times > 9.99:
         yield f"lr {cfg.lr:g} is {times:g} times the {usual_lr:g} that suits this model; take -p lr {usual_lr:g}"
 
     if cfg.warmup > steps:
@@ -102,10 +102,9 @@ def _warnings(cfg, steps, towers, records):
         )
 
     manifest = json_object(project_root() / user_path(cfg.data) / "manifest.json")  # of what `prepare` wrote
-    prepared = manifest.get("rules", {})
+    prepared = cfg.phrase_rules | manifest.get("rules", {})
     for name, rule in cfg.phrase_rules.items():
-        # a caption in place of no phrase is put there when the data are opened
-        if name != "none" and prepared.get(name, rule) != rule:
+        if name != "none" and prepared[name] != rule:  # the caption in place of no phrase is put there at the opening
             yield (
                 f"{cfg.data} was prepared with {name} {prepared[name]}; phrase_rules asks for {name} {rule}; "
                 "prepare it again with these rules"
@@ -314,7 +313,7 @@ def train_from_terminal(
     file, folder, *words = argv
     with supervised():
         is_record = file.endswith(".json") and not words  # written by `train`, already checked
-        settings = read_json(file) if is_record else read_settings(os.path.abspath(file), words)
+        settings = Checked(read_json(file)) if is_record else read_settings(os.path.abspath(file), words)
         join_ranks(settings["device"])
         rank, ranks = rank_and_world_size()
         home = run_folder(folder)
@@ -322,7 +321,8 @@ def train_from_terminal(
             if not settings["resume"]:
                 check_free(home)
             save_parameters(settings, home)
-        train({**settings, "gpus": ranks}, home)
+        settings["gpus"] = ranks
+        train(settings, home)
 
 
 if __name__ == "__main__" and "__file__" in globals():

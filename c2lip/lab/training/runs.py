@@ -6,8 +6,9 @@
 __all__ = ['run_state', 'list_runs', 'release_folders']
 
 # %% ../../../nbs/6_training/08_runs.ipynb #75b3cbb1
+import os
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -20,9 +21,8 @@ def _papermill_notes(folder):
     "papermill's notes on the folder's executed notebook; empty where there are none"
     for notebook in sorted(folder.glob("*.ipynb")):
         metadata = json_object(notebook).get("metadata")
-        notes = metadata.get("papermill") if isinstance(metadata, dict) else None
-        if notes and isinstance(notes, dict):
-            return notes
+        with suppress(AttributeError, TypeError, KeyError):
+            return dict(metadata["papermill"].items())
     return {}
 
 
@@ -35,21 +35,20 @@ def _is_run(folder):
 
 def _is_locked(folder):
     "Does a process train in this folder?"
-    try:
-        with sole_writer(folder, "it is held", 0) if (folder / "lock").exists() else nullcontext():
-            return False
-    except UserError:
-        return True
+    if not (folder / "lock").exists():
+        return False
+    with suppress(UserError), sole_writer(folder, "it is held", 0):
+        return False
+    return True
 
 
 def _changed_lately(folder):
-    "Was a file in the folder written in the last ten minutes? Its lock does not count: we touch it too"
-    newest = 0.0 if any(folder.iterdir()) else folder.stat().st_mtime
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # a running job deletes its temporary files
-            if path.is_file() and path.name != "lock":
-                newest = max(newest, path.stat().st_mtime)
-    return time.time() - newest < 600
+    "Was something in the folder written in the last ten minutes? Its lock does not count: we touch it too"
+    paths = [path for path in folder.rglob("*") if path.name != "lock"]
+    with suppress(OSError):  # a running job deletes its temporary files
+        newest = max(map(os.path.getmtime, paths or [folder]))
+        return time.time() - newest < 600
+    return True
 
 # %% ../../../nbs/6_training/08_runs.ipynb #225d1a6e
 _TABLES = ("table.csv", "trials.csv", "captions.parquet")
@@ -99,9 +98,8 @@ def _scores(folder):
         rows = table[table.suite.isin(["sugarcrepe", "world_sugarcrepe"]) & (table.name == "average")]
         if rows.empty:
             rows = table[(table.suite == table.suite[0]) & (table.name == table.name[0])]
-        values = pd.to_numeric(rows.value, errors="coerce").tolist()
-        before = values[0] if len(values) > 1 else None
-        return before, values[-1]
+        *before, after = pd.to_numeric(rows.value, errors="coerce").tolist()
+        return before[0] if before else None, after
     return None, None
 
 
@@ -110,15 +108,12 @@ def _row_of(folder):
     params = folder / "params.json"
     settings = json_object(params)
     method = settings.get("method") or settings.get("methods") or ""  # one, or those that the run compares
-    if isinstance(method, (list, dict)):
-        method = ", ".join(map(str, method))
-
     started = (params if params.exists() else folder).stat().st_mtime
     before, after = _scores(folder)
     return {
         "run": folder.name,
         "when": pd.Timestamp.fromtimestamp(started).floor("s"),
-        "method": one_line(method, 200),
+        "method": one_line(str(method).strip("[]").replace("'", ""), 200),
         "data": one_line(settings.get("data", ""), 200),
         "steps": _last_step(folder),
         "before": before,
@@ -149,13 +144,9 @@ def release_folders(
 ) -> dict[str, str]:  # short name → folder, counted from the project
     "Every release folder under runs/, the newest first"
     root = root or project_root()
-    configs = []
-    for depth in ("*", "*/*", "*/*/*"):
-        configs += root.glob(f"runs/{depth}/open_clip_config.json")
-    configs.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-
+    configs = root.glob("runs/*/**/open_clip_config.json")
     folders = {}
-    for config in configs:
+    for config in sorted(configs, key=os.path.getmtime, reverse=True):
         folder = config.parent.relative_to(root)
         name = str(folder.relative_to("runs")).removesuffix("/model")
         folders[name] = str(folder)
