@@ -94,18 +94,17 @@ def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress
         **options,
     )
     if progress:
-        _print_summary(manifest, folder, recipe)
+        _print_summary(manifest, folder)
 
 
-def _print_summary(manifest, folder, recipe):
+def _print_summary(manifest, folder):
     captions = manifest["captions"]
     phrases = manifest["phrases"]
     print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {folder}")
     for cause, count in manifest["skipped"].items():
         print(f"{count:,} left out: {cause}")
 
-    chosen = f"-f {_absolute(recipe)}" if recipe else "-p model ViT-B-16-SigLIP"
-    print(f"train on it:  papermill nbs/train.ipynb {chosen} -p data {_absolute(folder)}")
+    print(f"train on it:  papermill nbs/train.ipynb -p model ViT-B-16-SigLIP -p data {_absolute(folder)}")
 
 # %% ../../../nbs/dev/01_command.ipynb #606bad42
 def _methods():
@@ -205,10 +204,9 @@ class _Command(NamedTuple):
     about: str = ""  # a page about it
 
 
-_MAPS = "Write the explorer's figure: image, maps of one to four models and, of two, their difference."
 _COMMANDS = {
     "prepare": _Command(_prepare, _add_prepare, "find the noun phrases of a data set, once", _ABOUT_PREPARE),
-    "explore": _Command(_explore, _add_explore, "where in an image models find a phrase", _MAPS),
+    "explore": _Command(_explore, _add_explore, "write where in an image one to four models find a phrase"),
     "list": _Command(_list, _add_list, "settings, methods or suites that there are"),
     "runs": _Command(_runs, _add_runs, "what has been run, the newest first, and how it ended"),
 }

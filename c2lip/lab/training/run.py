@@ -33,7 +33,7 @@ from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
 from ..relatives import build
 from .checkpoint import binding, disk_errors, read_checkpoint
-from .config import AUTO, Checked, Config, read_settings
+from .config import AUTO, Config, read_settings
 from .fit import RUN_RESULTS, fit, make_validator
 from .launchers import save_parameters
 from .ranks import join_ranks, launch_ranks, supervised
@@ -313,7 +313,7 @@ def train_from_terminal(
     file, folder, *words = argv
     with supervised():
         is_record = file.endswith(".json") and not words  # written by `train`, already checked
-        settings = Checked(read_json(file)) if is_record else read_settings(os.path.abspath(file), words)
+        settings = read_json(file) if is_record else read_settings(os.path.abspath(file), words)
         join_ranks(settings["device"])
         rank, ranks = rank_and_world_size()
         home = run_folder(folder)
