@@ -135,22 +135,6 @@ def test_winoground_equals_the_published_formulas():
         assert not (h["group"].correct & h["group"].tie).any()
 
 
-def test_checklist_means_of_means(examples):
-    "MACCO's rule: relation of actions and places, attribute of five kinds, object of location and size"
-    hits = {}
-    run(examples, "vl_checklist", hits=hits)
-    rows = {name: 100 * sum(w * p.correct.double().mean() for p, w in zip(*h)) for (_, name), h in hits.items()}
-
-    def mean(*names):
-        return pytest.approx(np.mean([rows[name] for name in names]))
-
-    assert rows["relation"] == mean("relation action", "relation spatial")
-    assert rows["attribute"] == mean(*(f"attribute {kind}" for kind in "action color material size state".split()))
-    assert rows["object"] == mean(*(f"object {place}" for place in "center mid margin large medium small".split()))
-    assert rows["average"] == mean("relation", "attribute", "object")
-    assert len(hits["vl_checklist", "object mid"].tasks) == 7
-
-
 def test_orders_are_drawn_the_same_anywhere():
     right, orders = word_orders("Two small brown dogs run across the wet grass, fast.")
     assert right == "two small brown dogs run across the wet grass, fast"
@@ -208,7 +192,7 @@ def test_a_bag_of_words_ties(examples):
         (("aro", "relation micro"), 14, 12),
         (("aro", "attribute"), 25, 25),
         (("aro", "coco_order"), 4, 4),
-        (("whatsup", "controlled A pairs"), 4, 4),
+        (("whatsup", "controlled A"), 8, 8),
         (("valse", "relations"), 2, 2),
         (("vl_checklist", "relation"), 8, 8),
         (("mscoco", "t2i R@1"), 22, 20),

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Lookup', 'Row', 'Scorer', 'Item', 'Suite', 'Request', 'images_of', 'pick', 'all_of', 'macro', 'About', 'suite_data',
-           'about_suites', 'suite_table', 'where_to_get', 'NotHere', 'NotDownloaded', 'require_files', 'Entry',
-           'read_entries', 'find_image', 'shard_items']
+           'suite_table', 'where_to_get', 'NotHere', 'require_files', 'Entry', 'read_entries', 'find_image',
+           'shard_items']
 
 # %% ../../../nbs/5_evaluation/04_base.ipynb #aca8b899
 import functools
@@ -120,7 +120,7 @@ class Request:
     @property
     def images(self) -> Path:
         "Folder of the images of suites in the workbook's own layout"
-        return Path(self.images_folder) if self.images_folder else Path(self.folder) / "images"
+        return Path(self.images_folder or Path(self.folder) / "images")
 
 
 def images_of(tasks: dict[str, list[Item]]) -> dict[ImageRef, str]:  # task → items
@@ -186,21 +186,10 @@ def suite_data(key: str) -> Any:  # of data/suites.yaml, such as winoground_with
     return read_yaml(shipped("suites.yaml"))[key]
 
 
-def about_suites(rows: dict[str, dict]) -> dict[str, About]:  # name → the fields of `About`
-    "What is known of each suite; `UserError` for a field that there is not, or one that is lacking"
-    known = {}
-    for name, row in rows.items():
-        try:
-            known[name] = About(**row)
-        except TypeError as e:
-            raise UserError(f"data/suites.yaml, {name}: {e}") from None
-    return known
-
-
 @functools.cache
 def suite_table() -> dict[str, About]:
     "What is known of every suite, in the order of the table"
-    return about_suites(suite_data("suites"))
+    return {name: About(**row) for name, row in suite_data("suites").items()}
 
 
 def where_to_get(
@@ -220,10 +209,6 @@ class NotHere(UserError):
     "The files of a suite are not in the benchmark folder"
 
 
-class NotDownloaded(NotHere):
-    "The files of a published suite are not in the benchmark folder; the message says where to get them"
-
-
 def require_files(
     at: Path,  # folder of a suite
     *patterns: str,  # its files, of which one must be there
@@ -234,14 +219,12 @@ def require_files(
 
     about = suite_table().get(at.name)
     wanted = " or ".join(patterns)
-    if not about or not about.home:
-        raise NotHere(f"{at} holds no {wanted}")
-    if at.is_dir():
-        raise NotDownloaded(f"{at} holds no {wanted}; expected are {about.files}; from {about.home}")
-    raise NotDownloaded(
-        f"{at.name} is not in {at.parent}: the folder {at} should hold {about.files}; "
-        f"from {about.home} ({about.licence})"
-    )
+    if about and about.home:
+        raise NotHere(
+            f"{at.name} is not in {at.parent}: {at} holds no {wanted}; it should hold {about.files}; "
+            f"from {about.home} ({about.licence})"
+        )
+    raise NotHere(f"{at} holds no {wanted}")
 
 # %% ../../../nbs/5_evaluation/04_base.ipynb #da217e07
 class Entry(NamedTuple):

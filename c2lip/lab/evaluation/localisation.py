@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...core import UserError
-from .base import NotHere, Request, Row, Suite
+from .base import Request, Row, Suite, require_files
 from .probes import Probe, coco_probes, coverage, probe_maps, scene_probes
 from .scores import Values
 from ...towers import Towers
@@ -125,10 +125,8 @@ def read_localisation(
     request: Request,  # localisation, or heldout/localisation
 ) -> Suite:
     "Where maps of phrases lie, over the annotations of folder/localisation/instances.json"
-    file = request.at / "instances.json"
-    if not file.is_file():
-        raise NotHere(f"there is no {file}")
-    probes = coco_probes(file, request.images)
+    require_files(request.at, "instances.json")
+    probes = coco_probes(request.at / "instances.json", request.images)
 
     def measure(scorer):
         yield from localisation_rows(localisation(scorer.towers, probes, text=scorer.text))

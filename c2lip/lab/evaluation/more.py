@@ -18,7 +18,7 @@ from ...core import UserError
 from c2lip.lab.evaluation.base import (
     Entry,
     Item,
-    NotDownloaded,
+    NotHere,
     Request,
     Suite,
     find_image,
@@ -237,7 +237,7 @@ def read_probe(
     at = request.folder / request.at.name
     require_files(at, "*/*")
     if not (at / "train").is_dir():
-        raise NotDownloaded(f"{request.name}: {at}/train is missing; a probe needs training images")
+        raise NotHere(f"{request.name}: {at}/train is missing; a probe needs training images")
 
     has_val = (at / "val").is_dir() and (at / "test").is_dir()
     val = read_classes(at, "val") if has_val else None

@@ -141,11 +141,6 @@ def _open(image):
         raise UserError(f"{image} cannot be used, {e.cause}") from None
 
 
-def _image_of(probe):
-    "What is equal for probes of one image"
-    return probe.image if isinstance(probe.image, str | bytes) else id(probe.image)
-
-
 def probe_maps(
     towers: Towers,
     probes: list[Probe],  # P probes, those of one image side by side
@@ -158,7 +153,7 @@ def probe_maps(
     device = next(towers.model.parameters()).device
     phrases = [probe.phrase for probe in probes]
     concepts = text(phrases) if text else embed_texts(towers, phrases, progress=False)
-    of_images = [list(group) for _, group in groupby(probes, _image_of)]
+    of_images = [list(group) for _, group in groupby(probes, lambda probe: id(probe.image))]
     numbers = [number for number, group in enumerate(of_images) for _ in group]
 
     fields: list[tuple] = []

@@ -24,7 +24,7 @@ from ...core import UserError, did_you_mean, files
 from ...core.files import cache_folder, cache_instead, folder_digest, project_root, shipped, user_path, write_json
 from ..data.images import BadImage, open_image
 from ..data.sources import find_source, open_data
-from .base import NotDownloaded, NotHere, Request, Scorer, Suite, suite_table
+from .base import NotHere, Request, Scorer, Suite, suite_table
 from .embeddings import embed_images, embed_texts
 from .localisation import read_localisation
 from .more import MORE
@@ -79,12 +79,12 @@ def read_folder(
         except NotHere as e:
             lacking[name] = e
 
+    table = suite_table()
+    own = [name for name in lacking if name not in table or not table[name].home]
     if suites is None:
         lacking = {name: e for name, e in lacking.items() if (folder / name).is_dir()}
-    else:
-        own = [name for name, e in lacking.items() if not isinstance(e, NotDownloaded)]
-        if own:
-            raise UserError(f"the folder {folder} has nothing for {', '.join(own)}: {lacking[own[0]]}")
+    elif own:
+        raise UserError(f"the folder {folder} has nothing for {', '.join(own)}: {lacking[own[0]]}")
 
     if not found:
         none = f"the folder {folder} holds none of the suites {', '.join(names)}"

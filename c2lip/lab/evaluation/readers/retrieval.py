@@ -20,7 +20,6 @@ from ....core.files import read_json, read_text
 from c2lip.lab.evaluation.base import (
     Entry,
     Item,
-    NotHere,
     Request,
     Row,
     Scorer,
@@ -171,10 +170,8 @@ def read_own_retrieval(
     request: Request,  # retrieval, or heldout/retrieval
 ) -> Suite:
     "The workbook's own retrieval.json, in Karpathy's layout; that of heldout/ is of images that no training saw"
-    file = Path(request.folder) / f"{request.name}.json"
-    if not file.is_file():
-        raise NotHere(f"{request.folder} holds no {request.name}.json")
-    items = read_captions(file, "karpathy", request.images, split="")
+    require_files(Path(request.folder), f"{request.name}.json")
+    items = read_captions(f"{request.at}.json", "karpathy", request.images, split="")
     texts = [text for item in items for text in item.right]
     return Suite(images_of({request.name: items}), texts, lambda scorer: retrieval_task(items, scorer, request.ks))
 
@@ -214,12 +211,9 @@ def read_retrieval_set(
     if next(at.glob("test/*.tar"), None):
         return _retrieval_suite(request.name, _read_shards(at))
 
-    found = {}
-    for layout, keys in LAYOUTS.items():
-        files = [file for pattern in keys.files for file in sorted(at.glob(pattern))]
-        if files:
-            found[layout] = files
-    layout, files = next(iter(found.items()))
+    present = [name for name, keys in LAYOUTS.items() if any(next(at.glob(file), None) for file in keys.files)]
+    layout = present[0]
+    files = [file for pattern in LAYOUTS[layout].files for file in sorted(at.glob(pattern))]
     long = LAYOUTS[layout].long
 
     named = [home / folder for home in (at, at.parent) for folder in _IMAGE_FOLDERS]
