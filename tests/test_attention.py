@@ -11,8 +11,7 @@ from PIL import Image
 
 from c2lip.core import UserError
 from c2lip.lab.attention.maps import encode_view, head_attention
-from c2lip.lab.evaluation.localisation import localisation_rows, measure_map
-from c2lip.lab.evaluation.probes import coco_probes, coverage, scene_probes
+from c2lip.lab.evaluation.localisation import coco_probes, coverage, localisation_rows, measure_map, scene_probes
 from c2lip.lab.evaluation.scores import score
 from c2lip.lab.world.drawn import Thing, object_mask
 from c2lip.lab.world.scenes import binding_scenes

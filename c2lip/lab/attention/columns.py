@@ -19,7 +19,7 @@ from scipy.ndimage import maximum_filter
 from torch import Tensor
 
 from .maps import MAP_KINDS, SHARE_KINDS, on_finest_grid
-from ..evaluation.probes import sample_map
+from ..evaluation.localisation import sample_map
 
 # %% ../../../nbs/7_attention/02_columns.ipynb #89bb7e13
 CHANGE_COLOURS = LinearSegmentedColormap.from_list(

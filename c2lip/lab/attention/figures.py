@@ -20,8 +20,8 @@ from PIL import Image
 
 from .columns import ImageMaps, MapColumn, add_outline, grey_pixels
 from .maps import embed_phrases, encode_view, on_finest_grid, open_user_image
+from ..evaluation.localisation import sample_map
 from ..evaluation.plots import Page
-from ..evaluation.probes import sample_map
 from ...towers import Towers
 
 # %% ../../../nbs/7_attention/03_figures.ipynb #dc1c4b9f

@@ -22,7 +22,7 @@ from ...core import UserError
 from ...encoding import encode_images, evaluating
 from ..data.images import BadImage, open_image
 from ..evaluation.embeddings import embed_texts
-from ..evaluation.probes import field_of, grid_of, sample_map
+from ..evaluation.localisation import field_of, grid_of, sample_map
 from ...pooling import concept_similarity
 from ...towers import Towers, is_clip_tower, is_siglip_tower
 
