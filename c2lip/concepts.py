@@ -72,7 +72,9 @@ ABBREVIATED = re.compile(
 SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
 
 
-def split_sentences(text: str) -> list[str]:  # a caption of one or more sentences → in order, none empty
+def split_sentences(
+    text: str,  # a caption of one or more sentences
+) -> list[str]:  # in order, none empty
     "The sentences of a caption, by punctuation"
     sentences, start = [], 0
     for match in SENTENCE_END.finditer(text):
@@ -137,7 +139,9 @@ class Rules:
                 check_choice(f"rule {rule.name}", value, ALLOWED[rule.name])
 
 
-def make_rules(options: dict) -> Rules:  # some fields of `Rules`
+def make_rules(
+    options: dict,  # some fields of `Rules`
+) -> Rules:
     "The rules; an unknown name or value is a `UserError` that says what is known"
     for name in options:
         check_choice("a rule", name, [rule.name for rule in fields(Rules)])
@@ -229,7 +233,9 @@ def _candidates(doc, words, rules):
         yield first, end
 
 # %% ../nbs/1_method/06_concepts.ipynb #5de6eeaf
-def phrase_number(text: str) -> int:  # below 2⁶³, the same on every rank and machine
+def phrase_number(
+    text: str,  # the words of a phrase
+) -> int:  # below 2⁶³, the same on every rank and machine
     "A number for a phrase's words, letter case ignored: phrases are equal where their numbers are"
     words = text.lower().encode()
     digest = hashlib.blake2b(words, digest_size=8).digest()
@@ -248,7 +254,7 @@ def _characters(doc, text, first, end):
 
 def phrases_of(
     doc: Doc,  # a parsed caption
-    rules: Rules = Rules(),
+    rules: Rules = Rules(),  # what counts
 ) -> list[Phrase]:  # in reading order; characters count in `doc.text`
     "The concepts of a parsed caption"
     words = [token.lower_ for token in doc]
@@ -294,10 +300,7 @@ def _parse(rules, pipeline, captions):
 # %% ../nbs/1_method/06_concepts.ipynb #f50b72b2
 def noun_phrases_many(
     captions: list[str],  # canonical captions
-    nlp: Language
-    | str
-    | Path
-    | None = None,  # None: the embedded pipeline; a name for `load_pipeline`; or a loaded one
+    nlp: Language | str | Path | None = None,  # a pipeline, or what `load_pipeline` takes
     **rules: Any,  # fields of `Rules`
 ) -> list[list[Phrase]]:  # one list a caption, in order
     """The concepts of many captions, by the embedded pipeline on every core of a Linux system.
@@ -334,10 +337,7 @@ def noun_phrases_many(
 # %% ../nbs/1_method/06_concepts.ipynb #aff446fe
 def noun_phrases(
     caption: str,  # a canonical caption
-    nlp: Language
-    | str
-    | Path
-    | None = None,  # None: the embedded pipeline; a name for `load_pipeline`; or a loaded one
+    nlp: Language | str | Path | None = None,  # a pipeline, or what `load_pipeline` takes
     **rules: Any,  # fields of `Rules`
 ) -> list[Phrase]:  # (text, start, end), in reading order
     """The concepts of one caption, as `noun_phrases_many` finds those of many.

@@ -110,9 +110,7 @@ class _ForeignTokenizer:
         self.tokenizer = tokenizer
         self.context_length = length
 
-    def clean_fn(self, text):
-        "The text itself: this tokenizer cleans within, and counts characters of the text as it was given"
-        return text
+    clean_fn = staticmethod(str)  # the text itself: this tokenizer cleans within, and counts its characters
 
     def __call__(self, texts):
         "Token ids (T,L)"
@@ -168,8 +166,7 @@ def _placed_phrase(caption, phrase):
 
 def _found_phrases(captions, nlp=None, **rules):
     "The noun phrases of canonical captions as plain tuples (text, first character, one past the last)"
-    found = noun_phrases_many(captions, nlp, **rules)
-    return [[tuple(phrase) for phrase in phrases] for phrases in found]
+    return [[*map(tuple, phrases)] for phrases in noun_phrases_many(captions, nlp, **rules)]
 
 
 def _no_text(caption):
@@ -194,11 +191,11 @@ def _part(item, name):
     try:
         return item[name]
     except (LookupError, TypeError):
-        found = f"has {', '.join(map(str, item))}" if isinstance(item, dict) else f"is a {type(item).__name__}"
-    raise UserError(
-        f"an item of the data set has no {name!r}, it {found}: "
-        'name its image and its caption, such as PhraseCollate("image", "text")'
-    )
+        found = list(item) if isinstance(item, dict) else type(item).__name__
+        raise UserError(
+            f"an item of the data set ({found}) has no {name!r}: "
+            'name its image and its caption, such as PhraseCollate("image", "text")'
+        ) from None
 
 # %% ../nbs/1_method/18_own_loop.ipynb #596f0f5f
 class PhraseCollate:
@@ -269,16 +266,13 @@ def _samples(images, captions, phrases):
     return samples
 
 
-def _tokens_known(model):
-    "The rows of the model's largest table of tokens; 0 where it has none"
-    sizes = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
-    return max(sizes, default=0)
-
-
-def _largest_token(batch):
-    "The largest token id of a batch's texts"
-    ids = [texts.ids for texts in batch.texts.values() if texts.ids is not None]
-    return max((int(rows.max()) for rows in ids if rows.numel()), default=0)
+def _check_tokens(batch, known):
+    "Raise `UserError` where a text has a token beyond the model's `known` ones"
+    for texts in batch.texts.values():
+        if texts.ids is None or not known or (texts.ids < known).all():
+            continue
+        token = int(texts.ids.max())
+        raise UserError(f"the tokenizer gives token {token}, the model has {known}: give the model's own")
 
 # %% ../nbs/1_method/18_own_loop.ipynb #58f54152
 class _OwnStep(Step):
@@ -290,7 +284,8 @@ class _OwnStep(Step):
         self.view = method.view
         self.nlp = nlp
         self.pooled = pooled
-        self.tokens = _tokens_known(model)
+        tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+        self.tokens = max(tables, default=0)  # that the model knows; 0: it has no table of them
         self.images_seen = 0  # by this process
         self.phrases_seen = 0
         self.warned = False  # of a batch without any phrase, once
@@ -325,9 +320,7 @@ class _OwnStep(Step):
         self._check_phrases(samples)
 
         batch = self.view(samples, 0)
-        largest = _largest_token(batch)
-        if 0 < self.tokens <= largest:
-            raise UserError(f"the tokenizer gives token {largest}, the model has {self.tokens}: give the model's own")
+        _check_tokens(batch, self.tokens)
         return super().forward(batch.to(self.towers.model.logit_scale.device))
 
 # %% ../nbs/1_method/18_own_loop.ipynb #78a768e8

@@ -151,7 +151,9 @@ def token_spans(
     return [_row_spans(*parts) for parts in zip(captions, cleaned, rows, phrases)]
 
 
-def has_token_positions(tokenizer: Any) -> bool:  # of towers, or None
+def has_token_positions(
+    tokenizer: Any,  # of towers, or None
+) -> bool:
     "Whether the tokenizer gives the text tokens of a phrase; any tokenizer encodes whole texts"
     try:
         token_spans(tokenizer, ["a"], [[]])

@@ -34,7 +34,9 @@ def _is_latin(text):
     return plain >= 0.8 * sum(map(str.isalpha, text))
 
 
-def is_english(text: str) -> bool:  # a caption → False as well where there is no letter
+def is_english(
+    text: str,  # a caption
+) -> bool:  # False as well where there is no letter
     "Whether letters and function words are those of English; a cheap test, no language model"
     if not text.isascii() and not _is_latin(text):
         return False
@@ -45,8 +47,8 @@ def is_english(text: str) -> bool:  # a caption → False as well where there is
 
 # %% ../nbs/1_method/05_trees.ipynb #51c5ace8
 def load_pipeline(
-    name: str | Path | None = None,
-) -> Language:  # None: the embedded one; "en_core_web_sm" …, or a folder
+    name: str | Path | None = None,  # None: the embedded one; "en_core_web_sm" …, or a folder
+) -> Language:
     "A spaCy pipeline that tags and parses English, loaded once; `UserError` if it cannot be loaded or does not parse"
     return _load(str(name or shipped("pipeline")))
 
@@ -152,7 +154,11 @@ class _Columns:
 class _Tree(_Columns):
     "The walk from a noun to the first and the last word of its phrase"
 
-    def modifies(self, i: int, noun: int) -> bool:
+    def modifies(
+        self,
+        i: int,  # the word's place in the text
+        noun: int,  # and the noun's
+    ) -> bool:
         "Whether word `i`, left of `noun`, reaches it by modifying arcs alone"
         for _ in range(8):
             arc, head = self.arc[i], self.head[i]
@@ -174,7 +180,10 @@ class _Tree(_Columns):
         after_noun = i > 0 and self.pos[i - 1] in NOUN_TAGS
         return after_noun and self.pos[i] == "NUM" and self.head[i] == noun
 
-    def first(self, noun: int) -> int:
+    def first(
+        self,
+        noun: int,  # its place in the text
+    ) -> int:
         "The first word of the phrase of `noun`"
         i = noun
         while i and self.modifies(i - 1, noun) and not self._ends_item(i - 1):
@@ -187,7 +196,10 @@ class _Tree(_Columns):
             i += 1
         return i
 
-    def end(self, noun: int) -> int:
+    def end(
+        self,
+        noun: int,  # its place in the text
+    ) -> int:
         "One past the last word of the phrase of `noun`"
         i = noun + 1
         while i < len(self.head) and self.arc[i] in NAMES_ON and noun <= self.head[i] < i:
@@ -196,7 +208,10 @@ class _Tree(_Columns):
             i += 1
         return i
 
-    def is_noun(self, i: int) -> bool:
+    def is_noun(
+        self,
+        i: int,  # the word's place in the text
+    ) -> bool:
         "A noun; or a word of another tag with its own determiner, in a noun's place ('an orange sitting there')"
         if self.pos[i] in NOUN_TAGS:
             return True
@@ -218,7 +233,9 @@ class Span(NamedTuple):
     head: int  # its noun
 
 
-def base_phrases(doc: Doc) -> list[Span]:  # of a tagged and parsed text, in reading order, none inside another
+def base_phrases(
+    doc: Doc,  # tagged and parsed
+) -> list[Span]:  # in reading order, none inside another
     "The noun phrases of a tree, before any rule drops or joins them"
     tree = _Tree(doc)
     spans = [Span(tree.first(i), tree.end(i), i) for i in range(len(doc)) if tree.is_noun(i)]

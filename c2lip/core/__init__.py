@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError', 'did_you_mean', 'check_choice',
-           'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'Outcomes', 'in_workers',
-           'full_precision']
+           'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'rank_and_world_size', 'Outcomes',
+           'in_workers', 'full_precision']
 
 # %% ../../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -72,7 +72,10 @@ class Texts:
         assert rows is not None  # texts are read either from ids or from spans
         return len(rows)
 
-    def to(self, device: torch.device | str) -> Texts:
+    def to(
+        self,
+        device: torch.device | str,  # where the tensors go
+    ) -> Texts:
         "The same texts on `device`"
         tensors = {name: x for name, x in vars(self).items() if hasattr(x, "to")}
         return replace(self, **_moved(tensors, device))
@@ -91,7 +94,10 @@ class Batch:
         "B, the images of this rank: the rows of every loss; other ranks' texts are further columns"
         return len(next(iter(self.images.values())))
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(
+        self,
+        device: torch.device | str,  # where the tensors go
+    ) -> Batch:
         "The same batch on `device`"
         texts = {name: entry.to(device) for name, entry in self.texts.items()}
         return Batch(_moved(self.images, device), texts, _moved(self.masks, device))
@@ -116,7 +122,9 @@ _SHORT.maxlevel = 2
 _SHORT.maxstring = _SHORT.maxother = 60
 
 
-def short(value: object) -> str:  # of any type and size → at most 60 characters
+def short(
+    value: object,  # of any type and size
+) -> str:  # at most 60 characters
     "A value as a message shows it, without writing all of it out"
     return one_line(_SHORT.repr(value), 60)
 
@@ -143,7 +151,7 @@ def did_you_mean(
 
 def check_choice(
     what: str,  # is chosen, the start of the message
-    value: object,
+    value: object,  # what was given
     known: list | tuple,  # the words that it may be
 ):
     "Raise `UserError` where `value` is none of `known`"
@@ -159,7 +167,10 @@ class Range(NamedTuple):
     above: bool = False  # `least` itself is refused
     auto: bool = False  # the word auto is allowed too
 
-    def holds(self, number: float) -> bool:
+    def holds(
+        self,
+        number: float,  # what a setting was given
+    ) -> bool:
         "Whether `number` is in the range"
         enough = self.least < number if self.above else self.least <= number
         return enough and number <= self.most
@@ -172,7 +183,9 @@ class Range(NamedTuple):
         return f"from {self.least:g} to {most}" if limited else f"at least {self.least:g}"
 
 # %% ../../nbs/1_method/01_core.ipynb #90b8822b
-def seed_everything(seed: int):  # any non-negative integer
+def seed_everything(
+    seed: int,  # any non-negative integer
+):
     "Seed Python, NumPy and torch"
     import numpy as np
     import torch
@@ -182,7 +195,9 @@ def seed_everything(seed: int):  # any non-negative integer
     torch.manual_seed(seed)
 
 
-def pick_device(name: str = "auto") -> torch.device:  # "auto", "cpu", "cuda", "cuda:1", "mps"
+def pick_device(
+    name: str = "auto",  # "auto", "cpu", "cuda", "cuda:1", "mps"
+) -> torch.device:
     "The device called `name`; auto takes a CUDA GPU where there is one, the CPU otherwise"
     import torch
 
@@ -202,7 +217,9 @@ def derive_seed(*parts) -> int:  # below 2^32
 
 
 @contextmanager
-def seeded(seed: int):  # below 2^32
+def seeded(
+    seed: int,  # below 2^32
+):
     "Inside, torch and Python draw from `seed`; outside, nothing is changed"
     import torch
 
@@ -214,6 +231,15 @@ def seeded(seed: int):  # below 2^32
             yield
         finally:
             random.setstate(state)
+
+# %% ../../nbs/1_method/01_core.ipynb #dcbfb22d
+def rank_and_world_size() -> tuple[int, int]:  # rank, number of ranks
+    "This process's rank and the number of ranks"
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
 
 # %% ../../nbs/1_method/01_core.ipynb #c4a7d213
 class Outcomes:
@@ -267,6 +293,8 @@ def in_workers(
         raise UserError("a worker was ended from outside, most often for want of memory: use fewer workers") from None
 
 # %% ../../nbs/1_method/01_core.ipynb #fp000001
-def full_precision(x: Tensor) -> Tensor:  # of any floating type → float32 where x was float16 or bfloat16
+def full_precision(
+    x: Tensor,  # of any floating type
+) -> Tensor:  # float32 where x was float16 or bfloat16
     "Upcast half precision; float32 and float64 stay as they are"
     return x.float() if x.element_size() < 4 else x

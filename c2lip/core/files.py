@@ -30,7 +30,9 @@ from filelock import FileLock, Timeout
 from . import UserError, one_line, short
 
 # %% ../../nbs/1_method/02_files.ipynb #955bf365
-def project_of(path: Path | str) -> Path | None:  # existing or not → the folder with settings.ini, or None
+def project_of(
+    path: Path | str,  # existing or not
+) -> Path | None:  # the folder with settings.ini, or None
     "The nearest folder at or above `path` whose settings.ini is this library's"
     path = Path(path).resolve()
     for folder in (path, *path.parents):
@@ -62,12 +64,16 @@ def is_utf8(text: object) -> bool:  # a text or a path
     return str(text) == str(text).encode("utf8", "ignore").decode()
 
 
-def user_path(path: Path | str) -> Path:
+def user_path(
+    path: Path | str,  # as it was typed
+) -> Path:
     "A path as it is typed: ~ is the home folder; another user's, such as ~ann, stays where there is no such user"
     return Path(os.path.expanduser(path))
 
 
-def output_place(path: Path | str) -> Path:  # typed by the user; from the root if relative, ~ is the home folder
+def output_place(
+    path: Path | str,  # typed by the user; from the root if relative, ~ is the home folder
+) -> Path:
     "Where results go; raise `UserError` for the project's own folder, its sources, and a name that is not UTF-8"
     if not is_utf8(path):
         raise UserError(f"the folder {path} is not named in UTF-8: choose another one")
@@ -85,7 +91,7 @@ RUN_FILES = tuple(_WRITTEN.split())  # what a run leaves
 
 
 def check_free(
-    folder: Path,
+    folder: Path,  # existing or not
     files: Iterable[str] = RUN_FILES,  # any of them means that there is a run
     resumable: bool = True,  # for the message
 ):
@@ -124,7 +130,9 @@ def cache_instead(
     return Path(_temporary_folder().name)
 
 # %% ../../nbs/1_method/02_files.ipynb #aa0c5ee6
-def shipped(name: str) -> Path:  # below data/ of the clone, such as "results/index.csv" → a file or folder
+def shipped(
+    name: str,  # below data/ of the clone, such as "results/index.csv"
+) -> Path:  # a file or folder
     "What comes with the library; raise `UserError` where this installation lacks it"
     clone = _own_clone()
     home = clone / "data" if clone else Path(str(resources.files("c2lip"))) / "shipped"
@@ -133,7 +141,9 @@ def shipped(name: str) -> Path:  # below data/ of the clone, such as "results/in
     return home / name
 
 
-def cache_folder(chosen: str | Path = "auto") -> Path:  # chosen by the user; auto: the usual one → existing or not
+def cache_folder(
+    chosen: str | Path = "auto",  # chosen by the user; auto: the usual one
+) -> Path:  # existing or not
     """Where indexes, embeddings and drawn benchmarks are kept: C2LIP_CACHE, else data/cache of a clone,
     else c2lip in XDG_CACHE_HOME or ~/.cache, on every system, as the hub's library does"""
     if chosen != "auto":
@@ -163,7 +173,9 @@ def regular(
 
 
 @contextmanager
-def replacing(path: Path | str):
+def replacing(
+    path: Path | str,  # of the file, existing or not
+):
     "Inside, the name to write a file under, which then takes its place: the old file stays until the new one is whole"
     temp = Path(f"{path}.tmp")
     temp.unlink(missing_ok=True)  # of a killed run, or a pipe, which would be waited for
@@ -175,7 +187,7 @@ def replacing(path: Path | str):
 
 
 def write_json(
-    path: Path | str,
+    path: Path | str,  # of the file, existing or not
     data: object,  # of JSON's types
 ):
     "Write `data` as readable JSON, by `replacing`"
@@ -204,7 +216,9 @@ def _each_once(pairs):
     return found
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(
+    text: str | bytes,  # one JSON value
+) -> Any:
     "Read JSON; raises `ValueError`, also where it is nested too deep or an object has a key twice"
     try:
         return json.loads(text, object_pairs_hook=_each_once)
@@ -212,7 +226,9 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(str(e)) from None
 
 
-def read_json(path: Path | str) -> Any:  # an existing file
+def read_json(
+    path: Path | str,  # an existing file
+) -> Any:
     "Read JSON; a broken or missing file is a `UserError` that names it"
     text = read_text(path)
     try:
@@ -237,7 +253,9 @@ def read_by_key(
     return values
 
 # %% ../../nbs/1_method/02_files.ipynb #eefea50a
-def json_object(path: Path | str) -> dict:  # existing or not
+def json_object(
+    path: Path | str,  # existing or not
+) -> dict:
     "The object that a JSON file holds; empty where the file is missing, damaged or of another form"
     with suppress(UserError):
         found = read_json(path)
@@ -246,7 +264,7 @@ def json_object(path: Path | str) -> dict:  # existing or not
 
 
 def parse_yaml(
-    text: str,
+    text: str,  # one YAML document
     name: Path | str,  # for the message
 ) -> Any:
     "Read YAML; a `UserError` says what is wrong with it, and calls it `name`"
@@ -264,12 +282,16 @@ def parse_yaml(
         raise UserError(f"{name} is not valid YAML: {one_line(e, 300)}") from None
 
 
-def read_yaml(path: Path | str) -> Any:  # an existing file
+def read_yaml(
+    path: Path | str,  # an existing file
+) -> Any:
     "Read YAML; a broken or missing file is a `UserError` that names it"
     return parse_yaml(read_text(path), path)
 
 # %% ../../nbs/1_method/02_files.ipynb #dd28b381
-def folder_digest(folder: Path | str) -> str:  # sha256, hexadecimal
+def folder_digest(
+    folder: Path | str,  # an existing one
+) -> str:  # sha256, hexadecimal
     "One digest of the files of a folder, their names included, without records and licences"
     skip = ("record.json", "README.md", "LICENSE", "train")  # at its top
     files = {path.relative_to(folder): path for path in Path(folder).rglob("*") if path.is_file()}

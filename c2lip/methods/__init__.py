@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..core import Batch, Features, Sample, Texts, derive_seed, seeded
-from ..encoding import encode, encode_texts, entry_of, gather, rank_and_world_size
+from ..core import Batch, Features, Sample, Texts, derive_seed, rank_and_world_size, seeded
+from ..encoding import encode, encode_texts, entry_of, gather
 from ..losses import c2lip_losses, softmax_loss
 from ..towers import Towers, has_bias
 
@@ -55,7 +55,10 @@ class Objective(nn.Module):
         "The features that the losses read; a method that changes what the towers see changes this"
         return encode(model, batch, self.needs)
 
-    def entry_of(self, batch: Batch) -> dict[str, str]:
+    def entry_of(
+        self,
+        batch: Batch,  # of this rank
+    ) -> dict[str, str]:
         "Feature → the entry whose rows it has; a method that changes `encode` may change this"
         return entry_of(batch)
 
@@ -107,14 +110,18 @@ class Stacked(list):
         self.images = images
 
 
-def stack_images(samples: list[Sample]) -> Tensor:  # (B,3,H,W)
+def stack_images(
+    samples: list[Sample],  # of a step
+) -> Tensor:  # (B,3,H,W)
     "The samples' images as one tensor; the loader's own, where its worker has stacked them already"
     if isinstance(samples, Stacked):
         return samples.images
     return torch.stack([sample.image for sample in samples])
 
 # %% ../../nbs/1_method/16_methods.ipynb #833a7041
-def caption_view(towers: Towers) -> Callable:  # (samples, step) → Batch
+def caption_view(
+    towers: Towers,  # whose tokenizer reads the captions
+) -> Callable:  # (samples, step) → Batch
     "Images and captions, no phrases"
 
     def view(samples, step):
@@ -125,7 +132,9 @@ def caption_view(towers: Towers) -> Callable:  # (samples, step) → Batch
 
 
 @torch.no_grad()
-def joint_width(towers: Towers) -> int:  # D
+def joint_width(
+    towers: Towers,  # whose text tower is asked
+) -> int:  # D
     "Width of the joint space"
     device = next(towers.model.parameters()).device
     ids = towers.token_ids([""]).to(device)
@@ -134,7 +143,7 @@ def joint_width(towers: Towers) -> int:  # D
 
 
 def further_texts(
-    towers: Towers,
+    towers: Towers,  # whose tokenizer reads the texts
     texts: list[str],  # of this step, e.g. its negatives
     owner: list[int],  # image of each
     weight: list[float] | None = None,  # a number of each for the objective
@@ -157,13 +166,17 @@ def step_generator(
 
 
 @lru_cache
-def print_once(line: str):
+def print_once(
+    line: str,  # what is new to the user
+):
     "Print a line on the first rank, the same one once"
     if rank_and_world_size()[0] == 0:
         print(line, flush=True)
 
 # %% ../../nbs/1_method/16_methods.ipynb #be96c42d
-def contrast(towers: Towers) -> Callable:  # (image (N,D), text (n,D), features, own rows) → a rank's share
+def contrast(
+    towers: Towers,  # which decide the loss
+) -> Callable:  # (image (N,D), text (n,D), features, own rows) → a rank's share
     "The towers' own image–text loss: sigmoid where they carry a bias, softmax where they do not"
 
     def loss(image, text, features, rows):
@@ -249,7 +262,10 @@ class Step(nn.Module):
         with self.autocast:
             return self.objective.encode(self.towers.model, batch)
 
-    def encode(self, batch: Batch) -> Features:
+    def encode(
+        self,
+        batch: Batch,  # of this rank
+    ) -> Features:
         "The features of this rank's batch, part by part where there are several"
         if self.parts == 1:
             return self._encode(batch)
@@ -265,7 +281,10 @@ class Step(nn.Module):
         rows = [of_part for _, of_part in pieces]
         return _join(features, rows, self.objective.entry_of(batch))
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:  # () each, × ranks: unweighted; their weighted sum as "total"
+    def forward(
+        self,
+        batch: Batch,  # of this rank
+    ) -> dict[str, Tensor]:  # () each, × ranks: unweighted; their weighted sum as "total"
         "Encode, gather, objective; losses in float32. Their means over the ranks are those of the whole batch"
         features = self.encode(batch)
         with torch.autocast(features["scale"].device.type, enabled=False):
@@ -278,7 +297,9 @@ class Step(nn.Module):
         return {**losses, "total": total}
 
 # %% ../../nbs/1_method/16_methods.ipynb #1c6c806a
-def clip(towers: Towers) -> Method:
+def clip(
+    towers: Towers,  # with or without a logit bias
+) -> Method:
     "Plain fine-tuning with CLIP's softmax loss; a logit bias is left as it is"
 
     def losses(f, batch, terms):
@@ -288,7 +309,9 @@ def clip(towers: Towers) -> Method:
     return Method(caption_view(towers), objective, trainable=ALL_BUT_BIAS)
 
 
-def plain(towers: Towers) -> Method:
+def plain(
+    towers: Towers,  # which decide the loss
+) -> Method:
     "Plain fine-tuning: SigLIP's sigmoid loss (Eq. 4) where the towers carry a bias, else CLIP's softmax"
     if not has_bias(towers):
         return clip(towers)

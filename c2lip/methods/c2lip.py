@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import torch
 
 from ..concepts import phrase_number
-from ..core import Range, Sample, Texts, check_choice, full_precision
-from ..encoding import gather_rows, rank_and_world_size, shared_place
+from ..core import Range, Sample, Texts, check_choice, full_precision, rank_and_world_size
+from ..encoding import gather_rows, shared_place
 from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, scaled_cosines, softmax_loss
 from . import Method, Objective, caption_view, plain
 from ..pooling import concept_similarity, patches_in_effect

@@ -28,7 +28,9 @@ _all_ = ["Towers", "has_bias", "is_clip_tower", "is_siglip_tower", "load", "reso
 "The door of the package: what is loaded stands beside what is saved"
 
 # %% ../../nbs/1_method/14_release.ipynb #c3503553
-def origin(towers: Towers) -> dict:  # its name and, where it was a folder, its digest; empty for fresh weights
+def origin(
+    towers: Towers,  # as `load` gives them
+) -> dict:  # its name and, where it was a folder, its digest; empty for fresh weights
     "The origin of towers, for the record of the tuned model"
     if towers.name == "new":
         return {}
@@ -172,7 +174,7 @@ def _write_release(towers, folder, record):
 
 # %% ../../nbs/1_method/14_release.ipynb #2bf46379
 def save(
-    towers: Towers,
+    towers: Towers,  # what `load` gives, or your own
     folder: Path | str,  # made if missing; an older release in it is replaced
     record: dict | None = None,  # how the model was made: "settings", "steps", "versions", whatever is known
 ) -> Path:  # the folder

@@ -14,7 +14,9 @@ from torch import nn
 from ..core import UserError
 
 # %% ../../nbs/1_method/08_architectures.ipynb #dcc8862d
-def side_of(size: Any) -> Any:  # of an image or a patch, one number or two → the side of the square; else the size
+def side_of(
+    size: Any,  # of an image or a patch, one number or two
+) -> Any:  # the side of the square; else the size
     "The side of a square, of which one number or two are given; of what is no square `size` itself"
     pair = isinstance(size, (tuple, list))
     return size[0] if pair and size[0] == size[1] else size
@@ -196,7 +198,9 @@ def _clip(model):
     return CLIPConfig(projection_dim=len(projection), vision_config=vision_config, text_config=text_config), weights
 
 
-def translate(model: Any) -> tuple[Any, dict]:  # of open_clip → transformers' configuration, and name → weight or parts
+def translate(
+    model: Any,  # of open_clip
+) -> tuple[Any, dict]:  # transformers' configuration, and name → weight or parts
     """Configuration and weights of a model under transformers' names; `UserError` where it has none.
     The weights are views: whoever writes into them writes the model"""
     return _siglip(model) if hasattr(model.visual, "trunk") else _clip(model)

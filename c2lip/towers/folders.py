@@ -32,7 +32,9 @@ from c2lip.towers.foreign import (
 EMBEDDED = ("base", "base_clip", "tuned")  # that ship: a start in the form of SigLIP and of CLIP, what C2LIP made
 
 
-def base_folder(name: str = "base") -> Path:  # one of EMBEDDED → an open_clip release folder
+def base_folder(
+    name: str = "base",  # one of EMBEDDED
+) -> Path:  # an open_clip release folder
     "An embedded model"
     return shipped(name)
 
@@ -103,7 +105,9 @@ def _check_digests(folder):
             )
 
 
-def release_folder(path: Path) -> Path:  # a release folder or a run; anything else is a `UserError`
+def release_folder(
+    path: Path,  # a release folder or a run; anything else is a `UserError`
+) -> Path:
     "The release folder that `path` means: itself, or a run's model/"
     if path.is_dir():
         in_run = not (path / _CONFIG).exists() and (path / "model" / _CONFIG).exists()

@@ -52,7 +52,9 @@ def _vit_options(name):
     }
 
 
-def register_vit(name: str):  # such as c2lip_vit_w768_l12_h12_m3072_p16_i224_gelu_tanh; others are left alone
+def register_vit(
+    name: str,  # such as c2lip_vit_w768_l12_h12_m3072_p16_i224_gelu_tanh; others are left alone
+):
     "Register the image tower that a name of ours describes with timm"
     import timm
 
@@ -163,7 +165,9 @@ def _siglip_vision(vision):
     return {"timm_model_name": name, "timm_model_pretrained": False, "timm_pool": "map", "timm_proj": "none"}
 
 
-def foreign_config(folder: Path) -> dict:  # with config.json and preprocessor_config.json of transformers
+def foreign_config(
+    folder: Path,  # with config.json and preprocessor_config.json of transformers
+) -> dict:
     "What transformers' configuration means in the form of open_clip_config.json; `UserError` for another model"
     config: Any = _their_config(folder)
     vision = config.vision_config
@@ -244,7 +248,9 @@ def _objects(value):
     return found
 
 
-def refuse_code(folder: Path):
+def refuse_code(
+    folder: Path,  # of a model
+):
     "Raise `UserError` where a configuration of a folder asks for code of its own"
     for file in sorted(folder.glob("*config*.json")):
         keys = set().union(*_objects(read_json(file)))

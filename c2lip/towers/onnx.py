@@ -60,7 +60,7 @@ def _export(tower, place, batch, outputs):
 
 # %% ../../nbs/1_method/15_onnx.ipynb #f68765b8
 def export_onnx(
-    towers: Towers,
+    towers: Towers,  # of any kind whose visual tokens are known
     folder: Path | str,  # made if missing
 ) -> float:  # the largest difference between onnxruntime and PyTorch
     """Write image.onnx (images → image, tokens), text.onnx (ids → text), all unit vectors, the tokenizer and

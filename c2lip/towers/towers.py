@@ -99,13 +99,17 @@ class Towers:
         return torch.stack([self.rows[text] for text in texts])
 
 # %% ../../nbs/1_method/11_towers.ipynb #4b1a0cd2
-def has_bias(towers: Towers | nn.Module) -> bool:  # towers, or their model
+def has_bias(
+    towers: Towers | nn.Module,  # towers, or their model
+) -> bool:
     "Whether the towers carry a logit bias: SigLIP's do, CLIP's do not"
     model = towers.model if isinstance(towers, Towers) else towers
     return getattr(model, "logit_bias", None) is not None
 
 
-def is_siglip_tower(visual: Any) -> bool:  # a model's `visual`
+def is_siglip_tower(
+    visual: Any,  # a model's `visual`
+) -> bool:
     "Whether an image tower pools with timm's attention pool, a learned query, as SigLIP's"
     from timm.layers import AttentionPoolLatent
 
@@ -113,7 +117,9 @@ def is_siglip_tower(visual: Any) -> bool:  # a model's `visual`
     return isinstance(getattr(trunk, "attn_pool", None), AttentionPoolLatent)
 
 
-def is_clip_tower(visual: Any) -> bool:  # a model's `visual`
+def is_clip_tower(
+    visual: Any,  # a model's `visual`
+) -> bool:
     "Whether an image tower is open_clip's own vision transformer, as CLIP's"
     from open_clip.transformer import VisionTransformer
 
@@ -136,7 +142,9 @@ def _model_name(name):
     return name.partition(":")[0].replace("/", "-")  # the papers write ViT-B/32
 
 
-def resolve(name: str) -> ModelSpec:  # an open_clip name, optionally with ":tag" of its weights or ":random"
+def resolve(
+    name: str,  # an open_clip name, optionally with ":tag" of its weights or ":random"
+) -> ModelSpec:
     "Look a model up; raise `UserError` with the most similar name for an unknown model or tag"
     import open_clip
 
@@ -259,7 +267,7 @@ def _load_parts(name, check):
 # %% ../../nbs/1_method/11_towers.ipynb #948f633b
 def load(
     name: str | Path = "base",  # base, base_clip, tuned, a folder, a name[:tag] of open_clip, hf-hub:owner/name
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "cpu",  # where the model goes
     check: bool = True,  # that the files of a folder are those of its record
 ) -> Towers:  # in evaluation mode
     """Load a model with its own tokenizer and preprocessing.

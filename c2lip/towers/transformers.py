@@ -29,7 +29,9 @@ def _translate(model):
     return config, weights
 
 
-def expressible(towers: Towers) -> tuple[str, str]:  # "SiglipModel", "CLIPModel" or ""; and why not
+def expressible(
+    towers: Towers,  # of any kind
+) -> tuple[str, str]:  # "SiglipModel", "CLIPModel" or ""; and why not
     "The transformers class that fits these towers; it never raises, so that a long run does not end there"
     try:
         config, _ = _translate(towers.model)
@@ -149,7 +151,7 @@ def _largest_difference(towers, model, tokenizer):
 
 # %% ../../nbs/1_method/13_transformers.ipynb #2e75e2aa
 def to_hugging_face(
-    towers: Towers,
+    towers: Towers,  # of a SigLIP or a CLIP
     folder: Path | str,  # made if missing
 ) -> float:  # the largest difference that was found in the comparison
     """Write the model for transformers: SiglipModel or CLIPModel with tokenizer and image processor.
