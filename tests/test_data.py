@@ -260,15 +260,20 @@ def test_duplicates_and_damage(tmp_path):
     assert len(read(tmp_path / "e.tar", skips)) == 8 and skips.counts == {"damaged shard": 1}
 
 
-def test_remote_shards_are_near_ones(tmp_path, monkeypatch):
+@pytest.fixture
+def three_shards(tmp_path, monkeypatch):
     monkeypatch.setattr("c2lip.lab.data.images.PAUSES", (0, 0, 0))
     for i in range(3):
         shard(tmp_path / f"a-{i}.tar")
-    (tmp_path / "c.tar").write_bytes((tmp_path / "a-0.tar").read_bytes()[:3000])
-    cache = dict(index_folder=tmp_path / "cache")
-    with served(tmp_path) as (web, how):
-        how.fails = 1  # a busy server is asked again
-        near, far = open_data(tmp_path / "a-{0..2}.tar", **cache), open_data(f"{web}/a-{{0..2}}.tar", **cache)
+    return tmp_path
+
+
+def test_remote_shards_are_near_ones(three_shards):
+    cache = dict(index_folder=three_shards / "cache")
+    with served(three_shards) as (web, server):
+        server.fails = 1  # a busy server is asked again
+        near = open_data(three_shards / "a-{0..2}.tar", **cache)
+        far = open_data(f"{web}/a-{{0..2}}.tar", **cache)
         assert [r._replace(image=r.image()) for r in near] == [r._replace(image=r.image()) for r in far]
         runs = []
         for found, workers in ((near, 0), (far, 0), (far, 2)):
@@ -276,26 +281,35 @@ def test_remote_shards_are_near_ones(tmp_path, monkeypatch):
             runs.append([(s.key, s.image) for batch in loaded for s in batch])
         for run in runs[1:]:
             assert all(a == c and b.equal(d) for (a, b), (c, d) in zip(runs[0], run, strict=True))
-        write_table(list(far), tmp_path / "t.parquet")
-        assert read(tmp_path / "t.parquet") == list(far), "a table may name far shards"
-        shard(tmp_path / "a-1.tar", 9)
+        write_table(list(far), three_shards / "t.parquet")
+        assert read(three_shards / "t.parquet") == list(far), "a table may name far shards"
+        shard(three_shards / "a-1.tar", 9)
         assert len(open_data(f"{web}/a-{{0..2}}.tar", **cache)) == 25, "a changed one is copied anew"
-        tables = "tables on another machine"
-        wrong = {"b-{0..1}.tar": "missing shard", "c.tar": "damaged shard", "t.parquet": tables}
-        for name, message in wrong.items():
+
+
+def test_remote_shards_that_fail(three_shards, monkeypatch):
+    (three_shards / "c.tar").write_bytes((three_shards / "a-0.tar").read_bytes()[:3000])
+    with served(three_shards) as (web, server):
+
+        def fails(name, message):
             with pytest.raises(UserError, match=message):
-                open_data(f"{web}/{name}", **cache)
-        how.length = "X-Length"
-        with pytest.raises(UserError, match="does not say how large"):
-            open_data(f"{web}/a-0.tar", index_folder=tmp_path / "other")
+                read(f"{web}/{name}")
+
+        fails("b-{0..1}.tar", "missing shard")
+        fails("c.tar", "damaged shard")
+        fails("t.parquet", "tables on another machine")
+        server.length = "X-Length"
+        fails("a-0.tar", "does not say how large")
         monkeypatch.setattr("c2lip.lab.data.images.version_of", lambda url: (5, ""))
-        with pytest.raises(UserError, match="more than its 5 bytes came"):
-            open_data(f"{web}/a-2.tar", index_folder=tmp_path / "more")
-    for workers in (0, 1):
-        gone = Samples([near[0]._replace(image=TarPart("http://127.0.0.1:9/a.tar", 0, 5))], SMALL, skips=Skips(1))
-        with pytest.raises(UserError, match="a.tar cannot be copied") as e:
-            list(loader(gone, [[0]], workers))
-        assert "\n" not in str(e.value)
+        fails("a-2.tar", "more than its 5 bytes came")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_copy_that_fails_stops_the_loader(three_shards, workers):
+    gone = Record("a", TarPart("http://127.0.0.1:9/a.tar", 0, 5), "A mug.", [])
+    with pytest.raises(UserError, match="a.tar cannot be copied") as e:
+        list(loader(Samples([gone], SMALL, skips=Skips(1)), [[0]], workers))
+    assert "\n" not in str(e.value)
 
 
 def test_object_stores_through_fsspec(tmp_path):

@@ -11,9 +11,7 @@ import hashlib
 import io
 import os
 import re
-import shutil
 import time
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -46,9 +44,7 @@ def _read_header(image):
         image = io.BytesIO(image)
     elif not isinstance(image, str | Path) or not os.path.isfile(image):
         raise BadImage("missing file", short(image))  # a pipe would be waited for
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        return Image.open(image, formats=FORMATS)
+    return Image.open(image, formats=FORMATS)
 
 
 def _check_header(image):
@@ -87,7 +83,7 @@ def open_image(
         return _decode(opened, 0 if opened is image else at_least)
     except (BadImage, UserError):
         raise
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as e:
+    except Image.DecompressionBombError as e:
         raise BadImage("image too large", str(e)) from None
     except Exception as e:
         raise BadImage("broken image", f"{type(e).__name__}: {e}") from None  # decoders raise nearly anything
@@ -98,7 +94,9 @@ PAUSES = (1, 4, 0)  # seconds after each attempt of a transfer
 MAX_MEMBER = 2**26  # bytes of one image or text in a shard, 64 MiB
 
 
-def remote_scheme(url: str) -> str:  # a path or an address
+def remote_scheme(
+    url: str,  # a path or an address
+) -> str:
     "The scheme of an address on another machine, empty for a path; raise `UserError` where it is not allowed"
     start = re.match(r"([A-Za-z][\w+.-]+):", url)
     if not start:
@@ -139,7 +137,9 @@ def _patiently(call, *args, **options):
     raise OSError(f"{type(error).__name__}: {error}") from None
 
 
-def version_of(url: str) -> tuple[int, str]:  # a path or an address
+def version_of(
+    url: str,  # a path or an address
+) -> tuple[int, str]:
     "A file's size in bytes and its version: time or ETag; raises `OSError`"
     if not remote_scheme(url):
         stat = regular(url).stat()
@@ -149,8 +149,7 @@ def version_of(url: str) -> tuple[int, str]:  # a path or an address
     size = info.get("size")
     if not size:
         raise OSError("its server does not say how large it is, or sends it compressed")
-    marks = [info.get(name) for name in ("ETag", "Last-Modified", "LastModified")]
-    return size, next((str(mark) for mark in marks if mark), "")
+    return size, str(info.get("ETag") or info.get("Last-Modified") or info.get("LastModified") or "")
 
 # %% ../../../nbs/4_data/02_images.ipynb #98f46c88
 _copies: dict[str, Path] = {}  # address → its copy, as this process last found it
@@ -160,8 +159,6 @@ def _copy(url, size, path):
     "Copy a file of so many bytes; it is there whole or not at all"
     from fsspec import Callback
 
-    if size > shutil.disk_usage(path.parent).free:
-        raise OSError(f"there is no room for its {size} bytes")
     system, address = _filesystem(url)
     with replacing(path) as part:
 
@@ -175,7 +172,9 @@ def _copy(url, size, path):
             raise OSError(f"{copied} of {size} bytes came")
 
 
-def local_copy(url: str) -> Path:  # a path or an address
+def local_copy(
+    url: str,  # a path or an address
+) -> Path:
     "The file on this machine, copied to the cache; raises `FileNotFoundError`, `OSError` where it cannot be copied"
     if not remote_scheme(url):
         return Path(url)

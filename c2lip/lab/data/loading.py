@@ -271,8 +271,8 @@ def _embed(towers, samples, part, device="cpu", workers=0) -> Tensor:
 def _write_neighbours(file, towers, samples, device, workers, rank, ranks):
     "Each rank embeds its part of the samples; the first finds the neighbours in all of them"
     parts = [file.with_name(f"embeddings-{r}.npy") for r in range(ranks)]
-    bounds = [r * len(samples) // ranks for r in range(ranks + 1)]
-    embeddings = _embed(towers, samples, range(bounds[rank], bounds[rank + 1]), device, workers)
+    part = range(rank * len(samples) // ranks, (rank + 1) * len(samples) // ranks)
+    embeddings = _embed(towers, samples, part, device, workers)
     np.save(parts[rank], embeddings.numpy())
     if ranks > 1:
         torch.distributed.barrier()

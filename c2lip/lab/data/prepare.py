@@ -164,13 +164,10 @@ def _prepare_parts(work, recipe, workers, ray, progress):
     else:
         start = "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
         results = in_workers(work, jobs, workers if workers > 1 else 0, start)
-    captions = 0
     with Bar(total=len(todo), unit="part", disable=not (progress and todo)) as bar:
         for count in results:
             if isinstance(count, UserError):
                 raise count
-            captions += count
-            bar.set_postfix_str(f"{captions:,} captions", refresh=False)
             bar.update()
     return len(notes), skips.counts
 
@@ -270,7 +267,7 @@ def prepare(
         manifest |= dict(skipped=dict(skipped + Counter(left_out)), parts=parts, made_by=made_by, rules=chosen)
         if sentences:
             manifest["sentences"] = True
-        if joined:
+        if captions and joined:
             manifest["joined"] = dict(
                 table=Path(captions).name,
                 images_without_row=unmatched,

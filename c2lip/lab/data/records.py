@@ -86,7 +86,10 @@ class Skips:
         self.rows.setdefault(where, (cause, detail))
         return True
 
-    def merge(self, other: "Skips"):  # of a part of the same source
+    def merge(
+        self,
+        other: "Skips",  # of a part of the same source
+    ):
         "Add the counts of a part"
         self.seen += other.seen
         self.unread.update(other.unread)
@@ -260,7 +263,9 @@ def find_column(
     raise UserError(f"{source} has no {what} column: found {', '.join(names) or 'none'}, expected {expected}{hint}")
 
 
-def name_list(names: str) -> list[str]:  # with commas between
+def name_list(
+    names: str,  # with commas between
+) -> list[str]:
     "The names of columns that a user gives"
     return [name.strip() for name in names.split(",")]
 
@@ -277,7 +282,7 @@ def caption_columns(
 
 # %% ../../../nbs/4_data/01_records.ipynb #e1b1d6e6
 def with_phrases(
-    records: list[Record],
+    records: list[Record],  # with phrases or without
     nlp=None,  # a spaCy pipeline; None takes the embedded one
     rules: dict | None = None,  # fields of `concepts.Rules`; None: the defaults
 ) -> list[Record]:  # the same records, each caption with a list of phrases
@@ -316,16 +321,25 @@ class Records(Sequence):
     def __len__(self):
         return len(self.records)
 
-    def record(self, i: int) -> Record:  # its number, negative from the end
+    def record(
+        self,
+        i: int,  # its number, negative from the end
+    ) -> Record:
         "One record with its phrases; raises `IndexError`"
         return self.records[i]
 
-    def subset(self, rows: np.ndarray) -> "Records":  # (n,) numbers of records, or (len,) a mask
+    def subset(
+        self,
+        rows: np.ndarray,  # (n,) numbers of records, or (len,) a mask
+    ) -> "Records":
         "The data set of these records"
         chosen = np.arange(len(self))[rows]
         return Records([self.records[i] for i in chosen], self.drawn)
 
-    def numbers(self, name: str) -> np.ndarray:  # a field of `NUMBERS` → (len,)
+    def numbers(
+        self,
+        name: str,  # a field of `NUMBERS`
+    ) -> np.ndarray:  # (len,)
         "One number of every record"
         return np.array([getattr(r, name) for r in self], dtype=NUMBERS[name])
 
@@ -347,7 +361,7 @@ NUMBERS = {"holdout_fraction": np.float64, "mark": np.uint64, "phrase_count": np
 
 
 def split_holdout(
-    records: Records,
+    records: Records,  # of one data set
     share: float,  # 0 … 1, held out
 ) -> tuple[Records, Records]:  # to train on, and held out
     "Hold a share of a data set out, by the hash of the key; none of the embedded world, which has its own splits"

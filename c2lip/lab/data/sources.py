@@ -59,11 +59,17 @@ class Tables:
         self.image_folder = image_folder
         self.caption_column = caption_column
 
-    def rows(self, skips: Skips) -> Iterable[Record]:  # to count in
+    def rows(
+        self,
+        skips: Skips,  # to count in
+    ) -> Iterable[Record]:
         "The records in order, phrases as the source gives them"
         return table_records(self.places, skips, self.image_folder, self.caption_column)
 
-    def parts(self, skips: Skips) -> Iterable:  # to count in
+    def parts(
+        self,
+        skips: Skips,  # to count in
+    ) -> Iterable:
         "What one process reads at a time, in order"
         rows = iter(self.rows(skips))
         return iter(lambda: list(itertools.islice(rows, PIECE)), [])
@@ -78,10 +84,13 @@ class Tables:
 
     def mark(self, part):  # one of `parts`
         "The version of a part, as JSON"
-        rows = repr([(r.key, str(r.image), r.caption, r.phrases, r.further) for r in part])
+        rows = repr([(str(r.image), r.mark) for r in part])
         return hashlib.sha256(rows.encode("utf8", "surrogatepass")).hexdigest()
 
-    def records(self, skips: Skips) -> list[Record]:  # to count in
+    def records(
+        self,
+        skips: Skips,  # to count in
+    ) -> list[Record]:
         "All records"
         return [record for part in self.parts(skips) for record in self.read(part, skips)]
 
@@ -214,7 +223,9 @@ _NUMBERS = [(name, pyarrow.from_numpy_dtype(kind)) for name, kind in NUMBERS.ite
 INDEX_SCHEMA = pyarrow.schema([*RECORD_SCHEMA, ("bytes", pyarrow.binary()), *_NUMBERS])
 
 
-def index_table(records: list[Record]) -> pyarrow.Table:  # with their phrases
+def index_table(
+    records: list[Record],  # with their phrases
+) -> pyarrow.Table:
     "Records as rows of an index"
     rows = []
     for record in records:
@@ -354,9 +365,9 @@ def open_data(
     if source.indexed:
         records = _open_index(source, name, skips, workers, index_folder, rules)
     else:
-        records = source.records(skips)
+        records = Records(with_phrases(source.records(skips), None, rules))
     if isinstance(source, Shards):
         details = [detail for cause, detail in skips.rows.values() if cause in LOST]
         check_shards(len(source.places), len(details), skips.limit, f"{skips} {details[:1]}")
     skips.check(name)
-    return records if source.indexed else Records(with_phrases(records, None, rules))
+    return records

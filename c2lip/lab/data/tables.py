@@ -146,7 +146,9 @@ def table_rows(
         raise UserError(f"{path} cannot be read as .{kind}: {reason}") from None
 
 # %% ../../../nbs/4_data/03_tables.ipynb #9f505ebf
-def place_names(places: Iterable[str]) -> dict[str, str]:  # paths or addresses
+def place_names(
+    places: Iterable[str],  # paths or addresses
+) -> dict[str, str]:
     "The name of each, with so many of its folders as tell it from the others"
     places = list(dict.fromkeys(places))
     for depth in range(1, 9):
@@ -273,7 +275,7 @@ def record_row(
     home: Path | None = None,  # the folder of the table
 ) -> dict:
     "A record as a row of `RECORD_SCHEMA`; paths at or below `home` are named from there"
-    row = dict(key=record.key, caption=record.caption, phrases=record.phrases)
+    row: dict = dict(key=record.key, caption=record.caption, phrases=record.phrases)
     row["further"] = [c._asdict() for c in record.further] or None
     image = record.image
     if isinstance(image, TarPart):
@@ -285,7 +287,7 @@ def record_row(
 
 # %% ../../../nbs/4_data/03_tables.ipynb #dcafca3c
 def arrow_tables(
-    rows: Iterable[dict],
+    rows: Iterable[dict],  # of any number
     schema: pyarrow.Schema,  # of these rows
 ) -> Iterator[pyarrow.Table]:
     "Rows as tables of 8,192, so that millions need no memory"
