@@ -125,6 +125,7 @@ def _masked_contrast(image, masked_image, caption, masked_caption, scale, bias, 
     N = len(image)
     images = (image, masked_image)
     captions = (caption, masked_caption)
+
     target = torch.arange(rows, device=image.device).repeat(2)
     losses = []
     for queries, keys in ((images, captions), (captions, images)):

@@ -31,6 +31,7 @@ def _painted(shapes, big):
     "Shapes of data/world.yaml as an image of `big` pixels a side"
     image = Image.new("L", (big, big))
     pen = ImageDraw.Draw(image)
+
     scale = big - 1
     for shape in shapes:
         (kind, points), *rest = shape.items()
@@ -73,6 +74,7 @@ def _motif(side, pattern):
     image = Image.new("L", (big, big))
     pen = ImageDraw.Draw(image)
     step = big / 6
+
     if pattern == "striped":
         for i in range(7):
             pen.rectangle((0, i * step, big, i * step + step * 0.46), fill=255)

@@ -95,6 +95,7 @@ def write_groups(
     "Groups of two images that differ in two exchanged colours, and their captions"
     home = Path(folder) / "world_winoground"
     made = (_make_group(split, number) for number in itertools.count())
+
     groups = itertools.islice(filter(None, made), n)
     lines = []
     for k, group in enumerate(groups):
@@ -131,6 +132,7 @@ def _colour_questions(scenes):
     questions = []
     for number, scene in enumerate(scenes):
         caption = caption_scene(scene, "place", number)
+
         names = [name_thing(thing, pattern=True) for thing in scene.things]
         starts = [caption.lower().find(name) for name in names]
         for k, thing in enumerate(scene.things):
@@ -201,6 +203,7 @@ def _annotations(number, scene, size):
         for field in ("colour", "noun"):
             alike = [j for j, other in enumerate(scene.things) if getattr(other, field) == getattr(thing, field)]
             rivals[field] = [first + j for j in alike if j != k]
+
         annotation = {
             "id": first + k,
             "image_id": number,
