@@ -48,9 +48,9 @@ def item_changes(
 
     rows = []
     for key in next(iter(after.values())):
-        earlier = [first.get(key) for first in firsts]
-        later = [second.get(key) for second in after.values()]
-        if not all(earlier + later):
+        earlier = [first[key] for first in firsts if first.get(key)]
+        later = [second[key] for second in after.values() if second.get(key)]
+        if len(earlier + later) < 2 * len(after):
             continue
         _, se, n = change_of_items(over_seeds(earlier), over_seeds(later))
         for seed, first, second in zip(after, earlier, later):
