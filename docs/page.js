@@ -231,7 +231,7 @@ const c2lip = (() => {
     return [dot(concept, seen.image), dot(concept, unit(reading))];
   }
 
-  // ---- columns and their colours, as c2lip.lab.attention.columns has them
+  // ---- columns and their colours, as c2lip.lab.attention.maps and figures have them
 
   const decimals = spread => spread > 0 ? 1 - Math.floor(Math.log10(spread)) : 2;
   function rounded(low, high) { // outwards, to two digits; never empty
@@ -604,7 +604,7 @@ const c2lip = (() => {
       const set = value => { now.how[name] = value; all(); show(); };
       let field, mark;
       if (widget == 'buttons') {
-        field = make('span', {className: 'row', title: help}, ...choices.map(([text, value]) =>
+        field = make('span', {className: 'row', title: help}, ...choices.map(([value, text]) =>
           make('button', {className: 'chip', textContent: text, value, onclick: () => set(value)})));
         field.setAttribute('role', 'group');
         field.setAttribute('aria-label', help);

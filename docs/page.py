@@ -17,9 +17,9 @@ from timm.layers import resample_abs_pos_embed
 
 from c2lip.core import UserError
 from c2lip.core.files import shipped
-from c2lip.lab.attention.columns import AMOUNT_COLOURS, CHANGE_COLOURS, add_outline
 from c2lip.lab.attention.controls import MAP_CONTROLS, Selection
-from c2lip.lab.attention.maps import MAP_KINDS
+from c2lip.lab.attention.figures import add_outline
+from c2lip.lab.attention.maps import AMOUNT_COLOURS, CHANGE_COLOURS, MAP_KINDS
 from c2lip.lab.attention.questions import PHOTO_COLOURS, PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
 from c2lip.lab.evaluation.readouts import Readout
 from c2lip.lab.world.captions import caption_scene, name_thing
@@ -97,7 +97,7 @@ def data(before: str, after: str) -> dict:
     words |= dict(more_colours=PHOTO_COLOURS, more_nouns=PHOTO_NOUNS)
     controls = {name: vars(control) for name, control in MAP_CONTROLS.items()}
     # no gradient × input: the page has no backward pass
-    kinds = [choice for choice in controls["kind"]["choices"] if choice[1] != "gradient"]
+    kinds = [choice for choice in controls["kind"]["choices"].items() if choice[0] != "gradient"]
     controls["kind"] = controls["kind"] | dict(choices=kinds)
     opening = Selection(kind="softmax", smooth=True, same_scale=True)  # as explore.ipynb opens
     return dict(
