@@ -208,7 +208,7 @@ def _read_text(value):
 def _read_pattern(value):
     return re.compile(_read_text(value)).pattern
 
-
+# %% ../../../nbs/6_training/01_config.ipynb #89c761e1
 def _number_or_word(text):
     for kind in (int, float):
         with suppress(ValueError):

@@ -142,7 +142,7 @@ def _cause_of(error):
         return "the kernel died: it was killed from outside, as a system without memory does"
     return f"{kind}: {one_line(error)}"
 
-
+# %% ../../../nbs/6_training/03_launch.ipynb #3e753dbb
 def failure(
     error: BaseException,
     output: Path,  # the executed notebook
@@ -207,13 +207,6 @@ class _Run:
             raise UserError(one_line(refused[0]))
         raise_for_execution_errors(nb, self.notes["output_path"])
 
-    def clean(self):
-        "A folder in which nothing was begun is left as it was"
-        os.environ.pop(HANDED_OVER, None)
-        with suppress(OSError):
-            (self.folder / "unfinished.ipynb").unlink()
-            self.folder.rmdir()
-
     def end(self, nb, error):
         "Mark the notebook, and print the cause; exit code 1: an error, 138: a dead kernel"
         from papermill.iorw import write_ipynb
@@ -239,6 +232,14 @@ def _catch_signals():
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, _stop)
+
+
+def _clean(folder):
+    "A folder in which nothing was begun is left as it was"
+    os.environ.pop(HANDED_OVER, None)
+    with suppress(OSError):
+        (folder / "unfinished.ipynb").unlink()
+        folder.rmdir()
 
 
 class Engine:
@@ -277,7 +278,7 @@ class Engine:
         except BaseException as e:
             run.end(nb, e)
         finally:
-            run.clean()
+            _clean(run.folder)
 
         minutes, seconds = divmod(round(time.time() - run.start), 60)
         _print(f"done in {minutes} min {seconds} s; everything is in {run.output.parent}")

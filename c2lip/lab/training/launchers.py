@@ -106,7 +106,7 @@ def _check_model(launcher, folder, settings):
             hint = did_you_mean(name, known)
             raise UserError(f"there is no model {model!r}: give base, a release folder, or an open_clip name{hint}")
 
-
+# %% ../../../nbs/6_training/02_launchers.ipynb #8c061b4d
 def _check_data(launcher, folder, settings):
     for name in ("data", "benchmark", "validation"):
         text = str(settings.get(name) or "")
@@ -241,7 +241,7 @@ def save_parameters(
     again = {name: value for name, value in settings.items() if name not in ("run_dir", "resume")}
     write_json(Path(folder) / file, again)
 
-
+# %% ../../../nbs/6_training/02_launchers.ipynb #2dd6d5b0
 _QUIET = ("run_dir", "record", "threads", "device", "resume")  # parameters that change no figure
 
 
