@@ -136,7 +136,7 @@ def _patiently(call, *args, **options):
             time.sleep(pause)
     raise OSError(f"{type(error).__name__}: {error}") from None
 
-
+# %% ../../../nbs/4_data/02_images.ipynb #93cb05f4
 def version_of(
     url: str,  # a path or an address
 ) -> tuple[int, str]:

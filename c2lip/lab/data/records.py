@@ -359,7 +359,7 @@ class Records(Sequence):
 NUMBERS = {"holdout_fraction": np.float64, "mark": np.uint64, "phrase_count": np.int32}
 "Numbers of a record that are asked of a whole data set at once"
 
-
+# %% ../../../nbs/4_data/01_records.ipynb #f3fd26a3
 def split_holdout(
     records: Records,  # of one data set
     share: float,  # 0 … 1, held out
