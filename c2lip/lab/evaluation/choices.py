@@ -9,7 +9,7 @@ __all__ = ['Task', 'Tasks', 'choice_hits', 'triple_hits', 'winoground_hits', 'Co
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #4ac2f87e
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +102,7 @@ class Counted(NamedTuple):
 
 def mean_rows(
     rows: dict[str, Any],  # what was measured
-    means: dict[str, Iterable],  # name → rows and means above; a tuple of them is a part of its own
+    means: Mapping[str, Iterable],  # name → rows and means above; a tuple of them is a part of its own
 ) -> Iterator[Row]:
     "The means of a table, with a note where tasks are missing; none where all are"
     known = {name: Counted(hits, 1) for name, hits in rows.items()}
@@ -146,7 +146,7 @@ def choice_rows(
 def choice_suite(
     name: str,  # of the suite
     tasks: dict[Task, list],  # task → its items, None for one that is left out
-    means: dict[str, Iterable] | None = None,  # as of `mean_rows`; None: none
+    means: Mapping[str, Iterable] | None = None,  # as of `mean_rows`; None: none
     rows: Callable[[Tasks, Scorer], dict] = choice_rows,  # how they are counted: the table without its means
     left_out: str = "",  # why items are left out
 ) -> Suite:

@@ -8,7 +8,7 @@ __all__ = ['EDITS', 'TRIPLES', 'PHENOMENA', 'SOURCES', 'ASPECTS', 'COMPOSITION',
 # %% ../../../../nbs/5_evaluation/06b_composition.ipynb #d3c830f1
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def _edited(request, tasks, **keys):
 def read_sugarcrepe(
     request: Request,  # the suite's name and folder
     tasks: Iterable[str] = EDITS,  # its files, in the order of the table; a further file is a task of its own
-    means: dict[str, Iterable] | None = None,  # of the table; None: the average of the tasks
+    means: Mapping[str, Iterable] | None = None,  # of the table; None: the average of the tasks
 ) -> Suite:
     "SugarCrepe, and whatever has its form: an image, its caption, and one in which something was changed"
     items = _edited(request, tasks, right="caption")
