@@ -7,16 +7,17 @@ __all__ = ['NEEDED', 'missing_extra']
 
 # %% ../../nbs/2_world/00_lab.ipynb #b9e2e42b
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 # %% ../../nbs/2_world/00_lab.ipynb #e5ca94ca
-NEEDED = "pandas pyarrow webdataset scipy sklearn pycocotools matplotlib tqdm papermill ipywidgets IPython".split()
+NEEDED = ("pandas", "pyarrow", "webdataset", "scipy", "sklearn", "pycocotools", "matplotlib", "tqdm", "papermill")
 "Modules of the extra `lab` that its rooms import at their start"
 
 
 def missing_extra(
-    modules: list[str] = NEEDED,  # names as they are imported
+    modules: Iterable[str] = NEEDED,  # names as they are imported
 ) -> str:  # one line, empty where all are there
     "What is missing for the lab, and the command that brings it"
     missing = [name for name in modules if find_spec(name) is None]

@@ -182,7 +182,8 @@ class _Masked(Objective):
         with _changed_output(_patch_convolution(model), hide):
             image, patches = encode_images(model, batch.images["image"], tokens=predict, unit=False)
 
-        ids = torch.cat([batch.texts[name].ids for name in _CAPTIONS])
+        both = [batch.texts[name].ids for name in _CAPTIONS]
+        ids = torch.cat([rows for rows in both if rows is not None])
         hide = partial(_hide_words, mask=batch.texts["masked_caption"].mask, token=self.text_mask)
         with _changed_output(getattr(model, "text", model).token_embedding, hide):
             caption, words = encode_texts(model, ids, tokens=predict, unit=False)
