@@ -130,7 +130,7 @@ def _describe(column, i, phrase):
     peak = "largest gain" if column.signed else "highest"
     return f"map of “{phrase}”, {column.name}: {peak} at the {down} {across}"
 
-
+# %% ../../../nbs/7_attention/02_figures.ipynb #a78d6855
 class MapPanel(NamedTuple):
     "One panel of a figure"
 
