@@ -151,8 +151,8 @@ class _Columns:
             self.head[j] = i
 
 # %% ../nbs/1_method/05_trees.ipynb #f4da664c
-class _Tree(_Columns):
-    "The walk from a noun to the first and the last word of its phrase"
+class _FirstWord(_Columns):
+    "The walk from a noun to the first word of its phrase"
 
     def modifies(
         self,
@@ -195,6 +195,10 @@ class _Tree(_Columns):
         while i < noun and (self.arc[i] in ("cc", "punct", "case") or self.words[i] in trimmed):
             i += 1
         return i
+
+# %% ../nbs/1_method/05_trees.ipynb #5c92abef
+class _Tree(_FirstWord):
+    "The walk from a noun to the last word of its phrase, and what a noun is"
 
     def end(
         self,

@@ -180,7 +180,7 @@ def test_launcher(path):
 # ---- the size of the house: thought is counted, not lines
 
 BUDGETS = {
-    "nodes of the library": 84_000,
+    "nodes of the library": 80_000,
     "nodes of the tests": 48_000,
     "nodes of the heart": 19_000,
     "rooms that export": 80,
@@ -189,20 +189,20 @@ BUDGETS = {
     "public functions and classes": 520,
     "parameters of train": 22,
     "parameters of all launchers": 115,
-    "words of notebooks": 53_000,
+    "words of notebooks": 52_000,
     "words of the README": 1_000,
     "words of the study": 2_800,
     "cells of the study": 35,
 }
 # Of these, five percent stay free: who finds less removes a capability that nobody uses, and folds no line
-SLACK = ("nodes of the library", "nodes of the tests", "words of notebooks", "rooms that export")
+SLACK = ("nodes of the library", "nodes of the tests", "words of notebooks")
 DENSITY = {
-    "nodes a statement": 10,
-    "nodes a statement in the densest room": 13,
-    "% of long bodies without a blank line": 76,
-    "packed assignments in 1,000 statements": 43,
-    "% of public parameters without a line and comment of their own": 56,
-    "lines of the longest exported cell": 203,
+    "nodes a statement": 8.5,
+    "nodes a statement in the densest room": 10,
+    "% of long bodies without a blank line": 25,
+    "packed assignments in 1,000 statements": 12,
+    "% of public parameters without a line and comment of their own": 25,
+    "lines of the longest exported cell": 60,
 }
 HEART = "core losses pooling trees concepts spans towers encoding methods own_loop __init__".split()
 

@@ -197,6 +197,21 @@ def _add_runs(p):
     p.add_argument("folder", nargs="?", default="", metavar="FOLDER", help="where the runs lie (default: runs/)")
 
 
+def _launch(name, words):
+    "Become papermill, which takes the words as they are"
+    from c2lip.lab.training.launchers import launcher
+
+    words = ["--help-notebook" if word in ("-h", "--help") else word for word in words]
+    os.execv(sys.executable, [sys.executable, "-m", "papermill", str(launcher(name)), *words])
+
+
+_LAUNCHERS = {
+    "train": "fine-tune a model: papermill nbs/train.ipynb, with all that it takes",
+    "evaluate": "measure models: papermill nbs/evaluate.ipynb, with all that it takes",
+}
+"Also where there is no clone: the wheel holds both"
+
+
 class _Command(NamedTuple):
     work: Callable
     add: Callable  # its options, to a parser
@@ -222,6 +237,8 @@ def _parser():
     parser = _Parser(prog="c2lip", description=about)
     parser.add_argument("--version", action="version", version=f"c2lip {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, help in _LAUNCHERS.items():
+        commands.add_parser(name, help=help)
     for name, command in _COMMANDS.items():
         form = argparse.RawDescriptionHelpFormatter
         command.add(commands.add_parser(name, help=command.help, description=command.about, formatter_class=form))
@@ -232,6 +249,10 @@ def main(
     words: list[str] | None = None,  # typed after c2lip; None: the terminal's
 ) -> int:  # 0 done, 2 something outside the program is wrong, 130 stopped
     "The command `c2lip`; argparse ends the process itself for --help (0) and wrong options (2)"
+    words = sys.argv[1:] if words is None else words
+    if words and words[0] in _LAUNCHERS:
+        _launch(words[0], words[1:])
+
     options = vars(_parser().parse_args(words))
     name = options.pop("command")
 

@@ -88,8 +88,8 @@ def _cosines_of_pairs(tokens, concepts, image, phrase, readout):
     return x
 
 # %% ../../../nbs/5_evaluation/10_readouts.ipynb #f7169d4f
-class Reading:
-    "What phrases read from images; raise `UserError` for towers without visual tokens, or too many of them"
+class _Phrases:
+    "Images and phrases, each encoded once; raise `UserError` for towers without visual tokens, or too many of them"
 
     def __init__(
         self,
@@ -127,6 +127,10 @@ class Reading:
             self.concepts = torch.cat([self.concepts, self.embed(fresh)])
         for word in fresh:
             self.number[word] = len(self.number)
+
+# %% ../../../nbs/5_evaluation/10_readouts.ipynb #33c95c5a
+class Reading(_Phrases):
+    "What phrases read from images; raise `UserError` for towers without visual tokens, or too many of them"
 
     def _mean_over_phrases(self, readout, images, texts):
         self.read(texts)

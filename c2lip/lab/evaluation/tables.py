@@ -89,7 +89,7 @@ class Cell(NamedTuple):
         form = mark if self.best else plain
         return _spaced(form.format(self.value), self.small)
 
-
+# %% ../../../nbs/5_evaluation/12_tables.ipynb #982b6529
 @dataclass(repr=False)
 class Table:
     "A table that a notebook shows as HTML and a terminal as text"

@@ -241,7 +241,7 @@ def _clean(folder):
         (folder / "unfinished.ipynb").unlink()
         folder.rmdir()
 
-
+# %% ../../../nbs/6_training/03_launch.ipynb #5219b3e1
 class Engine:
     "papermill's engine, with a check before the run and one line at its end"
 
