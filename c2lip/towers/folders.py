@@ -142,6 +142,7 @@ _SCHEMA: dict[str, dict] = {
     },
     "model_cfg": dict.fromkeys(("quick_gelu", "custom_text", "nonscalar_logit_scale"), (True, False)),
     "vision_cfg": {"image_size": _SIDE, "layers": _DEPTH},
+    "multimodal_cfg": {"layers": _DEPTH},
     "text_cfg": dict.fromkeys(("context_length", "vocab_size", "eos_id", "pad_id", "heads", "width"), _TOKEN)
     | {"layers": _DEPTH},
 }
@@ -188,7 +189,8 @@ def _check_schema(file, cfg):
     "Raise `UserError` where a configuration is not plain data by `_SCHEMA`, or disagrees with itself"
     if not isinstance(cfg, dict) or not isinstance(cfg.get("model_cfg"), dict):
         raise UserError(f"{file} lacks model_cfg, the description of the layers")
-    parts = {**cfg["model_cfg"], "model_cfg": cfg["model_cfg"], "preprocess_cfg": cfg.get("preprocess_cfg") or {}}
+    parts = {"multimodal_cfg": {}, **cfg["model_cfg"]}  # which CoCa alone has
+    parts |= {"model_cfg": cfg["model_cfg"], "preprocess_cfg": cfg.get("preprocess_cfg") or {}}
     for part in _SCHEMA:
         values = parts.get(part)
         if not isinstance(values, dict):
