@@ -103,8 +103,8 @@ def test_the_library_works_anywhere(distributions, tmp_path, run):
 
 def check_evaluation(folder):
     "The rows that `evaluate` gives; drawn suites have no place in a paper's table"
-    files = {f"{name}.{kind}" for name in ("table", "the_embedded_world") for kind in ("html", "md", "tex")}
-    assert {p.name for p in folder.iterdir()} >= files | {"table.csv", "changes_again.png", "evaluate.ipynb"}
+    files = {"table.md", "the_embedded_world.md", "table.csv", "changes_again.png", "evaluate.ipynb"}
+    assert {p.name for p in folder.iterdir()} >= files
     assert not list(folder.glob("c2lip_*"))
     world = benchmark_folder("world", "validation", items=2, images=20)
     mine = evaluate(load("base"), world, ["world_sugarcrepe", "zeroshot"], progress=False)

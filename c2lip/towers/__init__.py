@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors.torch
 
@@ -20,9 +20,6 @@ from ..core.files import markdown_table, project_root, read_json, replacing, shi
 from .folders import EMBEDDED, RELEASED, base_folder, digest
 from .towers import Towers, has_bias, is_clip_tower, is_siglip_tower, load, resolve  # noqa: F401
 from .transformers import expressible, save_tokenizer
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _all_ = ["Towers", "has_bias", "is_clip_tower", "is_siglip_tower", "load", "resolve"]
 "The door of the package: what is loaded stands beside what is saved"
@@ -214,7 +211,7 @@ def save(
 # %% ../../nbs/1_method/14_release.ipynb #baef235c
 def add_results(
     folder: Path | str,  # a release folder
-    table: "pd.DataFrame",  # such as `frame_table(…).texts()` makes; its counts of ties and NaN are left out
+    table: Any,  # a pandas table, such as `frame_table(…).texts()` makes; its counts of ties and NaN are left out
     on: str,  # what was measured on, in words
 ) -> str:  # the new text of README.md
     "Put a table of results into the record of a release and into its card; the same `on` replaces the older table"

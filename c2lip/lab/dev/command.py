@@ -94,17 +94,18 @@ def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress
         **options,
     )
     if progress:
-        _print_summary(manifest, folder)
+        given = f"-f {_absolute(recipe)}" if recipe else "-p model ViT-B-16-SigLIP"
+        _print_summary(manifest, folder, given)
 
 
-def _print_summary(manifest, folder):
+def _print_summary(manifest, folder, given):
     captions = manifest["captions"]
     phrases = manifest["phrases"]
     print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {folder}")
     for cause, count in manifest["skipped"].items():
         print(f"{count:,} left out: {cause}")
 
-    print(f"train on it:  papermill nbs/train.ipynb -p model ViT-B-16-SigLIP -p data {_absolute(folder)}")
+    print(f"train on it:  papermill nbs/train.ipynb {given} -p data {_absolute(folder)}")
 
 # %% ../../../nbs/dev/01_command.ipynb #606bad42
 def _methods():
@@ -141,11 +142,11 @@ _LISTINGS = {
 def _print_table(lines):
     "Rows of texts in columns as wide as their words; a long row goes on below, indented"
     widths = [max(map(len, column)) for column in zip(*lines)]
-    terminal = shutil.get_terminal_size((1_000_000, 0))  # a file takes whole lines
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1_000_000  # a file takes whole lines
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths)]
         text = "  ".join(cells).rstrip()
-        print(textwrap.fill(text, terminal.columns, subsequent_indent="    ", break_on_hyphens=False))
+        print(textwrap.fill(text, columns, subsequent_indent="    ", break_on_hyphens=False))
 
 
 def _list(what):
