@@ -212,7 +212,7 @@ def library():
     return {f: f.read_text(encoding="utf8") for f in sorted(files)}
 
 
-def tests():
+def modules_of_tests():
     files = [f for f in (ROOT / "tests").rglob("*.py") if "data" not in f.relative_to(ROOT).parts]
     return {f: f.read_text(encoding="utf8") for f in sorted(files)}
 
@@ -230,7 +230,7 @@ def sizes():
     parameters = {path.stem: len(read_parameters(path)) for path in LAUNCHERS}
     return {
         "nodes of the library": sum(measure(text)["nodes"] for text in rooms.values()),
-        "nodes of the tests": sum(measure(text)["nodes"] for text in tests().values()),
+        "nodes of the tests": sum(measure(text)["nodes"] for text in modules_of_tests().values()),
         "nodes of the heart": sum(measure(text)["nodes"] for text in heart.values()),
         "rooms that export": len(rooms),
         "rooms of the heart": len(heart),
