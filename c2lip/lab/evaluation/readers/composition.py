@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from ....core import UserError
+from ....core import UserError, did_you_mean
 from ..base import Item, Request, Suite, macro, pick, read_entries, require_files, suite_data
 from c2lip.lab.evaluation.choices import (
     choice_hits,
@@ -35,7 +35,13 @@ EDITS = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "a
 def _edited(request, tasks, **keys):
     "Items of SugarCrepe's form; in heldout/ those of one question are not independent"
     files = {task: f"{task}.json" for task in tasks}
-    files |= {path.stem: path.name for path in sorted(request.at.glob("*.json"))}
+    missing = [task for task, file in files.items() if not (request.at / file).exists()]
+    for path in sorted(request.at.glob("*.json")):
+        hint = did_you_mean(path.stem, missing)
+        if path.stem not in files and hint:
+            raise UserError(f"{path} is no task of {request.name}{hint}")
+        files[path.stem] = path.name
+
     group = "question" if request.name.startswith("heldout/") else ""
     keys |= dict(folders=[request.images], image="filename", wrong="negative_caption", group=group)
     return items_of(request, files, partial(pair_item, **keys))
