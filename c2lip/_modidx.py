@@ -1650,6 +1650,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                    'c2lip/lab/training/launch.py'),
                                            'c2lip.lab.training.launch._stop': ( '6_training/launch.html#_stop',
                                                                                 'c2lip/lab/training/launch.py'),
+                                           'c2lip.lab.training.launch._wrapped': ( '6_training/launch.html#_wrapped',
+                                                                                   'c2lip/lab/training/launch.py'),
                                            'c2lip.lab.training.launch.check_run': ( '6_training/launch.html#check_run',
                                                                                     'c2lip/lab/training/launch.py'),
                                            'c2lip.lab.training.launch.complete_line': ( '6_training/launch.html#complete_line',

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 import time
 from contextlib import suppress
 from datetime import datetime
@@ -98,8 +99,17 @@ def check_run(
     return settings
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a3a
+def _wrapped(line, file):
+    "A line that is wider than the terminal, broken between words; any other line as it is"
+    columns = shutil.get_terminal_size().columns
+    if not file.isatty() or len(line) <= columns:
+        return line
+    return textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False)
+
+
 def _print(text):
-    print(f"c2lip: {text}", file=sys.stderr, flush=True)
+    lines = f"c2lip: {text}".split("\n")
+    print(*(_wrapped(line, sys.stderr) for line in lines), sep="\n", file=sys.stderr, flush=True)
 
 
 class _Screen:
@@ -118,7 +128,7 @@ class _Screen:
         if self.file.isatty():
             columns = shutil.get_terminal_size().columns
             wipe = "\r\x1b[K" if self.drawn else ""
-            shown = wipe + "".join(f"{line}\n" for line in lines) + drawn[: columns - 1]
+            shown = wipe + "".join(f"{_wrapped(line, self.file)}\n" for line in lines) + drawn[: columns - 1]
         else:
             shown = "".join(f"{line}\n" for line in lines if not line or line != self.printed)
             if drawn and time.monotonic() > self.next:
