@@ -218,54 +218,40 @@ class Log:
 # %% ../../../nbs/6_training/05_log.ipynb #b2ee7eb8
 _TITLES = {"patches": "patches in effect", "scale": "logit scale τ", "bias": "logit bias b"}
 _NO_LOSS = {"step", "total", "grad_norm", "lr", "skipped", *_TITLES, *_SPEED}  # names of a record that are no term
-_VALIDATION = {  # the curves drawn, and what they are called
-    "validation/zero-shot": "zero-shot",
-    "validation/sugarcrepe average": "SugarCrepe, average",
-    "validation/world_sugarcrepe average": "World-SugarCrepe, average",
-    "validation/retrieval i2t R@1": "image → text R@1",
-    "validation/retrieval t2i R@1": "text → image R@1",
-}
-_PERCENT = "validation, percent"
 
 
 def _panels(table):
     "Title → the columns that a panel shows"
-    panels = {"": [name for name in table if name not in _NO_LOSS and "/" not in name]}
+    panels = {"loss, unweighted": [name for name in table if name not in _NO_LOSS and "/" not in name]}
     for name, title in _TITLES.items():
-        if name in table:
-            panels[title] = [name]
+        panels[title] = [name]
 
-    curves = [name for name in _VALIDATION if name in table]
-    if curves:
-        panels[_PERCENT] = curves
-    return panels
+    validated = table.columns[table.columns.str.startswith("validation/")]
+    panels["validation, percent"] = [name for name in validated if name != "validation/items"]
+    return {title: names for title, names in panels.items() if set(names) & set(table)}
 
 
 def plot_log(
     folder: Path | str,  # of a run
 ) -> Page:
     "The losses of a run over the steps, its logit scale and bias, and its validation where there was one"
-    from c2lip.lab.evaluation.plots import SMALL, Page, percent_axis  # here: matplotlib is slow to import
+    from c2lip.lab.evaluation.plots import SMALL, Page, plain_axes  # here: matplotlib is slow to import
 
     table = pd.DataFrame(read_log(folder)).set_index("step")
     panels = _panels(table)
-    widths = [1.7 if len(names) > 1 else 1.0 for names in panels.values()]
-    fig = Page(figsize=(11.0 if _PERCENT in panels else 8.4, 2.6), layout="constrained")
-    axes = fig.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
+    fig = Page(figsize=(2.8 * len(panels), 2.6), layout="constrained")
+    axes = fig.subplots(1, len(panels), squeeze=False)[0]
 
     for ax, (title, names) in zip(axes, panels.items()):
         ax.set_prop_cycle(color=("#0072b2", "#e69f00", "#882255", "#009e73", "0.4"))  # distinct to the colour-blind
         for name in names:
-            line = ".-" if title == _PERCENT else "-"
-            ax.plot(table[name].dropna(), line, label=_VALIDATION.get(name, name), lw=1.5)
-        ax.spines[["top", "right"]].set_visible(False)
+            ax.plot(table[name].dropna(), label=name.removeprefix("validation/"), lw=1.5)
+        plain_axes(ax)
         ax.tick_params(labelsize=SMALL)
         ax.ticklabel_format(useOffset=False)
         ax.set(xlabel="step", title=title)
-        if title in ("", _PERCENT):
+        if len(names) > 1:
             ax.legend(frameon=False, fontsize=SMALL)
 
-    axes[0].set(yscale="log", ylabel="loss, unweighted")
-    if _PERCENT in panels:
-        percent_axis(axes[-1], up=True)
+    axes[0].set(yscale="log")
     return fig
