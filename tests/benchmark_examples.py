@@ -180,7 +180,7 @@ def write_retrieval_shards(home, pairs):
 
 
 def write_descriptions(folder, pairs):
-    "docci, iiw, dci and urban1k"
+    "docci, iiw and urban1k"
     docci, iiw = [], []
     for n, (a, b) in enumerate(pairs):
         text = f"There is {say(a, b)}. The sky is white. Here {a} is at the left, St. Paul says."
@@ -188,13 +188,9 @@ def write_descriptions(folder, pairs):
         docci.append(dict(example_id=name, split=split, image_file=f"{name}.jpg", description=text))
         iiw.append({"IIW": text, "IIW-P5B": "Not used.", "image/key": f"aar_{name}", "objects": []})
         put_image(folder / "docci" / "images" / f"{name}.jpg", a, b)
-        short, more = text.split(". ", 1)
-        entry = dict(image=f"sa_{n}.jpg", short_caption=f"{short}.", extra_caption=more, mask_data={})
-        put_json(folder / "dci" / "annotations" / f"{n:02}.json", entry)
         (folder / "urban1k" / "caption").mkdir(parents=True, exist_ok=True)
         (folder / "urban1k" / "caption" / f"{n + 1}.txt").write_text(f"{text}\n")
         put_image(folder / "iiw" / "images" / f"aar_{name}.jpg", a, b)
-        put_image(folder / "dci" / "photos" / f"sa_{n}.jpg", a, b)
         put_image(folder / "urban1k" / "image" / f"{n + 1}.jpg", a, b)
     put_json(folder / "docci" / "docci_descriptions.jsonlines", docci)
     put_json(folder / "iiw" / "data.jsonl", iiw)

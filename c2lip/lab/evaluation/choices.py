@@ -27,7 +27,6 @@ from c2lip.lab.evaluation.base import (
     all_of,
     find_image,
     images_of,
-    pick,
     read_entries,
     require_files,
 )
@@ -267,18 +266,9 @@ def crossed_rows(
     tasks: Tasks,  # one task: pairs of items that ask crosswise
     scorer: Scorer,  # of one model
 ) -> dict[str, Hits]:
-    "Text, image and group of all items, then of each group where there are several"
+    "Winoground's three questions"
     [items] = tasks.values()
-    first = items[::2]
-    found = winoground_hits(first, items[1::2], scorer)
-    rows = dict(found)
-
-    groups = [item.group for item in first]
-    kinds = list(dict.fromkeys(groups))
-    for kind in kinds if len(kinds) > 1 else ():
-        members = [n for n, group in enumerate(groups) if group == kind]
-        rows |= {f"{kind} {name}": pick(hits, members) for name, hits in found.items()}
-    return rows
+    return winoground_hits(items[::2], items[1::2], scorer)
 
 
 def entries_of(
@@ -298,7 +288,6 @@ def crossed_suite(
     texts: tuple[str, str],  # keys of their texts
     places: tuple[str, ...] = ("images", "."),  # folders of images, relative to the suite's
     key: str = "",  # of an item's id; empty: its number in the file
-    group: str = "",  # key of its kind; empty: none
     name: Callable[[str], str] = str,  # what an image's file is called
 ) -> Suite:
     "A suite of two images and two texts in each row of a file"
@@ -308,7 +297,6 @@ def crossed_suite(
         one, two = [image_of(entry, image, folders, name) for image in images]
         this, that = [entry.text(text) for text in texts]
         number = str(entry.value(key, entry.number))
-        kind = str(entry.value(group, ""))
-        items.append(Item(number, one, (this,), (that,), kind))
-        items.append(Item(number, two, (that,), (this,), kind))
+        items.append(Item(number, one, (this,), (that,)))
+        items.append(Item(number, two, (that,), (this,)))
     return choice_suite(request.name, {"": items}, rows=crossed_rows)

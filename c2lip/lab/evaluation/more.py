@@ -40,28 +40,6 @@ from .readers.classes import ClassSet, class_rows, labels_of, read_classes
 from .scores import Hits, recall_hits
 
 # %% ../../../nbs/5_evaluation/08_more.ipynb #7f55bd9f
-_PARQUET = ("*.parquet", "data/*.parquet")
-
-
-def _read_bivlc(request):
-    "BiVLC: images made for SugarCrepe's wrong captions"
-    images = ("image.bytes | image", "negative_image.bytes | negative_image")
-    return crossed_suite(request, _PARQUET, images, ("caption", "negative_caption"), group="type")
-
-
-def _read_colorswap(request):
-    "ColorSwap: drawn images, colours exchanged"
-    files = ("*test*.parquet", "data/*test*.parquet")
-    images = ("image_1.bytes | image_1", "image_2.bytes | image_2")
-    return crossed_suite(request, files, images, ("caption_1", "caption_2"), key="id")
-
-
-def _read_vismin(request):
-    "VisMin: one thing changed, by kind"
-    images = ("image_0.bytes | image_0", "image_1.bytes | image_1")
-    return crossed_suite(request, _PARQUET, images, ("text_0", "text_1"), group="category")
-
-
 def _read_eqben(request):
     "EqBen: frames that differ little"
     files = ("eqben_subset_10percent_final.json", "all_select.json")
@@ -245,9 +223,6 @@ def read_probe(
 
 
 MORE = {
-    "bivlc": _read_bivlc,
-    "colorswap": _read_colorswap,
-    "vismin": _read_vismin,
     "eqben": _read_eqben,
     "svo_probes": _read_svo_probes,
     "spec": _read_spec,

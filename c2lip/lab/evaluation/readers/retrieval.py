@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ....concepts import split_sentences
 from ....core import UserError
-from ....core.files import read_json, read_text
+from ....core.files import read_text
 from c2lip.lab.evaluation.base import (
     Entry,
     Item,
@@ -101,14 +101,12 @@ class Layout(NamedTuple):
     captions: str  # key of a text or of several
     under: str = ""  # key of the list of items
     within: str = ""  # key of the image's folder
-    more: str = ""  # key of a text that goes on
     long: bool = False  # a paragraph an image
 
 
 LAYOUTS = {  # tried in this order
     "karpathy": Layout(("dataset_*.json",), "filename", "sentences", "images", "filepath"),
     "blip": Layout(("*test.json",), "image", "caption"),
-    "dci": Layout(("annotations/*.json",), "image", "short_caption", more="extra_caption", long=True),
     "docci": Layout(("*.jsonlines",), "image_file", "description", long=True),
     "iiw": Layout(("data.jsonl", "*/data.jsonl"), "image/key | image", "IIW", long=True),
     "urban1k": Layout(("caption/*.txt",), "image", "caption", long=True),
@@ -116,10 +114,8 @@ LAYOUTS = {  # tried in this order
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #8cbfadcc
 def _captioned_entries(path, layout):
-    "The items of a file; some layouts have a file an image"
+    "The items of a file; Urban-1k has a file an image"
     name = Path(path).stem
-    if layout == "dci":
-        return [Entry(read_json(path), path, name)]
     if layout == "urban1k":
         return [Entry({"image": f"{name}.jpg", "caption": read_text(path)}, path, name)]
     return read_entries(path, LAYOUTS[layout].under)
@@ -145,8 +141,7 @@ def read_captions(
             name = f"{folder}/{name}"  # COCO's file has it
         if keys.long:
             name = name if Path(name).suffix else f"{name}.jpg"
-            words = f"{captions[0]} {entry.value(keys.more, '')}".split()
-            captions = (" ".join(words),)
+            captions = (" ".join(captions[0].split()),)
         items.append(Item(entry.number, find_image(name, *folders), captions))
 
     if not items:
@@ -225,7 +220,7 @@ def read_retrieval_set(
 
 RETRIEVAL = dict.fromkeys(["retrieval", "heldout/retrieval"], read_own_retrieval)
 RETRIEVAL |= dict.fromkeys(
-    ["mscoco", "flickr30k", "flickr8k", "docci", "iiw", "dci", "urban1k"],
+    ["mscoco", "flickr30k", "flickr8k", "docci", "iiw", "urban1k"],
     read_retrieval_set,
 )
 "Suite → its reader"
