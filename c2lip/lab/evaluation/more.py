@@ -7,10 +7,10 @@ __all__ = ['MORE', 'linear_probe', 'probe_suite', 'read_probe']
 
 # %% ../../../nbs/5_evaluation/08_more.ipynb #8729b0d9
 import ast
-import random
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,17 +50,14 @@ def _read_eqben(request):
 def _read_svo_probes(request: Request) -> Suite:
     "SVO-Probes: a sentence, and two images of which one shows another subject, verb or object"
     folders = folders_of(request, "images", ".")
-
-    def item(entry):
+    tasks: dict[str, list] = {"subject": [], "verb": [], "object": []}
+    for entry in entries_of(request.at, "svo_probes.csv"):
         image = image_of(entry, "pos_image_id", folders, "{}.jpg".format)
         other = image_of(entry, "neg_image_id", folders, "{}.jpg".format)
-        return Item(entry.number, image, (entry.text("sentence"),), others=(other,))
-
-    entries = entries_of(request.at, "svo_probes.csv")
-    tasks = {}
-    for task, change in {"subject": "subj_neg", "verb": "verb_neg", "object": "obj_neg"}.items():
-        changed = [entry for entry in entries if str(entry.value(change, "")).lower() in ("true", "1")]
-        tasks[task] = [item(entry) for entry in changed]
+        item = Item(entry.number, image, (entry.text("sentence"),), others=(other,))
+        for task, change in {"subject": "subj_neg", "verb": "verb_neg", "object": "obj_neg"}.items():
+            if str(entry.value(change, "")).lower() in ("true", "1"):
+                tasks[task].append(item)
     return choice_suite("svo_probes", tasks, {"average": tasks})
 
 # %% ../../../nbs/5_evaluation/08_more.ipynb #15ebf55d
@@ -142,16 +139,6 @@ def _read_imagecode(request: Request) -> Suite:
     return choice_suite("imagecode", tasks, {"average": tasks})
 
 # %% ../../../nbs/5_evaluation/08_more.ipynb #fd21491b
-def _class_hits(model, images, labels, classes):
-    "Items of a fitted classifier; a class that it never saw scores lowest"
-    found = torch.from_numpy(model.decision_function(images.double().numpy()))
-    if found.dim() == 1:  # two classes have one number
-        found = torch.stack([-found, found], 1)
-    scores = found.new_full((len(images), classes), -torch.inf)
-    scores[:, torch.from_numpy(model.classes_)] = found
-    return recall_hits(scores, labels, (1,))[1]
-
-
 def linear_probe(
     train: tuple[Tensor, Tensor],  # (n,D) unit, (n,) classes
     val: tuple[Tensor, Tensor],  # images that C is chosen on
@@ -160,27 +147,33 @@ def linear_probe(
 ) -> tuple[Hits, float]:  # of the test images; the C chosen
     "Accuracy of a linear classifier, its strength chosen without a look at the test"
     from sklearn.linear_model import LogisticRegression  # a second
-
-    def fitted(images, labels, C):
-        return LogisticRegression(C=C, tol=1e-6, max_iter=5000).fit(images.double().numpy(), labels.numpy())
-
-    right = {}
-    for C in (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5):
-        right[C] = int(_class_hits(fitted(*train, C), *val, classes).correct.sum())
-    C = max(right, key=lambda C: right[C])  # the smallest of the best
+    from sklearn.model_selection import GridSearchCV, PredefinedSplit
 
     images, labels = (torch.cat(both) for both in zip(train, val))
-    return _class_hits(fitted(images, labels, C), *test, classes), C
+    folds = torch.zeros(len(labels))
+    folds[: len(train[1])] = -1  # in no fold that is scored
+    strengths = np.logspace(-2, 5, 8)  # of equally good ones the smallest is taken
+    classifier = LogisticRegression(tol=1e-6, max_iter=5000)
+    search = GridSearchCV(classifier, {"C": strengths}, cv=PredefinedSplit(folds), error_score="raise")
+    search.fit(images.double(), labels)
+
+    found = torch.from_numpy(search.decision_function(test[0].double()))
+    if found.dim() == 1:  # two classes have one number
+        found = torch.stack([-found, found], 1)
+    scores = found.new_full((len(found), classes), -torch.inf)  # a class that it never saw scores lowest
+    scores[:, search.classes_] = found
+    hits = recall_hits(scores, test[1], (1,))
+    return hits[1], search.best_params_["C"]
 
 # %% ../../../nbs/5_evaluation/08_more.ipynb #4f77d053
 def _set_aside(name, items):
     "(rest, a fifth of the items, at most 10,000, drawn by a seed)"
-    order = random.Random(0).sample(range(len(items)), len(items))
-    chosen = set(order[: min(10_000, len(items) // 5)])
-    if not chosen:
+    from sklearn.model_selection import train_test_split
+
+    count = min(10_000, len(items) // 5)
+    if not count:
         raise UserError(f"{name}: {len(items)} training images are too few to set some aside")
-    held = [item for n, item in enumerate(items) if n in chosen]
-    return [item for n, item in enumerate(items) if n not in chosen], held
+    return train_test_split(items, test_size=count, random_state=0)
 
 
 def probe_suite(
@@ -193,19 +186,28 @@ def probe_suite(
     if train.classnames != test.classnames:
         raise UserError(f"{name}: the classes of the training and the test images differ")
 
-    own, held = (train.items, val.items) if val else _set_aside(name, train.items)
-    shared = {item.image for item in test.items} & {item.image for item in (*own, *held)}
+    own = train.items
+    if val:
+        held = val.items
+    else:
+        own, held = _set_aside(name, own)
+    sets = {f"{name}, train": own, f"{name}, val": held}
+    trained = images_of(sets)
+    shared = [item.image for item in test.items if item.image in trained]
     if shared:
-        raise UserError(f"{name}: {len(shared):,} test images are trained on as well, {min(map(str, shared))} first")
+        raise UserError(f"{name}: {len(shared):,} test images are trained on as well, {shared[0]} first")
 
-    sets = {"train": own, "val": held, "test": test.items}
+    sets[f"{name}, test"] = test.items
 
     def measure(scorer):
-        parts = [(scorer.image([item.image for item in items]), labels_of(items)) for items in sets.values()]
+        parts = []
+        for items in sets.values():
+            vectors = scorer.image([item.image for item in items])
+            parts.append((vectors, labels_of(items)))
         hits, _ = linear_probe(*parts, len(train.classnames))
         return class_rows("linear probe", test.items, hits)
 
-    return Suite(images_of({f"{name}, {part}": items for part, items in sets.items()}), [], measure, any_score=False)
+    return Suite(images_of(sets), [], measure, any_score=False)
 
 # %% ../../../nbs/5_evaluation/08_more.ipynb #f7d7083a
 def read_probe(
