@@ -13,12 +13,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from ...core import Phrase, Sample, UserError, derive_seed, in_workers, seeded
 from ...core.files import regular, replacing
@@ -31,14 +30,12 @@ from ...spans import has_token_positions, token_spans
 # %% ../../../nbs/4_data/06_loading.ipynb #5750762c
 def _open(samples, i, record, seed):
     "Sample `i`, with the caption that `seed` draws; raises `BadImage`"
-    image = record.image if samples.cache else open_image(record.image, at_least=samples.at_least)
-    pixels = samples.transform(image) if samples.transform else image
+    image = open_image(record.image, at_least=samples.at_least)
+    pixels = samples.transform(image)
     whole = samples.whole(image) if samples.whole else None
 
     captions = record.captions
-    number = 0
-    if seed is not None and record.further:
-        number = derive_seed(seed, record.key, "caption") % len(captions)
+    number = 0 if seed is None else derive_seed(seed, record.key, "caption") % len(captions)
     text, phrases = captions[number]
     spans = None
     if samples.spans and number == 0:
@@ -46,27 +43,21 @@ def _open(samples, i, record, seed):
     elif samples.tokenizer:
         (spans,) = token_spans(samples.tokenizer, [text], [phrases])
 
-    sample = Sample(record.key, pixels, text, phrases, image.info["full_size"], spans, whole=whole)
-    if record.further:
-        sample.captions = tuple(c.text for c in captions)
-    return sample
+    several = tuple(c.text for c in captions) if record.further else ()
+    return Sample(record.key, pixels, text, phrases, image.info["full_size"], spans, several, whole)
 
 
 def _substitute(i, n, taken):
     "The replacement of sample `i` of `n`, chosen by its number alone, none of `taken`"
     dice = random.Random(derive_seed(i))
-    for _ in range(100):
-        other = dice.randrange(n)
-        if other not in taken:
-            return other
-    return (i + 1) % n
+    drawn = (dice.randrange(n) for _ in range(100))
+    return next((other for other in drawn if other not in taken), (i + 1) % n)
 
 
 def _open_batch(samples, indices, seed):
-    "The samples of a batch; records outside the batch replace bad images"
+    "The samples of a batch, and what was left out; records outside the batch replace bad images"
     taken = set(indices)
-    skips = samples.skips
-    most = samples.failed + max(10, len(indices) // 2)
+    skips = Skips(tried=len(indices))
     batch = []
     for i in indices:
         for _ in range(len(samples)):
@@ -76,12 +67,12 @@ def _open_batch(samples, indices, seed):
                 break
             except BadImage as e:
                 skips.add(record.key, e.cause, e.detail)
-            samples.failed += 1
-            if samples.failed > most or len(skips.rows) > skips.limit * skips.seen:
-                return batch  # whoever loads stops the run
+                skips.failed += 1
+            if skips.failed > max(10, len(indices) // 2):
+                return batch, skips  # whoever loads stops the run
             i = _substitute(i, len(samples), taken)
             taken.add(i)
-    return batch
+    return batch, skips
 
 # %% ../../../nbs/4_data/06_loading.ipynb #4f7195ec
 class Samples(Dataset):
@@ -90,7 +81,7 @@ class Samples(Dataset):
     def __init__(
         self,
         records: Records | Iterable,  # or a plain list of `Record`s, or of tuples (key, image, caption[, phrases])
-        transform=None,  # PIL image → tensor (3,H,W); None leaves PIL images
+        transform: Callable,  # PIL image → tensor (3,H,W), of one size
         tokenizer=None,  # of the towers: samples then carry the token spans of their phrases; None: they do not
         cache: bool = False,  # open every image now and keep it
         skips: Skips | None = None,  # the count to go on with, as `open_data` left it
@@ -100,13 +91,11 @@ class Samples(Dataset):
         self.records = records if isinstance(records, Records) else Records(records)
         self.transform = transform
         self.tokenizer = tokenizer if has_token_positions(tokenizer) else None
-        self.cache = cache
         self.at_least = at_least
         self.draw = draw
         self.whole: Callable | None = None  # of a method: PIL image before any crop or resizing → array
         self.spans: list = []  # where images are kept: of the phrases of each first caption
 
-        self.failed = 0  # images that could not be opened
         self.skips = Skips() if skips is None else skips
         self.skips.seen = max(self.skips.seen, len(self.records))
         if cache:
@@ -131,10 +120,11 @@ class Samples(Dataset):
     def __getitems__(
         self,
         indices: list[int],  # of one batch
-        seed: int | None = None,  # of the captions that are drawn; None: the first of each image
-    ) -> list[Sample]:  # as many; fewer only where more than half, or too many in all, are bad
+    ) -> list[Sample]:  # as many, each with its first caption; fewer only where more than half are bad
         "The samples of a batch; records outside the batch replace bad images"
-        return _open_batch(self, indices, seed)
+        batch, skips = _open_batch(self, indices, None)
+        self.skips.merge(skips)
+        return batch
 
     def __getitem__(self, i):
         "Sample `i`, or another that opens"
@@ -145,34 +135,14 @@ class Samples(Dataset):
         return samples[0]
 
 # %% ../../../nbs/4_data/06_loading.ipynb #c71584ff
-class _Loaded(NamedTuple):
-    "What a process hands over of a batch"
-
-    samples: list[Sample]
-    images: Tensor | list  # (B,3,H,W), or those of each sample: every tensor that is handed over costs a file handle
-    left_out: dict[str, tuple[str, str]]  # rows of `Skips` that are new
-    failed: int  # images that could not be opened
-
-
 def _load(samples, job):
-    "The samples of a batch: (seed, indices)"
+    "The samples of a batch (seed, indices), their images apart, and what was left out"
     seed, indices = job
-    worker = get_worker_info()
-    if worker:
-        samples.skips.path = None  # the loading process writes the list
-    rows = samples.skips.rows
-    known = len(rows)
-    failed = samples.failed
     with seeded(seed):
-        batch = samples.__getitems__(indices, seed if samples.draw else None)
-
-    images = [s.image for s in batch]
-    shapes = {getattr(image, "shape", None) for image in images}
-    if worker and len(shapes) == 1 and None not in shapes:
-        images = torch.stack(images)
-    bare = [replace(s, image=None) for s in batch]
-    left_out = dict(itertools.islice(rows.items(), known, None))
-    return _Loaded(bare, images, left_out, samples.failed - failed)
+        batch, skips = _open_batch(samples, indices, seed if samples.draw else None)
+    images = torch.stack([s.image for s in batch]) if batch else torch.empty(0)
+    bare = [replace(s, image=None) for s in batch]  # each tensor that a worker hands over costs a file handle
+    return Stacked(bare, images), skips
 
 
 def loader(
@@ -185,16 +155,13 @@ def loader(
     "Load batches in order; raise `UserError` if too many images are skipped"
     jobs = [(derive_seed(seed, first + i), batch) for i, batch in enumerate(batches)]
     skips = samples.skips
-    for batch, loaded in zip(batches, in_workers(partial(_load, samples), jobs, workers)):
-        for where, (cause, detail) in loaded.left_out.items():
-            skips.add(where, cause, detail)
-        skips.tried += len(batch)
-        skips.failed += loaded.failed
+    for batch, (loaded, left_out) in zip(batches, in_workers(partial(_load, samples), jobs, workers)):
+        skips.merge(left_out)
         skips.check()
-        if len(loaded.samples) < len(batch):
-            raise UserError(f"{loaded.failed} images could not be opened for one batch of {len(batch)}: {skips}")
-        rows = [replace(s, image=image) for s, image in zip(loaded.samples, loaded.images)]
-        yield Stacked(rows, loaded.images) if isinstance(loaded.images, Tensor) else rows
+        if len(loaded) < len(batch):
+            raise UserError(f"{left_out.failed} images could not be opened for one batch of {len(batch)}: {skips}")
+        loaded[:] = [replace(s, image=image) for s, image in zip(loaded, loaded.images)]
+        yield loaded
 
 # %% ../../../nbs/4_data/06_loading.ipynb #a29eb4b3
 def _epoch_order(n, epoch, seed=0):

@@ -92,6 +92,8 @@ class Skips:
     ):
         "Add the counts of a part"
         self.seen += other.seen
+        self.tried += other.tried
+        self.failed += other.failed
         self.unread.update(other.unread)
         for where, (cause, detail) in other.rows.items():
             self.add(where, cause, detail)
@@ -229,10 +231,7 @@ def captions_of(
     given = next((row[name] for name in PHRASE_NAMES if name in row), None)
     captions = [Caption(texts[0], _given_phrases(given, texts[0]))]
 
-    further = _listed(row.get("further"), "further captions")
-    if not further:
-        return *captions, *map(Caption, texts[1:])
-    for item in further:
+    for item in _listed(row.get("further"), "further captions") or [dict(text=text) for text in texts[1:]]:
         text = canonical_caption(item.get("text")) if isinstance(item, dict) else ""
         if not text:
             raise BadSample("bad phrases", "further captions must be of the form {text, phrases}")
@@ -314,8 +313,9 @@ class Records(Sequence):
         self,
         records: Iterable,  # `Record`s, or tuples (key, image, caption[, phrases]); missing phrases are found
         drawn: bool = False,  # images of the embedded world, which has splits of its own for training and tests
+        rules: dict | None = None,  # fields of `concepts.Rules` for phrases that are missing; None: the defaults
     ):
-        self.records = with_phrases([Record(*r) for r in records])
+        self.records = with_phrases([Record(*r) for r in records], None, rules)
         self.drawn = drawn
 
     def __len__(self):
@@ -330,7 +330,7 @@ class Records(Sequence):
 
     def subset(
         self,
-        rows: np.ndarray,  # (n,) numbers of records, or (len,) a mask
+        rows: np.ndarray | slice,  # (n,) numbers of records, or (len,) a mask
     ) -> "Records":
         "The data set of these records"
         chosen = np.arange(len(self))[rows]
@@ -344,7 +344,7 @@ class Records(Sequence):
         return np.array([getattr(r, name) for r in self], dtype=NUMBERS[name])
 
     def __getitem__(self, i):
-        return self.subset(np.arange(len(self))[i]) if isinstance(i, slice) else self.record(i)
+        return self.subset(i) if isinstance(i, slice) else self.record(i)
 
     @property
     def phrase_count(self) -> int:
