@@ -99,7 +99,7 @@ class Shards(Tables):
     "Tar shards; with `join` their captions come from a table"
 
     def parts(self, skips):
-        return [(place, str(Path(name).with_suffix(""))) for place, name in place_names(self.places).items()]
+        return list(place_names(self.places).items())
 
     def read(self, part, skips):
         place, name = part
@@ -133,14 +133,11 @@ def _walk_files(folder):
 def _read_captions(text):
     "The captions in the text file of an image; raises `BadSample`"
     try:
-        captions = caption_texts(regular(text, MAX_TEXT).read_text(encoding="utf8"))
+        return captions_of(caption_texts(regular(text, MAX_TEXT).read_text(encoding="utf8")), {})
     except FileNotFoundError:
         raise BadSample("no text file", str(text)) from None
     except (ValueError, OSError) as e:
         raise BadSample("bad text file", str(e)) from None
-    if not captions:
-        raise BadSample("empty caption")
-    return captions
 
 
 class Folder(Tables):
@@ -156,8 +153,7 @@ class Folder(Tables):
             try:
                 if not is_utf8(path):
                     raise BadSample("name is not UTF-8")
-                captions = _read_captions(path.with_suffix(".txt"))
-                yield Record(key, path, captions[0])
+                yield Record.of(key, path, _read_captions(path.with_suffix(".txt")))
             except BadSample as e:
                 skips.add(key, e.cause, e.detail)
 
@@ -205,7 +201,7 @@ def find_source(
     if not str(source).strip():
         raise UserError("data is empty: name world, a folder, a table or tar shards")
     places = shard_urls(source)
-    if isinstance(source, (str, Path)) and len(places) == 1 and not remote_scheme(places[0]):
+    if len(places) == 1 and not remote_scheme(places[0]):
         places = _find_at(Path(places[0]))
     if os.path.isdir(places[0]):
         return Folder(places)
@@ -227,13 +223,7 @@ def index_table(
     records: list[Record],  # with their phrases
 ) -> pyarrow.Table:
     "Records as rows of an index"
-    rows = []
-    for record in records:
-        row = record_row(record)
-        row |= {name: getattr(record, name) for name in NUMBERS}
-        if isinstance(record.image, bytes):
-            row["bytes"] = record.image
-        rows.append(row)
+    rows = [record_row(record) | {name: getattr(record, name) for name in NUMBERS} for record in records]
     return pyarrow.Table.from_pylist(rows, schema=INDEX_SCHEMA)
 
 
@@ -281,15 +271,15 @@ def _index_part(source, rules, part):
     return index_table(records), skips
 
 
-def _write_index(path, source, limit, workers, rules):
+def _write_index(path, source, workers, rules):
     "(index, what was left out), in the order of the source whatever the number of processes; kept beside each other"
-    skips = Skips(limit)
+    skips = Skips()
     arrow = path.with_suffix(".arrow")
     parts = in_workers(partial(_index_part, source, rules), source.parts(skips), workers)
     with replacing(arrow) as temp, pyarrow.ipc.new_file(str(temp), INDEX_SCHEMA) as file:
         for part, left_out in Bar(parts, "index", delay=3, unit="part", leave=False):
             skips.merge(left_out)
-            file.write_table(part.combine_chunks())
+            file.write_table(part)
 
     notes = dict(file=version_of(str(arrow)), seen=skips.seen, left_out=skips.rows, unread=skips.unread)
     write_json(path.with_suffix(".json"), notes)
@@ -305,7 +295,7 @@ def _load_index(path):
     try:
         notes = read_json(beside)
         skips = Skips(seen=notes["seen"], unread=Counter(notes["unread"]))
-        skips.rows = {where: (cause, detail) for where, (cause, detail) in notes["left_out"].items()}
+        skips.rows = notes["left_out"]
         missing = [detail for cause, detail in skips.rows.values() if cause == "missing file"]
         if notes["file"] == [*version_of(str(arrow))] and not any(map(os.path.isfile, missing)):
             return Index(arrow), skips
@@ -335,7 +325,7 @@ def _open_index(source, name, skips, workers, folder, rules):
             path = files.cache_instead(path.parent, e) / path.name
         try:
             with FileLock(path.with_suffix(".lock")):
-                loaded = _load_index(path) or _write_index(path, source, skips.limit, workers, rules)
+                loaded = _load_index(path) or _write_index(path, source, workers, rules)
         except OSError as e:
             raise UserError(f"the index of {name} cannot be written to {path.parent}: {e.strerror}") from None
 
@@ -358,16 +348,14 @@ def open_data(
     skips = Skips() if skips is None else skips
     if name == "world":
         skips.seen += images
-        drawn = [Record(*row) for row in train_records(images)]
-        return Records(with_phrases(drawn, None, rules), drawn=True)
+        return Records(train_records(images), True, rules)
 
     source = find_source(name, image_folder, caption_column)
     if source.indexed:
         records = _open_index(source, name, skips, workers, index_folder, rules)
     else:
-        records = Records(with_phrases(source.records(skips), None, rules))
-    if isinstance(source, Shards):
-        details = [detail for cause, detail in skips.rows.values() if cause in LOST]
-        check_shards(len(source.places), len(details), skips.limit, f"{skips} {details[:1]}")
+        records = Records(source.records(skips), rules=rules)
+    lost = [detail for cause, detail in skips.rows.values() if cause in LOST]
+    check_shards(len(source.places), len(lost), skips.limit, f"{skips} {lost[:1]}")
     skips.check(name)
     return records
