@@ -136,8 +136,8 @@ def test_stored_outputs_are_of_these_defaults():
     register = read(ROOT / "data" / "outputs.json")
     for launcher, record in register.items():
         notebook = read(ROOT / "nbs" / f"{launcher}.ipynb")
-        digest = upkeep.parameters_digest(notebook)
-        assert digest == record["parameters"], f"make outputs ARGS={launcher}: its defaults have changed"
+        defaults = upkeep.defaults_of(ROOT / "nbs" / f"{launcher}.ipynb")
+        assert defaults == record, f"make outputs ARGS={launcher}: its defaults have changed"
         outputs = [o for c in notebook["cells"] for o in c.get("outputs", [])]
         assert outputs and len(json.dumps(outputs)) < 2.6e6, launcher  # study: 24 pictures in full colour
     assert {p.stem for p in LAUNCHERS} <= set(register)
