@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import open_clip
 import PIL
 import safetensors
@@ -110,9 +109,8 @@ def keep_rows(
 ):
     "Add rows to those kept, in one step; where that cannot be written, say so"
     rows = read_rows(file) | rows
-    keys = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 32)
-    values = torch.stack(list(rows.values()))
-    content = safetensors.torch.save({"keys": torch.from_numpy(keys.copy()), "rows": values})
+    keys = torch.frombuffer(bytearray().join(rows), dtype=torch.uint8).view(-1, 32)
+    content = safetensors.torch.save({"keys": keys, "rows": torch.stack([*rows.values()])})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as half:  # of each writer its own
@@ -144,19 +142,17 @@ def _rows_of(towers, part, inputs, digests, encode, options):
         name = f"{part}-{_fingerprint(towers, part, options.precision)}.safetensors"
         file = cache_folder(options.cache) / "embeddings" / name
     rows = read_rows(file) if file else {}
-    input_of = dict(zip(reversed(digests), reversed(inputs)))  # of equal ones the first
-    distinct = dict.fromkeys(digests)
-    new = [digest for digest in distinct if digest not in rows]
-    if options.progress and len(new) < len(distinct):
-        print(f"{part}s: {len(distinct) - len(new):,} of {len(distinct):,} were embedded before")
+    input_of = dict(zip(digests, inputs))
+    new = [digest for digest in input_of if digest not in rows]
+    if options.progress and len(new) < len(input_of):
+        print(f"{part}s: {len(input_of) - len(new):,} of {len(input_of):,} were embedded before")
 
     with evaluating(towers.model), options.bar(len(new), f"{part}s") as bar:
         while new:
             size = max(8192, len(rows))
             piece = new[:size]
             new = new[size:]
-            vectors = encode([input_of[digest] for digest in piece], bar)
-            made = dict(zip(piece, vectors))
+            made = dict(zip(piece, encode([input_of[digest] for digest in piece], bar)))
             rows |= made
             if file:
                 keep_rows(file, made)
@@ -196,7 +192,7 @@ def embed_texts(
         return torch.cat(done).cpu()
 
     digests = [_digest(tokens.tobytes()) for tokens in ids.numpy()]
-    return _rows_of(towers, "text", list(ids), digests, encode, options)[row]
+    return _rows_of(towers, "text", ids, digests, encode, options)[row]
 
 # %% ../../../nbs/5_evaluation/03_embeddings.ipynb #886007f1
 ImageRef = str | Path | bytes | Image.Image | Callable[[], Any]
@@ -250,24 +246,18 @@ _THREADS = min(8, os.cpu_count() or 1)
 def _encoded(towers, images, users, options, bar, tokens=False):
     "Unit vectors and, if wanted, visual tokens of images; the next batch is decoded while this one is encoded"
 
-    def prepare(image):
+    def pixels_of(image):
         return towers.preprocess(open_image(image))
-
-    def decode(some):
-        return [_of_image(prepare, image, users) for image in some]
-
-    def submit(batch):
-        return pool.map(decode, [batch[i : i + 8] for i in range(0, len(batch), 8)])
 
     place = _place(towers.model)
     done = []
     size = options.batch_size
+    decode = partial(_of_image, pixels_of, users=users)
     with ThreadPoolExecutor(_THREADS) as pool:
-        waiting = submit(images[:size])
+        waiting = pool.map(decode, images[:size])
         for start in range(0, len(images), size):
-            ready = waiting
-            waiting = submit(images[start + size : start + 2 * size])
-            pixels = torch.stack([image for some in ready for image in some])
+            pixels = torch.stack([*waiting])
+            waiting = pool.map(decode, images[start + size : start + 2 * size])
             with options.autocast(place.device):
                 made = encode_images(towers.model, pixels.to(place), tokens=tokens)
                 done.append([F.normalize(x.float(), dim=-1).cpu() for x in made if x is not None])
@@ -291,7 +281,6 @@ def embed_images(
     towers,  # Towers: model and preprocess
     images: list[ImageRef],  # N images; repeats allowed
     users: dict | None = None,  # image → who asks for it, for messages
-    known: dict[ImageRef, Tensor] | None = None,  # image → its (D,), of those that are embedded already
     **how,  # fields of `EmbedOptions`
 ) -> Tensor:  # (N,D) float32, unit, on the CPU
     "Embed images, each distinct one once; raise `UserError` with the name of one that cannot be read"
@@ -302,9 +291,7 @@ def embed_images(
         digests = list(pool.map(partial(_of_image, _image_digest, users=users), images))
 
     def encode(wanted, bar):
-        new = [image for image in wanted if not known or image not in known]
-        vectors = iter(_encoded(towers, new, users, options, bar)[0] if new else [])
-        bar.update(len(wanted) - len(new))
-        return [known[image] if known and image in known else next(vectors) for image in wanted]
+        [vectors] = _encoded(towers, wanted, users, options, bar)
+        return vectors
 
     return _rows_of(towers, "image", images, digests, encode, options)

@@ -22,19 +22,10 @@ from scipy.special import stdtrit
 
 from ...core import UserError
 from ...core.files import json_object, project_root, read_json, shipped, write_json
-from .scores import Hits, Mean, Values, change_of_items, over_seeds, weighted
+from .scores import Hits, Mean, Values, differences, over_seeds, score, weighted
 
 # %% ../../../nbs/5_evaluation/02_records.ipynb #02e0a006
 FRAME = ["model", "seed", "suite", "name", "value", "se", "n", "against"]
-
-
-def _mean_change(before, after):
-    "The change of a row in points, without its error, which takes most of the time"
-    change = 0.0
-    for (weight, first), (_, second) in zip(weighted(before), weighted(after)):
-        differences = second.values.double() - first.values
-        change += weight * differences.nanmean().item()
-    return 100 * change
 
 
 def item_changes(
@@ -44,17 +35,16 @@ def item_changes(
     """The paired change of every row that both models have, for every seed of the second; a first model without that
     seed takes part with its own first. `se` is of the items alone: of each item's mean change over the seeds"""
     default = next(iter(before.values()))
-    firsts = [before.get(seed, default) for seed in after]
+    pairs = {seed: (before.get(seed, default), second) for seed, second in after.items()}
 
     rows = []
     for key in next(iter(after.values())):
-        earlier = [first[key] for first in firsts if first.get(key)]
-        later = [second[key] for second in after.values() if second.get(key)]
-        if len(earlier + later) < 2 * len(after):
+        if not all(first.get(key) and second.get(key) for first, second in pairs.values()):
             continue
-        _, se, n = change_of_items(over_seeds(earlier), over_seeds(later))
-        for seed, first, second in zip(after, earlier, later):
-            rows.append((*key, _mean_change(first, second), se, n, seed))
+        changes = {seed: differences(first[key], second[key]) for seed, (first, second) in pairs.items()}
+        mean = score("mean", over_seeds([*changes.values()]))
+        for seed, change in changes.items():
+            rows.append((*key, score("change", change).value, mean.se, mean.n, seed))
     return pd.DataFrame(rows, columns=["suite", "name", "value", "se", "n", "seed"])
 
 
@@ -236,17 +226,12 @@ def _commit():
 
 def _index_records(home):
     "Write index.csv of a folder of records: a row a record"
-    rows = []
-    for file in sorted(home.glob("*/record.json")):
-        made = read_json(file)
-        row = {"record": file.parent.name}
-        for key in ("question", "command", "commit"):
-            row[key] = made[key]
-        measured_on = made["machine"]
-        row["machine"] = measured_on.get("gpu", measured_on["cpu"])
-        row["date"] = measured_on["date"]
-        rows.append(row)
-    pd.DataFrame(rows).to_csv(home / "index.csv", index=False)
+    records = [{"record": file.parent.name} | read_json(file) for file in sorted(home.glob("*/record.json"))]
+    index = pd.json_normalize(records).rename(columns={"machine.date": "date", "machine.cpu": "machine"})
+    if "machine.gpu" in index:
+        index["machine"] = index["machine.gpu"].fillna(index.machine)
+    columns = ["record", "question", "command", "commit", "machine", "date"]
+    index.to_csv(home / "index.csv", columns=columns, index=False)
 
 
 def keep_record(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Hits', 'Values', 'Score', 'Mean', 'weighted', 'mean_of', 'beats', 'score', 'similarity', 'similarities',
-           'recall_hits', 'change_of_items', 'over_seeds']
+           'recall_hits', 'differences', 'change_of_items', 'over_seeds']
 
 # %% ../../../nbs/5_evaluation/01_scores.ipynb #fd8e7276
 import math
@@ -169,22 +169,30 @@ def recall_hits(
     return hits
 
 # %% ../../../nbs/5_evaluation/01_scores.ipynb #a1d8cb13
-def change_of_items(
+def differences(
     before: Hits | Values | Mean,  # of a row, the first model
     after: Hits | Values | Mean,  # of the same row, the second model
-) -> tuple[float, float, int]:  # change in points, its standard error, items
-    "The paired change of a row; a `UserError` where the items differ"
+) -> Mean:
+    "By how much each item of a row changed; a `UserError` where the items differ"
     firsts = weighted(before)
     seconds = weighted(after)
     counts = [[(weight, len(part.values)) for weight, part in tasks] for tasks in (firsts, seconds)]
     if counts[0] != counts[1]:
         raise UserError(f"a paired comparison needs the same items, got (weight, items) {counts[0]} and {counts[1]}")
 
-    differences = Mean([])
+    changes = Mean([])
     for (weight, first), (_, second) in zip(firsts, seconds):
         values = second.values.double() - first.values.double()
-        differences.tasks.append((weight, Values(values, first.cluster)))
-    change = score("change", differences)
+        changes.tasks.append((weight, Values(values, first.cluster)))
+    return changes
+
+
+def change_of_items(
+    before: Hits | Values | Mean,  # of a row, the first model
+    after: Hits | Values | Mean,  # of the same row, the second model
+) -> tuple[float, float, int]:  # change in points, its standard error, items
+    "The paired change of a row; a `UserError` where the items differ"
+    change = score("change", differences(before, after))
     return change.value, change.se, change.n
 
 

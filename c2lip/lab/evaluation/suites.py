@@ -94,9 +94,10 @@ def read_folder(
     return found
 
 # %% ../../../nbs/5_evaluation/11_suites.ipynb #f367f7c3
-def _rows_by_name(rows, names):
+def _rows_by_name(vectors):
     "From names to their rows"
-    index = {name: i for i, name in enumerate(names)}
+    index = {name: i for i, name in enumerate(vectors)}
+    rows = torch.stack([*vectors.values()]) if vectors else torch.empty(0)
     return lambda wanted: rows[torch.tensor([index[name] for name in wanted])]
 
 
@@ -115,9 +116,12 @@ def embed_suites(
     images = _images_of(suites)
     texts = list(dict.fromkeys(text for suite in suites.values() for text in suite.texts))
     options = {"cache": "auto"} | how
-    v = embed_images(towers, list(images), images, known, **options) if images else None
-    t = embed_texts(towers, texts, **options) if texts else None  # a linear probe has none
-    return Scorer(_rows_by_name(v, images), _rows_by_name(t, texts), towers)
+    v = dict(known or {})
+    new = [image for image in images if image not in v]
+    if new:
+        v |= zip(new, embed_images(towers, new, images, **options))
+    t = dict(zip(texts, embed_texts(towers, texts, **options))) if texts else {}  # a linear probe has none
+    return Scorer(_rows_by_name(v), _rows_by_name(t), towers)
 
 
 def measure(
