@@ -260,40 +260,20 @@ def _ring():
     return [r % ranks for r in range(rank, rank + ranks)]
 
 # %% ../nbs/1_method/12_encoding.ipynb #d8c3929f
-def _gather_together(tensors, lengths):
-    "Tensors of one type and width with the rows of all ranks, in one message; `lengths`: of each on every rank"
-    rows = torch.cat(tensors)
-    of_rank: list[Any] = list(zip(*lengths))  # rank → rows of each tensor
-    longest = max(map(sum, of_rank))
-    missing = longest - len(rows)
-    padded = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing))
-    gathered: Any = _AllGather.apply(padded)
-    parts = []
-    for rank in _ring():
-        sent = gathered[rank][: sum(of_rank[rank])]
-        parts.append(sent.split(of_rank[rank]))
-    return [torch.cat(of_tensor) for of_tensor in zip(*parts)]
-
-
-def _gather_all(tensors: dict, lengths: dict) -> dict:
-    "Every tensor with the rows of all ranks in ring order, one message for all of a type and width"
-    kinds: dict = {}
-    for key, x in tensors.items():
-        kinds.setdefault((x.dtype, x.shape[1:]), []).append(key)
-    gathered: dict = {}
-    for keys in kinds.values():
-        joined = _gather_together([tensors[key] for key in keys], [lengths[key] for key in keys])
-        gathered.update(zip(keys, joined))
-    return gathered
-
-
-def gather_rows(x: Tensor) -> Tensor:  # (n,·) with the same n on every rank → (W·n,·)
+def gather_rows(
+    x: Tensor,  # (n,·)
+    lengths: list[int] | None = None,  # n on every rank; None: the same on all
+) -> Tensor:  # (Σn,·)
     "Rows of all ranks, own first and then round the ring, as `gather` orders images; `x` itself on one rank"
     _, ranks = rank_and_world_size()
-    if ranks == 1:
+    lengths = lengths or [len(x)] * ranks
+    if ranks == 1 or not any(lengths):
         return x
-    (rows,) = _gather_together([x], [[len(x)] * ranks])
-    return rows
+
+    missing = max(lengths) - len(x)
+    padded = F.pad(x, (0, 0) * (x.ndim - 1) + (0, missing))
+    gathered: Any = _AllGather.apply(padded)
+    return torch.cat([gathered[rank][: lengths[rank]] for rank in _ring()])
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:  # of this rank; the same shape on all → the same on all ranks
@@ -312,26 +292,10 @@ def shared_place(
     return (image + rank * rows) % (ranks * rows)
 
 # %% ../nbs/1_method/12_encoding.ipynb #a0288a35
-_OF_MENTIONS = ("owner", "column", "weight")  # of a text entry, a number for each mention
-
-
-class _Counts(NamedTuple):
-    "Rows on every rank, by its number"
-
-    images: list[int]
-    rows: dict[str, list[int]]  # of each feature
-    mentions: dict[str, list[int]]  # of each text entry that says whose texts it has
-
-
-def _count(features, batch, names, owned):
-    "How many rows every rank has, by one message"
-    own = [batch.rows]
-    own += [len(features[name]) for name in names]
-    own += [len(batch.texts[name].owner) for name in owned]
-    counted: Any = _AllGather.apply(torch.tensor(own, device=next(iter(features.values())).device))
-
-    images, *further = counted.T.tolist()
-    return _Counts(images, dict(zip(names, further)), dict(zip(owned, further[len(names) :])))
+def _count(own, device):
+    "Numbers of this rank by name → the same name's number on every rank, by one message"
+    counted: Any = _AllGather.apply(torch.tensor(list(own.values()), device=device))
+    return dict(zip(own, counted.T.tolist()))
 
 
 def _shift(values, own_lengths, rows):
@@ -344,13 +308,17 @@ def _shift(values, own_lengths, rows):
         before += rows[rank]
 
 # %% ../nbs/1_method/12_encoding.ipynb #c51f1861
-def _gathered_entry(entry, name, gathered, counts):
-    "A text entry with the mentions of all ranks; token ids and spans stay this rank's own"
-    moved = {field: gathered[name, field] for field in (*_OF_MENTIONS, "number") if (name, field) in gathered}
-    mentions = counts.mentions[name]
-    _shift(moved["owner"], mentions, counts.images)
+def _gathered_entry(entry, texts, mentions, images):
+    "A text entry with the mentions of all ranks; token ids and spans stay this rank's own. Numbers of every rank"
+    moved = {}
+    for field in ("owner", "column", "weight", "number"):
+        values = getattr(entry, field)
+        if values is not None:
+            moved[field] = gather_rows(values, texts if field == "number" else mentions)
+
+    _shift(moved["owner"], mentions, images)
     if "column" in moved:
-        _shift(moved["column"], mentions, counts.rows[name])
+        _shift(moved["column"], mentions, texts)
     return replace(entry, **moved)
 
 
@@ -362,23 +330,18 @@ def gather(
     "The features and their text entries with all ranks' rows, own first; unchanged on one rank"
     if rank_and_world_size()[1] == 1:
         return features, batch
-    names = [name for name in names if name in features]
-    owned = [name for name in names if name in batch.texts and batch.texts[name].owner is not None]
-    counts = _count(features, batch, names, owned)
+    joined = {name: features[name] for name in names if name in features}
+    entries = {name: batch.texts[name] for name in joined if name in batch.texts}
+    owned = {name: entry for name, entry in entries.items() if entry.owner is not None}
 
-    tensors: dict[Any, Tensor] = {name: features[name] for name in names}
-    lengths: dict[Any, list[int]] = dict(counts.rows)
-    for name in owned:
-        of_field = dict.fromkeys(_OF_MENTIONS, counts.mentions[name]) | {"number": counts.rows[name]}
-        for field, length in of_field.items():
-            values = getattr(batch.texts[name], field)
-            if values is not None:
-                tensors[name, field] = values
-                lengths[name, field] = length
-    gathered = _gather_all(tensors, lengths)
+    rows = {name: len(x) for name, x in joined.items()}
+    mentions = {f"mentions of {name}": len(entry.owner) for name, entry in owned.items()}
+    device = next(iter(features.values())).device
+    numbers = _count({"": batch.rows, **rows, **mentions}, device)
 
     texts = dict(batch.texts)
-    for name in owned:
-        texts[name] = _gathered_entry(texts[name], name, gathered, counts)
-    joined = {name: gathered[name] for name in names}
+    for name, x in joined.items():
+        joined[name] = gather_rows(x, numbers[name])
+    for name, entry in owned.items():
+        texts[name] = _gathered_entry(entry, numbers[name], numbers[f"mentions of {name}"], numbers[""])
     return {**features, **joined}, replace(batch, texts=texts)

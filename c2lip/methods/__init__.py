@@ -202,7 +202,7 @@ def _part(batch, i, parts):
     """Part i of what the towers read of a batch, and entry → its rows of the whole.
 
     Every entry is cut in equal parts, masks like their entry, spans with their tokens."""
-    rows = {name: _share(len(x), i, parts) for name, x in batch.images.items()}
+    rows: dict = dict.fromkeys(batch.images, _share(batch.rows, i, parts))
     images = {name: x[rows[name]] for name, x in batch.images.items()}
     masks = {name: x[rows[name]] for name, x in batch.masks.items()}
 
@@ -212,15 +212,13 @@ def _part(batch, i, parts):
             rows[name] = _share(len(entry), i, parts)
             mask = None if entry.mask is None else entry.mask[rows[name]]
             texts[name] = Texts(entry.ids[rows[name]], mask=mask)
-
-    for name, entry in batch.texts.items():
-        if entry.spans is not None:
-            captions = rows[entry.of]
-            caption = entry.spans[:, 0]
-            inside = (caption >= captions.start) & (caption < captions.stop)
-            rows[name] = inside.nonzero()[:, 0]
-            start = entry.spans.new_tensor([captions.start, 0, 0])
-            texts[name] = Texts(spans=entry.spans[rows[name]] - start, of=entry.of)
+            continue
+        captions = _share(len(batch.texts[entry.of]), i, parts)
+        caption = entry.spans[:, 0]
+        inside = (caption >= captions.start) & (caption < captions.stop)
+        rows[name] = inside.nonzero()[:, 0]
+        start = entry.spans.new_tensor([captions.start, 0, 0])
+        texts[name] = Texts(spans=entry.spans[rows[name]] - start, of=entry.of)
     return Batch(images, texts, masks), rows
 
 
