@@ -10,11 +10,9 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils import get_session
@@ -27,25 +25,12 @@ from .folders import EMBEDDED, base_folder, load_folder, quiet_loading, release_
 # %% auto #0
 __all__ = ['Towers', 'has_bias', 'is_siglip_tower', 'is_clip_tower', 'ModelSpec', 'resolve', 'load']
 
-# %% ../../nbs/1_method/11_towers.ipynb #4b168183
-def _numbers(image, mean, std):
-    "A PIL image → (3,H,W) float32: the last transforms of open_clip (RGB, from 0 to 1, normalised) in half the time"
-    image = image if image.mode == "RGB" else image.convert("RGB")
-    pixels = np.asarray(image).transpose(2, 0, 1)
-    shares = pixels.astype(np.float32, order="C") / 255
-    return torch.from_numpy((shares - mean) / std)
-
 # %% ../../nbs/1_method/11_towers.ipynb #d6d1c701
-def _transform(preprocess_cfg, **options):
+def _transform(preprocess_cfg, **options) -> Any:
     "open_clip's preprocessing as a transform of a PIL image"
-    from open_clip.transform import PreprocessCfg, image_transform_v2  # here: they take seconds to import
-    from torchvision.transforms import Compose
+    from open_clip.transform import PreprocessCfg, image_transform_v2  # here: it takes seconds to import
 
-    composed: Any = image_transform_v2(PreprocessCfg(**preprocess_cfg), **options)
-    transforms = composed.transforms
-    before, last = transforms[:-3], transforms[-1]
-    mean, std = (np.asarray(x, np.float32)[:, None, None] for x in (last.mean, last.std))
-    return Compose([*before, partial(_numbers, mean=mean, std=std)])
+    return image_transform_v2(PreprocessCfg(**preprocess_cfg), **options)
 
 # %% ../../nbs/1_method/11_towers.ipynb #805291af
 @dataclass
@@ -215,11 +200,11 @@ def _load_named(name):
     spec = resolve(name)
     trained = spec.tag != "random"
     full_name = f"{spec.model}:{spec.tag}"
-    length = spec.config["text_cfg"].get("context_length")
-    tokenizer: Any = None
-    if trained or not spec.tokenizer:  # before the weights, which take longer
-        with _from_hub("the tokenizer", full_name, spec.tokenizer):
-            tokenizer = open_clip.get_tokenizer(spec.model, context_length=length)
+    length = spec.config["text_cfg"].get("context_length", 77)
+    local = not trained and spec.tokenizer  # a repository's, for which the embedded one will do
+    source = f"local-dir:{base_folder()}" if local else spec.model
+    with _from_hub("the tokenizer", full_name, "" if local else spec.tokenizer):  # first: the weights take longer
+        tokenizer: Any = open_clip.get_tokenizer(source, context_length=length)
 
     with _from_hub("the weights", full_name, spec.weights):
         model: Any = open_clip.create_model(
@@ -229,8 +214,6 @@ def _load_named(name):
             force_preprocess_cfg=spec.preprocess,
             weights_only=True,
         )
-        if not trained and spec.tokenizer:
-            tokenizer = open_clip.get_tokenizer(f"local-dir:{base_folder()}", context_length=model.context_length)
     return model, tokenizer, spec.config
 
 
