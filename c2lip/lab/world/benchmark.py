@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
 from ...core import UserError
 from ...core.files import write_json
 from .captions import OPPOSITE, caption_scene, exchange, name_thing, pair_sentence, relation
@@ -40,6 +42,7 @@ class _Fact(NamedTuple):
     a: Thing
     where: str
     b: Thing
+    further: str = ""  # a sentence about another object
 
 
 class _Choices(NamedTuple):
@@ -64,11 +67,10 @@ def _replace_word(field, words, fact, choices, dice):
 def _replace_relation(fact, choices, dice):
     "Another contact, seen from the same side; of a direction the opposite"
     from_b = [OPPOSITE[contact] for contact in CONTACTS]
-    for contacts in (CONTACTS, from_b):
-        if fact.where in contacts:
-            others = [contact for contact in contacts if contact != fact.where]
-            return fact._replace(where=dice.pick(others))
-    return fact._replace(where=OPPOSITE[fact.where])
+    direction = [fact.where, OPPOSITE[fact.where]]
+    kind = next(kind for kind in (CONTACTS, from_b, direction) if fact.where in kind)
+    others = [where for where in kind if where != fact.where]
+    return fact._replace(where=dice.pick(others))
 
 # %% ../../../nbs/2_world/05_benchmark.ipynb #f2451f85
 def _swap(field, fact, choices, dice):
@@ -84,31 +86,32 @@ def _add_attribute(fact, choices, dice):
     return fact._replace(a=replace(fact.a, pattern=dice.pick(PATTERNS[1:])))
 
 
+def _add_object(fact, choices, dice):
+    "A sentence about an object that shares no word with the image"
+    pairs = [pair for pair in choices.pairs if choices.words.isdisjoint(pair)]
+    if not pairs:
+        return None
+    sentence = dice.pick((" There is also {}.", " Nearby there is {}.", " The scene also has {}."))
+    thing = Thing(*dice.pick(pairs))
+    return fact._replace(further=sentence.format(name_thing(thing)))
+
+
 _EDITS: dict[str, Callable] = {
     "replace_obj": partial(_replace_word, "noun", NOUNS),
     "replace_att": partial(_replace_word, "colour", COLOURS),
     "replace_rel": _replace_relation,
     "swap_obj": partial(_swap, "noun"),
     "swap_att": partial(_swap, "colour"),
+    "add_obj": _add_object,
     "add_att": _add_attribute,
 }
-"The edit of a fact by task; `add_obj` adds a sentence instead"
-
-
-def _added_sentence(choices, dice):
-    "A sentence about an object that shares no word with the image; None where there is none"
-    pairs = [pair for pair in choices.pairs if choices.words.isdisjoint(pair)]
-    if not pairs:
-        return None
-    sentence = dice.pick((" There is also {}.", " Nearby there is {}.", " The scene also has {}."))
-    thing = Thing(*dice.pick(pairs))
-    return sentence.format(name_thing(thing))
+"The edit of a fact by task; None where the scene does not allow it"
 
 
 def _sentence(fact, *seed):
     a = name_thing(fact.a, pattern=True)
     b = name_thing(fact.b, pattern=True)
-    return pair_sentence(a, fact.where, b, Dice("c2lip wording", *seed))
+    return pair_sentence(a, fact.where, b, Dice("c2lip wording", *seed)) + fact.further
 
 # %% ../../../nbs/2_world/05_benchmark.ipynb #4b499e87
 def make_item(
@@ -130,20 +133,15 @@ def make_item(
     fact = _Fact(a, where, b)
     words = set().union(*(thing.pair for thing in scene.things))
     choices = _Choices(_pairs_of(held_out), words)
-    added = ""
-    edited = fact
-    if task == "add_obj":
-        added = _added_sentence(choices, dice)
-    else:
-        edited = _EDITS[task](fact, choices, dice)
-    if edited is None or added is None:
+    edited = _EDITS[task](fact, choices, dice)
+    if edited is None:
         return None
 
     reverse = _Fact(b, OPPOSITE[where], a)
     caption = _sentence(fact, task, *seed, 0)
     other_words = _sentence(reverse, task, *seed, 1)
     negative = _sentence(edited, task, *seed, 0)
-    return caption, other_words, negative + added
+    return caption, other_words, negative
 
 # %% ../../../nbs/2_world/05_benchmark.ipynb #0846a3f7
 BINDING = ("attribute", "object", "exists", "layout", "contact")
@@ -219,34 +217,26 @@ def _question(caption, negative):
 
 def _write_sugarcrepe(folder, task, items, second=False):
     "A file of SugarCrepe's form; with the caption in other words a list, of SugarCrepe++'s"
-    rows = []
-    for i, (name, caption, other_words, negative) in enumerate(items):
-        row = {"id": i} if second else {}
-        row |= {"filename": name, "caption": caption}
-        if second:
-            row["caption2"] = other_words
-        row |= {"negative_caption": negative, "question": _question(caption, negative)}
-        rows.append(row)
+    questions = pd.DataFrame(items, columns=["filename", "caption", "caption2", "negative_caption"])
+    questions["question"] = [_question(row.caption, row.negative_caption) for row in questions.itertuples()]
+    content: object = questions.drop(columns="caption2").to_dict("index")
+    if second:
+        content = questions.reset_index(names="id").to_dict("records")
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{task}.json", rows if second else dict(enumerate(rows)))
+    write_json(folder / f"{task}.json", content)
 
 
 def _write_half(folder, scenes, items, split, both_ways=()):
     "The questions of one half, the held-out one if there are scenes both ways; returns the names of their images"
     used = set()
-    held_out = bool(both_ways)
-    for task in SUGARCREPE:
-        made = _make_items(make_item, task, scenes, items, split, held_out)
-        _write_sugarcrepe(folder / "world_sugarcrepe", task, made)
-        if task in SUGARCREPE_PP:
-            _write_sugarcrepe(folder / "world_sugarcrepe_pp", task, made, second=True)
-        used.update(name for name, *_ in made)
-
-    for task in BINDING:
-        made = _balanced_items(task, both_ways)
-        made = made or _make_items(_make_binding_item, task, scenes, items, split, held_out)
-        _write_sugarcrepe(folder / "binding", task, made)
-        used.update(name for name, *_ in made)
+    for kind, make, tasks in (("world_sugarcrepe", make_item, SUGARCREPE), ("binding", _make_binding_item, BINDING)):
+        for task in tasks:
+            made = _balanced_items(task, both_ways)
+            made = made or _make_items(make, task, scenes, items, split, bool(both_ways))
+            used.update(name for name, *_ in made)
+            _write_sugarcrepe(folder / kind, task, made)
+            if task in SUGARCREPE_PP:
+                _write_sugarcrepe(folder / f"{kind}_pp", task, made, second=True)
     return used
 
 # %% ../../../nbs/2_world/05_benchmark.ipynb #3e1d9178
@@ -255,28 +245,23 @@ def _write_zero_shot(folder, split, single, size):
 
     Captions name every pattern, so *a red mug* is not what a striped one is called."""
     pairs = list(itertools.product(NOUNS, COLOURS))
-    items = {"object": [], "object_colour": []}
+    items = []
     for i in range(single):
-        file = f"single_{i:05d}.png"
-        label = i % len(pairs)
-        noun, colour = pairs[label]
+        noun, colour = pairs[i % len(pairs)]
         scene = make_scene(split, "single", i, count=1)
         plain = replace(scene.things[0], noun=noun, colour=colour, pattern="plain")
-        save_scene(Scene((plain,), scene.ground), folder / "images" / file, size)
+        file = f"single_{i:05d}.png"
+        save_scene(replace(scene, things=(plain,)), folder / "images" / file, size)
+        items.append({"filename": file, "label": i % len(pairs), "heldout": plain.pair in HELD_OUT})
 
-        held_out = plain.pair in HELD_OUT
-        items["object"].append({"filename": file, "label": NOUNS.index(noun), "heldout": held_out})
-        items["object_colour"].append({"filename": file, "label": label, "heldout": held_out})
-
-    names = {
-        "object": [name_thing(Thing(noun, ""), colour=False) for noun in NOUNS],
-        "object_colour": [name_thing(Thing(*pair)) for pair in pairs],
-    }
     templates = ["a photo of {}.", "there is {}.", "the picture shows {}.", "an image of {}."]
+    names = [name_thing(Thing(*pair)) for pair in pairs]
+    both = {"classnames": names, "templates": templates, "items": items}
+    nouns = [name_thing(Thing(noun, ""), colour=False) for noun in NOUNS]
+    of_noun = [item | {"label": item["label"] // len(COLOURS)} for item in items]
     (folder / "zeroshot").mkdir(exist_ok=True)
-    for task, rows in items.items():
-        content = {"classnames": names[task], "templates": templates, "items": rows}
-        write_json(folder / "zeroshot" / f"{task}.json", content)
+    write_json(folder / "zeroshot" / "object_colour.json", both)
+    write_json(folder / "zeroshot" / "object.json", both | {"classnames": nouns, "items": of_noun})
 
 # %% ../../../nbs/2_world/05_benchmark.ipynb #d8694f02
 def write_benchmark(

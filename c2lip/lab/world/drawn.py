@@ -50,24 +50,6 @@ def _coverage(image, side):
     return np.asarray(image.resize((side, side), Image.Resampling.BOX), dtype=np.float32)[..., None] / 255
 
 # %% ../../../nbs/2_world/01_drawn.ipynb #8894abd5
-@lru_cache(maxsize=1024)
-def _sprite(noun, side):
-    "The coverage masks outline, body, light and dark of an object: each (side,side,1) in 0…1, not to be written to"
-    big = side * _OVERSIZE
-    shapes = _LOOKS["objects"][noun]
-    body, light, dark = (_painted(shapes[role], big) for role in ("body", "light", "dark"))
-    if noun == "umbrella":  # the scallops are cut out of the canopy
-        body = ImageChops.subtract(body, light)
-        light = _painted([], big)
-
-    whole = ImageChops.lighter(ImageChops.lighter(body, light), dark).reduce(2)
-    border = max(1, round(big * 0.016))
-    outline = Image.fromarray(maximum_filter(np.asarray(whole), 2 * border + 1))
-    masks = {"body": body, "light": light, "dark": dark, "outline": outline}
-    return {role: _coverage(mask, side) for role, mask in masks.items()}
-
-
-@lru_cache(maxsize=256)
 def _motif(side, pattern):
     "The coverage mask (side,side,1) of stripes or spots; empty for plain"
     big = side * _OVERSIZE
@@ -79,12 +61,28 @@ def _motif(side, pattern):
         for i in range(7):
             pen.rectangle((0, i * step, big, i * step + step * 0.46), fill=255)
     if pattern == "spotted":
-        r = step * 0.27
         for i, j in itertools.product(range(7), repeat=2):
-            x = (i + 0.5 * (j % 2)) * step
-            y = (j + 0.25) * step
-            pen.ellipse((x - r, y - r, x + r, y + r), fill=255)
+            centre = ((i + 0.5 * (j % 2)) * step, (j + 0.25) * step)
+            pen.circle(centre, step * 0.27, fill=255)
     return _coverage(image, side)
+
+
+@lru_cache(maxsize=1024)
+def _sprite(noun, side, pattern="plain"):
+    "The coverage masks of an object by role, each (side,side,1) in 0…1, not to be written to"
+    big = side * _OVERSIZE
+    shapes = _LOOKS["objects"][noun]
+    body, light, dark = (_painted(shapes[role], big) for role in ("body", "light", "dark"))
+    if noun == "umbrella":  # the scallops are cut out of the canopy
+        body = ImageChops.subtract(body, light)
+        light = _painted([], big)
+
+    whole = ImageChops.lighter(ImageChops.lighter(body, light), dark).reduce(2)
+    border = max(1, round(big * 0.016))
+    outline = Image.fromarray(maximum_filter(np.asarray(whole), 2 * border + 1))
+    drawn = {"outline": outline, "body": body, "light": light, "dark": dark}
+    masks = {role: _coverage(mask, side) for role, mask in drawn.items()}
+    return {**masks, "motif": masks["body"] * _motif(side, pattern)}
 
 # %% ../../../nbs/2_world/01_drawn.ipynb #d92d5b19
 @lru_cache
@@ -98,7 +96,8 @@ GRID = 96
 "Pixels of a training image's side"
 SIZES = {"small": 28 / 96, "": 38 / 96, "large": 46 / 96}
 "The side of an object as a share of the image"
-HELD_OUT = frozenset(pair for block in _LOOKS["held_out"] for pair in itertools.product(*block))
+_BLOCKS = [[*itertools.product(*block)] for block in _LOOKS["held_out"]]
+HELD_OUT = frozenset(itertools.chain(*_BLOCKS))
 "Pairs of nouns meet pairs of colours in 2×2 blocks, so that an exchange of two held-out colours is held out again"
 CONTACTS = ("on", "in", "behind", "hanging")
 "How the first object of a scene may touch the second; each shows where the two meet"
@@ -155,23 +154,17 @@ def _draw_ground(ground, size):
 
 def _draw_thing(canvas, thing):
     top, left, side = _square(thing, len(canvas))
-    masks = _sprite(thing.noun, side)
+    masks = _sprite(thing.noun, side, thing.pattern)
     drop = max(1, side // 14)  # the shadow is the outline, moved down
     shadow = canvas[top + drop : top + side, left : left + side]
     shadow *= 1 - 0.16 * masks["outline"][: side - drop]
 
     colour = np.float32(COLOURS[thing.colour]) * thing.shade
-    pattern = np.float32((70, 70, 84)) if thing.colour == "white" else np.float32((255, 255, 255)) * 0.97
-    layers = (
-        (masks["outline"], colour * 0.32),
-        (masks["body"], colour),
-        (masks["body"] * _motif(side, thing.pattern), pattern),
-        (masks["light"], np.float32(_SHINE)),
-        (masks["dark"], np.float32(_INK)),
-    )
+    motif = (70, 70, 84) if thing.colour == "white" else (247.35, 247.35, 247.35)
+    paints = {"outline": colour * 0.32, "body": colour, "motif": motif, "light": _SHINE, "dark": _INK}
     patch = canvas[top : top + side, left : left + side]
-    for mask, paint in layers:
-        patch += mask * (paint - patch)
+    for role, paint in paints.items():
+        patch += masks[role] * (np.float32(paint) - patch)
 
 # %% ../../../nbs/2_world/01_drawn.ipynb #099e0076
 def _draw_string(canvas, low, high):
@@ -254,10 +247,8 @@ def _held_out_pairs(dice):
     noun, colour = dice.pick(sorted(HELD_OUT))
     pairs = [(noun, colour)]
     if dice.chance(0.5):
-        for other_noun, other_colour in sorted(HELD_OUT):
-            exchanged = {(other_noun, colour), (noun, other_colour)}
-            if other_noun != noun and other_colour != colour and exchanged <= HELD_OUT:
-                pairs.append((other_noun, other_colour))
+        (block,) = (block for block in _BLOCKS if (noun, colour) in block)
+        pairs += [pair for pair in block if noun not in pair and colour not in pair]
     return dice.shuffled(pairs)
 
 
@@ -266,9 +257,8 @@ def _add_pairs(dice, pairs, number, nouns, colours):
     while len(pairs) < number:
         noun = dice.pick(nouns)
         colour = dice.pick(colours)
-        taken = any(noun == other for other, _ in pairs)
-        if not taken and any(colour == other for _, other in pairs):
-            taken = dice.chance(0.6)
+        words = {*itertools.chain(*pairs)}
+        taken = noun in words or colour in words and dice.chance(0.6)
         if not taken and (noun, colour) not in HELD_OUT:
             pairs.append((noun, colour))
 
@@ -311,11 +301,9 @@ def _find_centre(dice, width, height, placed):
     "The centre of a box that hardly touches those that are placed, (x, y, width, height); None after 60 tries"
     for _ in range(60):
         x, y = (round(24 * dice.between(0, 1 - side)) / 24 + side / 2 for side in (width, height))
-        fits = x + width / 2 <= 1 and y + height / 2 <= 1
-        for u, v, w, h in placed:
-            apart = abs(x - u) > (width + w) / 2 - 0.02 or abs(y - v) > (height + h) / 2 - 0.02
-            fits = fits and apart
-        if fits:
+        inside = x + width / 2 <= 1 and y + height / 2 <= 1
+        near = [abs(x - u) <= (width + w) / 2 - 0.02 and abs(y - v) <= (height + h) / 2 - 0.02 for u, v, w, h in placed]
+        if inside and not any(near):
             return x, y
     return None
 

@@ -12,22 +12,27 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from pycocotools import mask as coco
 
 from ...core.files import write_json
-from .captions import caption_scene, exchange, name_thing, numbered_scene, pair_sentence, relation
+from c2lip.lab.world.captions import (
+    caption_scene,
+    change_things,
+    exchange,
+    name_thing,
+    numbered_scene,
+    pair_sentence,
+    relation,
+)
 from .drawn import COLOURS, GRID, HELD_OUT, NOUNS, Dice, Scene, draw_scene, make_scene, object_mask
 
 # %% ../../../nbs/2_world/04_scenes.ipynb #522b93f3
 def _exchange_colours(scene, a, b):
     "The scene with the colours of two of its things exchanged"
-    exchanged = dict(zip((a, b), exchange(a, b)))
-    things = [exchanged.get(thing, thing) for thing in scene.things]
-    return replace(scene, things=tuple(things))
+    return change_things(scene, dict(zip((a, b), exchange(a, b))))
 
 
 def exchanged_scenes(
@@ -64,27 +69,21 @@ def save_scene(
     draw_scene(scene, size).save(file, compress_level=1)
 
 # %% ../../../nbs/2_world/04_scenes.ipynb #821f1c19
-class _Group(NamedTuple):
-    "Two scenes that differ in two exchanged colours, and their captions, worded alike"
+def _groups(split):
+    "Two scenes that differ in two exchanged colours, and their captions, worded alike; without an end"
+    for number in itertools.count(1):
+        scene = make_scene(split, "group", number - 1)
+        a, b = Dice("c2lip group", split, number - 1).shuffled(scene.things)[:2]
+        where = relation(scene, a, b)
+        exchanged = exchange(a, b)
+        if where is None or a.colour == b.colour or any(thing.pair in HELD_OUT for thing in exchanged):
+            continue
 
-    scenes: tuple[Scene, Scene]
-    captions: tuple[str, str]
-
-
-def _make_group(split, number):
-    "A group; None where the scene allows none"
-    scene = make_scene(split, "group", number)
-    a, b = Dice("c2lip group", split, number).shuffled(scene.things)[:2]
-    where = relation(scene, a, b)
-    new_a, new_b = exchange(a, b)
-    if where is None or a.colour == b.colour or {new_a.pair, new_b.pair} & HELD_OUT:
-        return None
-
-    def caption(first, second):
-        dice = Dice("c2lip group words", split, number + 1)
-        return pair_sentence(name_thing(first), where, name_thing(second), dice)
-
-    return _Group((scene, _exchange_colours(scene, a, b)), (caption(a, b), caption(new_a, new_b)))
+        captions = []
+        for first, second in ((a, b), exchanged):
+            dice = Dice("c2lip group words", split, number)
+            captions.append(pair_sentence(name_thing(first), where, name_thing(second), dice))
+        yield (scene, _exchange_colours(scene, a, b)), captions
 
 
 def write_groups(
@@ -94,20 +93,16 @@ def write_groups(
 ):
     "Groups of two images that differ in two exchanged colours, and their captions"
     home = Path(folder) / "world_winoground"
-    made = (_make_group(split, number) for number in itertools.count())
-
-    groups = itertools.islice(filter(None, made), n)
     lines = []
-    for k, group in enumerate(groups):
-        names = [f"{k}_{i}" for i in (0, 1)]
-        for name, scene in zip(names, group.scenes):
-            save_scene(scene, home / "images" / f"{name}.png")
+    for k, (scenes, captions) in enumerate(itertools.islice(_groups(split), n)):
+        for i, scene in enumerate(scenes):
+            save_scene(scene, home / "images" / f"{k}_{i}.png")
         example = {
             "id": k,
-            "image_0": names[0],
-            "image_1": names[1],
-            "caption_0": group.captions[0],
-            "caption_1": group.captions[1],
+            "image_0": f"{k}_0",
+            "image_1": f"{k}_1",
+            "caption_0": captions[0],
+            "caption_1": captions[1],
             "tag": "swap_att",
             "num_main_preds": 1,
         }
@@ -122,15 +117,14 @@ def _recoloured(scene, k, seed):
     free = [colour for colour in COLOURS if colour not in taken and (thing.noun, colour) not in HELD_OUT]
     if not free:
         return None
-    things = list(scene.things)
-    things[k] = replace(thing, colour=Dice("c2lip place", seed, k).pick(free))
-    return replace(scene, things=tuple(things))
+    recoloured = replace(thing, colour=Dice("c2lip place", seed, k).pick(free))
+    return change_things(scene, {thing: recoloured})
 
 
 def _colour_questions(scenes):
-    "A question for every object that its name singles out: scene, caption, negative_caption, size, place (1: first)"
+    "A question for every object that its name singles out, with the object's size and its place in the caption"
     questions = []
-    for number, scene in enumerate(scenes):
+    for number, (file, scene) in enumerate(scenes):
         caption = caption_scene(scene, "place", number)
 
         names = [name_thing(thing, pattern=True) for thing in scene.things]
@@ -140,9 +134,10 @@ def _colour_questions(scenes):
             if changed is None or starts[k] < 0 or names.count(names[k]) > 1:
                 continue
             negative = caption_scene(changed, "place", number)
-            place = 1 + sum(0 <= start < starts[k] for start in starts)
-            questions.append((number, caption, negative, thing.size or "medium", place))
-    return pd.DataFrame(questions, columns=["scene", "caption", "negative_caption", "size", "place"])
+            later = any(0 <= start < starts[k] for start in starts)
+            place = "named later" if later else "named first"
+            questions.append((file, caption, negative, thing.size or "medium", place))
+    return pd.DataFrame(questions, columns=["filename", "caption", "negative_caption", "size", "place"])
 
 
 def write_size_and_place(
@@ -154,16 +149,10 @@ def write_size_and_place(
     "Captions with one colour changed, by the size of the object and its place"
     home = Path(folder) / "size_and_place"
     home.mkdir(parents=True, exist_ok=True)
-    names, scenes = zip(*benchmark_scenes(n, split))
-    questions = _colour_questions(scenes)
-    questions.insert(0, "filename", [names[number] for number in questions.scene])
-
-    tasks = {size: questions["size"] == size for size in ("small", "medium", "large")}
-    tasks["named first"] = questions.place == 1
-    tasks["named later"] = questions.place > 1
-    for task, rows in tasks.items():
-        if rows.any():
-            items = questions.loc[rows, ["filename", "caption", "negative_caption"]]
+    questions = _colour_questions(benchmark_scenes(n, split))
+    for kind in ("size", "place"):
+        for task, rows in questions.groupby(kind):
+            items = rows[["filename", "caption", "negative_caption"]]
             write_json(home / f"{task}.json", items.to_dict("index"))
 
 # %% ../../../nbs/2_world/04_scenes.ipynb #57538b76
@@ -185,32 +174,31 @@ def binding_scenes(
             continue
 
         scene = make_scene(split, "binding", number, count=4, contact=0.0)
-        things = []
+        changes = {}
         for thing, (noun, colour) in zip(scene.things, dice.shuffled(pairs)):
-            things.append(replace(thing, noun=noun, colour=colour))
-        scenes.append(replace(scene, things=tuple(things)))
+            changes[thing] = replace(thing, noun=noun, colour=colour)
+        scenes.append(change_things(scene, changes))
     return scenes
 
 # %% ../../../nbs/2_world/04_scenes.ipynb #fee0f299
-def _annotations(number, scene, size):
+def _annotations(image, scene, size):
     "Of a scene, as COCO has them"
-    first = 1000 * number
+    first = 1000 * image
     annotations = []
     for k, thing in enumerate(scene.things):
         mask = object_mask(thing, size).astype(np.uint8)
         run_lengths = coco.encode(np.asfortranarray(mask))
-        rivals = {}
-        for field in ("colour", "noun"):
-            alike = [j for j, other in enumerate(scene.things) if getattr(other, field) == getattr(thing, field)]
-            rivals[field] = [first + j for j in alike if j != k]
-
+        others = [(first + j, other) for j, other in enumerate(scene.things) if j != k]
         annotation = {
             "id": first + k,
-            "image_id": number,
+            "image_id": image,
             "category_id": NOUNS.index(thing.noun),
             "segmentation": {"size": [size, size], "counts": run_lengths["counts"].decode()},
             "phrase": name_thing(thing, pattern=True),
-            "rivals": rivals,
+            "rivals": {
+                "colour": [number for number, other in others if other.colour == thing.colour],
+                "noun": [number for number, other in others if other.noun == thing.noun],
+            },
         }
         annotations.append(annotation)
     return annotations
