@@ -331,7 +331,7 @@ def gather(
     if rank_and_world_size()[1] == 1:
         return features, batch
     joined = {name: features[name] for name in names if name in features}
-    entries = {name: batch.texts[name] for name in joined if name in batch.texts}
+    entries: dict[str, Any] = {name: batch.texts[name] for name in joined if name in batch.texts}
     owned = {name: entry for name, entry in entries.items() if entry.owner is not None}
 
     rows = {name: len(x) for name, x in joined.items()}

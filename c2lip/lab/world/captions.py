@@ -173,7 +173,7 @@ def edit_scene(
 ) -> Scene | None:  # None where the edit cannot be drawn, would show a held-out pair, or an object twice
     "The scene of which a caption is true once one of its words is replaced"
     caption = caption.lower()
-    noun = next((word for word in re.findall(r"\w+", caption[start:]) if word in NOUNS), None)
+    noun = next((word for word in re.findall(r"\w+", caption[start:]) if word in NOUNS), "")
     thing = {thing.noun: thing for thing in scene.things}.get(noun)
     if thing is None or not re.search(rf"\b{name_thing(thing, pattern=True)}\b", caption):
         return None  # the caption is not of this scene
