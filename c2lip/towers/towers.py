@@ -30,8 +30,10 @@ def _transform(preprocess_cfg, **options) -> Any:
     "open_clip's preprocessing as a transform of a PIL image"
     from open_clip.transform import PreprocessCfg, image_transform_v2  # here: it takes seconds to import
 
-    numbers = {name: tuple(preprocess_cfg[name]) for name in ("mean", "std")}  # lists where they were in a file
-    return image_transform_v2(PreprocessCfg(**{**preprocess_cfg, **numbers}), **options)
+    cfg: dict[str, Any] = dict(preprocess_cfg)
+    for name in ("mean", "std"):
+        cfg[name] = tuple(cfg[name])  # a list where it was in a file
+    return image_transform_v2(PreprocessCfg(**cfg), **options)
 
 # %% ../../nbs/1_method/11_towers.ipynb #805291af
 @dataclass
