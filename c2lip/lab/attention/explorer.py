@@ -29,6 +29,7 @@ from .figures import ImageMaps, map_columns, maps_figure, maps_html
 from .maps import MAP_KINDS, View, embed_phrases, encode_view, number_text
 from ..evaluation.plots import Page
 from ..evaluation.readouts import Readout
+from ..relatives.edits import read_once
 from ..training.runs import release_folders
 from ..training.step import kind_of_model
 from ..world.captions import name_thing
@@ -73,10 +74,8 @@ class _Model:
 
     def embed(self, phrases: Sequence[str]) -> Tensor:  # P phrases → (P,D) unit
         "Phrases as the model encodes them, the new ones all at once"
-        new = [phrase for phrase in dict.fromkeys(phrases) if phrase not in self.concepts]
-        if new:
-            self.concepts.update(zip(new, embed_phrases(self.towers, new)))
-        return torch.stack([self.concepts[phrase] for phrase in phrases])
+        embed = partial(embed_phrases, self.towers)
+        return torch.stack(read_once(self.concepts, list(phrases), embed))
 
 
 class _Menu:

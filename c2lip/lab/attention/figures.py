@@ -15,7 +15,6 @@ from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from matplotlib import rc_context
 from PIL import Image
 from scipy.ndimage import maximum_filter
@@ -27,13 +26,11 @@ from c2lip.lab.attention.maps import (
     MapColumn,
     embed_phrases,
     encode_view,
-    grey_pixels,
     number_text,
     on_finest_grid,
     open_user_image,
     rounded_range,
 )
-from ..evaluation.localisation import sample_map
 from ..evaluation.plots import Page
 from ...towers import Towers
 
@@ -321,29 +318,6 @@ def maps_html(
     return f'<div class="c2lip-maps">{sections}</div>'
 
 # %% ../../../nbs/7_attention/02_figures.ipynb #f1081564
-def _in_colour(values, image, field, low, high):
-    "A (gh,gw) map as light on an image, (h,w,3) in 0…1: its own colours from `high`, nearly white up to `low`"
-    sampled = sample_map(values[None], field, image.size, smooth=True)[0]
-    shares = (sampled.numpy()[..., None] - low) / (high - low)
-    light = shares.clip(0, 1)
-    pale = 0.75 + 0.25 * grey_pixels(image)
-    lit = light * np.asarray(image, np.float32) / 255
-    return lit + (1 - light) * pale
-
-
-def _compared(first, last, image, field):
-    "The panels of a phrase: two (gh,gw) maps as light on the image, on one scale, and their difference"
-    low = float(first.mean())
-    high = max(float(torch.stack([first, last]).max()), low + 1e-6)
-    for values in (first, last):
-        yield _in_colour(values, image, field, low, high)
-
-    change = last - first
-    most = float(change.abs().max())
-    column = MapColumn("difference", change[None], field, -most, most, signed=True)
-    yield column.paint(0, image, smooth=True)
-
-
 def compare_figure(
     before: Towers,  # the first model
     after: Towers,  # the second
@@ -359,19 +333,20 @@ def compare_figure(
         view = encode_view(towers, image)
         maps.append(view.maps(embed_phrases(towers, phrases), "softmax"))
         fields.append(view.field)
-    (first, last), field = on_finest_grid(maps, fields, share=True)
 
     shown = shown or open_user_image(image)
     side = 1.75  # inches
     tall = min(2.0, shown.height / shown.width)
     with rc_context(_STYLE):
         page = Page((0.3 + side * len(phrases), 0.3 + 3 * side * tall), layout="constrained")
-        grid = page.subplots(3, len(phrases), squeeze=False)
+        grid = page.subplots(3, len(phrases), squeeze=False, subplot_kw={"box_aspect": tall})
         for i, phrase in enumerate(phrases):
-            panels = _compared(first[i], last[i], shown, field)
-            for axes, pixels in zip(grid[:, i], panels):
-                axes.imshow(add_outline(pixels, outlines[i]) if len(outlines) else pixels)
-                axes.set(xticks=[], yticks=[])
+            of_phrase = [values[i : i + 1] for values in maps]
+            columns = map_columns(names, of_phrase, fields, "softmax", same_scale=True)
+            for column in columns[:2]:
+                column.as_light = True
+            _, *panels = ImageMaps(shown, columns, [phrase], outlines[i : i + 1], smooth=True).panels(0)
+            _draw_row(grid[:, i], panels, 0)
             title = textwrap.wrap(phrase, 28)
             grid[0, i].set_title("\n".join(title), fontsize=9)
         for axes, name in zip(grid[:, 0], [*names, "difference"]):

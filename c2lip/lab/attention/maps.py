@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAP_KINDS', 'SHARE_KINDS', 'CHANGE_COLOURS', 'AMOUNT_COLOURS', 'head_attention', 'gradient_map', 'open_user_image',
-           'View', 'encode_view', 'embed_phrases', 'on_finest_grid', 'rounded_range', 'grey_pixels', 'number_text',
-           'MapColumn']
+           'View', 'encode_view', 'embed_phrases', 'on_finest_grid', 'rounded_range', 'number_text', 'MapColumn']
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #a39b4be1
 import math
@@ -20,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.colors import LinearSegmentedColormap
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...core import UserError
 from ...encoding import encode_images, evaluating
@@ -41,81 +40,68 @@ MAP_KINDS = {
 SHARE_KINDS = ("softmax", "head")  # their values are shares that add up to 1
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #5ec04b5b
-def _latent_pool_attention(trunk, images):
-    "(B,heads,M) of timm's attention pool, which SigLIP uses"
-    pool = trunk.attn_pool
-    tokens = trunk.forward_features(images)
-    prefix = trunk.num_prefix_tokens
-    if not trunk.pool_include_prefix:
-        tokens = tokens[:, prefix:]
-        prefix = 0
-
-    by_head = pool.num_heads, pool.head_dim
-    query = pool.q(pool.latent.expand(len(tokens), -1, -1)).unflatten(-1, by_head).transpose(1, 2)
-    key = pool.kv(tokens).unflatten(-1, (2, *by_head))[..., 0, :, :].transpose(1, 2)
-    logits = pool.q_norm(query) @ pool.k_norm(key).mT * pool.scale
-    return logits.softmax(-1).mean(2)[..., prefix:]
+def _pooling_of(visual):
+    "The module that pools the patches, and how many other tokens come before them; `UserError` for an unknown one"
+    if is_siglip_tower(visual):
+        trunk = visual.trunk
+        return trunk.attn_pool, trunk.num_prefix_tokens if trunk.pool_include_prefix else 0
+    if is_clip_tower(visual) and visual.pool_type == "tok":
+        return visual.transformer.resblocks[-1].attn, 1
+    raise UserError(
+        "how patches are pooled is known for SigLIP's attention pool and for CLIP's class token; choose another map"
+    )
 
 
-def _last_block(visual, images):
-    "The last block of a CLIP's vision transformer, its tokens (B,1+M,W), and as its attention reads them"
-    if not (is_clip_tower(visual) and visual.pool_type == "tok"):
-        raise UserError(
-            "how patches are pooled is known for SigLIP's attention pool and for CLIP's class token; choose another map"
-        )
-    *blocks, last = visual.transformer.resblocks
-    tokens = visual._embeds(images)
-    for block in blocks:
-        tokens = block(tokens)
-    return last, tokens, last.ln_1(tokens)
+def _pool(model, images):
+    "Unit images (B,D), and the tokens (B,M,W) that the pooling reads, where their graph starts"
+    pooling, _ = _pooling_of(model.visual)
+    read = []
+
+    def start_graph(module, args):
+        read.append(args[0].detach().requires_grad_())
+        return tuple(read * len(args))  # CLIP's attention takes them three times
+
+    with evaluating(model), torch.enable_grad(), pooling.register_forward_pre_hook(start_graph):
+        pooled, _ = encode_images(model, images)
+    return pooled, read[0]
 
 
 def head_attention(
-    model: nn.Module,  # an open_clip model
+    model: Any,  # an open_clip model
     images: Tensor,  # (B,3,H,W) preprocessed
 ) -> Tensor:  # (B,heads,M)
     """How much attention each head of the pooling gives to each patch; `UserError` for other ways of pooling.
 
     It sums to 1, or to less where some falls on tokens that are no patches."""
-    visual: Any = model.visual
-    if is_siglip_tower(visual):
-        return _latent_pool_attention(visual.trunk, images)
-    last, _, tokens = _last_block(visual, images)
-    _, weights = last.attn(tokens, tokens, tokens, need_weights=True, average_attn_weights=False)
-    return weights[:, :, 0, 1:]
+    pooling, prefix = _pooling_of(model.visual)
+    _, read = _pool(model, images)
+    with evaluating(model):
+        if is_clip_tower(model.visual):
+            _, weights = pooling(read, read, read, need_weights=True, average_attn_weights=False)
+            return weights[:, :, 0, prefix:]
+
+        by_head = pooling.num_heads, pooling.head_dim
+        query = pooling.q(pooling.latent).unflatten(-1, by_head).transpose(1, 2)
+        key = pooling.kv(read).unflatten(-1, (2, *by_head))[..., 0, :, :].transpose(1, 2)
+        logits = pooling.q_norm(query) @ pooling.k_norm(key).mT * pooling.scale
+        return logits.softmax(-1).mean(2)[..., prefix:]
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #a71c0d04
 def gradient_map(
-    model: nn.Module,  # an open_clip model
+    model: Any,  # an open_clip model
     images: Tensor,  # (B,3,H,W) preprocessed
 ) -> Callable:  # unit phrases (P,D) → (P,M)
     """Gradient × input of v·c at the tokens that the pooling reads, as a function of phrases.
 
     One image serves all phrases; else B = P. `UserError` for other ways of pooling."""
-    visual: Any = model.visual
-    siglip = is_siglip_tower(visual)
-    with evaluating(model):
-        if siglip:
-            read = visual.trunk.forward_features(images)
-        else:
-            last, entering, read = _last_block(visual, images)
-    prefix = visual.trunk.num_prefix_tokens if siglip else 1
-
-    def pool(read):
-        if siglip:
-            return visual.head(visual.trunk.forward_head(read))
-        attended, _ = last.attn(read[:, :1], read, read, need_weights=False)
-        token = entering[:, :1] + last.ls_1(attended)
-        token = token + last.ls_2(last.mlp(last.ln_2(token)))
-        pooled = visual.ln_post(token)[:, 0]
-        return pooled if visual.proj is None else pooled @ visual.proj
+    _, prefix = _pooling_of(model.visual)
+    pooled, read = _pool(model, images)
 
     def maps(concepts):
-        with evaluating(model), torch.enable_grad():
-            tokens = read.expand(len(concepts), -1, -1).detach().requires_grad_()
-            scores = F.normalize(pool(tokens), dim=-1) * concepts.to(tokens)
-            (slope,) = torch.autograd.grad(scores.sum(), tokens)
-            return (slope * tokens).sum(-1)[:, prefix:].detach()
+        scores = pooled * concepts.to(pooled)  # (P,D)
+        passes = scores if len(pooled) == 1 else [scores]  # one image takes a backward pass for each phrase
+        slopes = [torch.autograd.grad(part.sum(), read, retain_graph=True)[0] for part in passes]
+        return (torch.cat(slopes) * read).sum(-1)[:, prefix:].detach()
 
     return maps
 
@@ -147,8 +133,7 @@ class View:
     @cached_property
     def head(self) -> Tensor:  # (M,)
         "Attention of the pooling head, the mean over its heads; one more forward pass when it is first asked"
-        with evaluating(self.model):
-            return head_attention(self.model, self.images)[0].float().cpu().mean(0)
+        return head_attention(self.model, self.images)[0].float().cpu().mean(0)
 
     @cached_property
     def gradient(self) -> Callable:
@@ -268,13 +253,6 @@ def rounded_range(
     return first * step, max(last, first + 1) * step
 
 
-def grey_pixels(
-    image: Image.Image,  # of any mode
-) -> np.ndarray:  # (h,w,1) in 0…1
-    "An image without its colours"
-    return np.asarray(image.convert("L"), np.float32)[..., None] / 255
-
-
 def number_text(
     number: float,
     digits: int = 3,  # after the point
@@ -296,6 +274,7 @@ class MapColumn:
     label: str = ""  # of its colour bar
     signed: bool = False  # a difference: white is 0, green more, violet less
     lines: Sequence[list[str]] = ()  # for each phrase, the short lines under its map
+    as_light: bool = False  # the image in its own colours from `high` on, pale up to `low`
     note: str = ""  # how a difference of two grids was made
 
     @property
@@ -325,12 +304,17 @@ class MapColumn:
         opacity: float = 0.75,  # 0 shows the image alone
         smooth: bool = False,  # between the patches; else each patch as a square
     ) -> np.ndarray:  # (h,w,3) in 0…1
-        "A map over the grey image; what the model did not see stays grey and pale"
+        "A map over the grey image, or as light on it; what the model did not see stays grey and pale"
         values = sample_map(self.maps[i : i + 1], self.field, image.size, smooth=smooth)[0]
         shares = (values - self.low) / (self.high - self.low or 1.0)
-        colour = np.float32(self.cmap(shares.numpy(), bytes=True)[..., :3]) / 255
-        darkness = 1 - grey_pixels(image)
-        painted = (1 - opacity + opacity * colour) * (1 - darkness * (1 - opacity))
+        darkness = 1 - np.asarray(image.convert("L"), np.float32)[..., None] / 255
+        if self.as_light:
+            light = shares.numpy()[..., None].clip(0, 1)
+            lit = light * np.asarray(image, np.float32) / 255
+            painted = lit + (1 - light) * (1 - 0.25 * darkness)
+        else:
+            colour = np.float32(self.cmap(shares.numpy(), bytes=True)[..., :3]) / 255
+            painted = (1 - opacity + opacity * colour) * (1 - darkness * (1 - opacity))
 
         seen = sample_map(torch.ones(1, 1, 1), self.field, image.size, outside="zeros")[0].numpy()[..., None]
         return seen * painted + (1 - seen) * (1 - 0.35 * darkness)

@@ -10,7 +10,7 @@ __all__ = ['block_questions', 'plan_study', 'run_study', 'paired_changes', 'stor
 import hashlib
 import itertools
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -186,17 +186,10 @@ def run_study(
     run_trials(ordered, setup, run, lambda planned: draw(*images[planned.folder]))
 
 # %% ../../../nbs/9_study/02_claims.ipynb #56b57822
-def _shared_settings(planned):
+def _conditions(planned):
     "What a trial has in common with the plain one that it is measured against"
-    shared = {}
-    of_any_method = {f.name for f in fields(Config)} - {"method", "options"}
-    for name, value in planned.settings.items():
-        if name in of_any_method:
-            shared[name] = value
-    for name, value in planned.drawn:
-        if name not in _CONCEPT_SETTINGS:
-            shared[name] = value
-    return shared
+    config = replace(Config.of(planned.settings), method="", options={})
+    return config, [(name, value) for name, value in planned.drawn if name not in _CONCEPT_SETTINGS]
 
 
 def _plain_of(planned, plan):
@@ -204,7 +197,7 @@ def _plain_of(planned, plan):
     for other in plan:
         unweighted = other.settings.get("lambda_npc") == other.settings.get("lambda_xac") == 0
         is_plain = unweighted and other.settings["method"] == "c2lip"
-        if is_plain and _shared_settings(other) == _shared_settings(planned):
+        if is_plain and _conditions(other) == _conditions(planned):
             return other
     return None
 

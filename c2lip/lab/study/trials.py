@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['TrialSetup', 'start_trials', 'start_page', 'measure_model', 'trial', 'PlannedTrial', 'read_trials', 'run_trials',
-           'trained_model', 'measure_shares']
+           'measure_shares']
 
 # %% ../../../nbs/9_study/01_trials.ipynb #e20227b3
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,9 +92,8 @@ def start_page(
     **given,  # other settings
 ) -> TrialSetup:
     "`start_trials` for a page that runs trials of its own: Config's values, on the CPU, measured on validation"
-    settings = {name: getattr(Config, name) for name in SHARED if hasattr(Config, name)}
-    settings |= dict(items=Config.items, bench_images=Config.bench_images)
-    settings |= dict(split="validation", threads=0, device="cpu", images=images)
+    settings: dict = asdict(Config())
+    settings |= dict(split="validation", device="cpu", images=images)
     settings["epochs"] = steps * settings["batch_size"] / images
     Path(run).mkdir(exist_ok=True)
     return start_trials(settings | given, run)
@@ -198,18 +198,6 @@ def run_trials(
     return trials
 
 # %% ../../../nbs/9_study/01_trials.ipynb #d19c0008
-def trained_model(
-    planned: PlannedTrial,  # a trial that the run folder holds, or one of `measure_shares`
-    setup: TrialSetup,  # with the base
-    run,  # the run folder
-) -> Towers:
-    "What a trial trained, or its average with the base"
-    share = dict(planned.drawn).get("share")
-    folder = planned.folder.removesuffix(f"-{share}")
-    trained = load(str(Path(run) / folder / "model"), setup.device)
-    return trained if share is None else interpolate(setup.base, trained, share)
-
-
 def measure_shares(
     plan: list[PlannedTrial],  # whose trials the run folder holds
     shares: list[float],  # α, of the trained weights in an average with the base, from 0 to 1
@@ -224,6 +212,7 @@ def measure_shares(
         average = planned._replace(model=name, folder=folder, drawn=(*planned.drawn, ("share", share)))
         if not (Path(run) / folder / "table.csv").exists():
             print(f"{name}, seed {planned.settings['seed']}", flush=True)
-            measure_model(trained_model(average, setup, run), setup, Path(run) / folder)
+            trained = load(str(Path(run) / planned.folder / "model"), setup.device)
+            measure_model(interpolate(setup.base, trained, share), setup, Path(run) / folder)
         averages.append(average)
     return averages
