@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,19 @@ from ...core.files import regular, replacing
 from ...encoding import encode_images, evaluating
 from .images import BadImage, open_image
 from .records import Records, Skips
+from .tables import in_pieces
 from ...methods import Stacked, stack_images
 from ...spans import has_token_positions, token_spans
 
 # %% ../../../nbs/4_data/06_loading.ipynb #5750762c
-def _open(samples, i, record, seed):
-    "Sample `i`, with the caption that `seed` draws; raises `BadImage`"
+@lru_cache(2**14)  # those of the embedded world by default; some 20 MB
+def _spans_of(tokenizer, text, phrases):
+    "The token spans of a caption's phrases"
+    return token_spans(tokenizer, [text], [phrases])[0]
+
+
+def _open(samples, record, seed):
+    "The sample of a record, with the caption that `seed` draws; raises `BadImage`"
     image = open_image(record.image, at_least=samples.at_least)
     pixels = samples.transform(image)
     whole = samples.whole(image) if samples.whole else None
@@ -37,12 +44,7 @@ def _open(samples, i, record, seed):
     captions = record.captions
     number = 0 if seed is None else derive_seed(seed, record.key, "caption") % len(captions)
     text, phrases = captions[number]
-    spans = None
-    if samples.spans and number == 0:
-        spans = samples.spans[i]
-    elif samples.tokenizer:
-        (spans,) = token_spans(samples.tokenizer, [text], [phrases])
-
+    spans = _spans_of(samples.tokenizer, text, tuple(phrases)) if samples.tokenizer else None
     several = tuple(c.text for c in captions) if record.further else ()
     return Sample(record.key, pixels, text, phrases, image.info["full_size"], spans, several, whole)
 
@@ -63,7 +65,7 @@ def _open_batch(samples, indices, seed):
         for _ in range(len(samples)):
             record = samples.records[i]
             try:
-                batch.append(_open(samples, i, record, seed))
+                batch.append(_open(samples, record, seed))
                 break
             except BadImage as e:
                 skips.add(record.key, e.cause, e.detail)
@@ -94,17 +96,12 @@ class Samples(Dataset):
         self.at_least = at_least
         self.draw = draw
         self.whole: Callable | None = None  # of a method: PIL image before any crop or resizing → array
-        self.spans: list = []  # where images are kept: of the phrases of each first caption
 
-        self.skips = Skips() if skips is None else skips
+        self.skips = skips or Skips()
         self.skips.seen = max(self.skips.seen, len(self.records))
         if cache:
             self.records = Records(self._opened(), self.records.drawn)
         self.skips.check()
-        if cache and self.tokenizer:
-            captions = [r.caption for r in self.records]
-            phrases = [r.phrases for r in self.records]
-            self.spans = token_spans(self.tokenizer, captions, phrases)
 
     def _opened(self):
         "The records with their images opened; bad images are dropped"
@@ -153,7 +150,7 @@ def loader(
     first: int = 0,  # number of the first batch in its epoch, where an epoch is resumed
 ) -> Iterator[list[Sample]]:  # as many lists as batches
     "Load batches in order; raise `UserError` if too many images are skipped"
-    jobs = [(derive_seed(seed, first + i), batch) for i, batch in enumerate(batches)]
+    jobs = [(derive_seed(seed, number), batch) for number, batch in enumerate(batches, first)]
     skips = samples.skips
     for batch, (loaded, left_out) in zip(batches, in_workers(partial(_load, samples), jobs, workers)):
         skips.merge(left_out)
@@ -175,11 +172,11 @@ def _neighbour_batches(neighbours, batch_size, seed, epoch) -> Iterator[list[int
     share = batch_size - batch_size // 2
     length = n // batch_size * share
     dice = random.Random(derive_seed(seed, epoch, 2))
-    order = _epoch_order(n, epoch // 2, seed)
+    order = _epoch_order(n, epoch // 2, seed) * 2
     begin = epoch % 2 * length
 
     for first in range(begin, begin + length, share):
-        drawn = [order[i % n] for i in range(first, first + share)]
+        drawn = order[first : first + share]
         taken = set(drawn)
         batch = []
         for sample in drawn[: batch_size // 2]:
@@ -216,18 +213,18 @@ def _nearest(embeddings: Tensor, k: int = NEIGHBOURS, rows: int = 2**10) -> np.n
     "(n,D) unit → (n,k) int32: the most similar others of each row, the nearest first, by a product in blocks of rows"
     n = len(embeddings)
     rows = min(rows, 2**26 // n + 1)
-    nearest = np.empty((n, min(k, n - 1)), dtype=np.int32)
-    for start in range(0, n, rows):
-        block = embeddings[start : start + rows] @ embeddings.T
+    nearest = []
+    for start, part in zip(range(0, n, rows), embeddings.split(rows)):
+        block = part @ embeddings.T
         block.diagonal(start).fill_(-torch.inf)  # an image is no neighbour of itself
-        nearest[start : start + rows] = block.topk(nearest.shape[1], dim=1).indices.cpu().numpy()
-    return nearest
+        nearest.append(block.topk(min(k, n - 1), dim=1).indices.int().cpu())
+    return torch.cat(nearest).numpy()
 
 # %% ../../../nbs/4_data/06_loading.ipynb #5d7470fc
 def _embed(towers, samples, part, device="cpu", workers=0) -> Tensor:
     "(len(part),D) float32, unit, on the CPU; in place of an image that cannot be opened another's, as in training"
     embeddings = []
-    chunks = [list(part[i : i + 256]) for i in range(0, len(part), 256)]
+    chunks = list(in_pieces(part, 256))
     with evaluating(towers.model):
         for batch in loader(samples, chunks, workers):
             images = stack_images(batch).to(device)
@@ -238,7 +235,7 @@ def _embed(towers, samples, part, device="cpu", workers=0) -> Tensor:
 def _write_neighbours(file, towers, samples, device, workers, rank, ranks):
     "Each rank embeds its part of the samples; the first finds the neighbours in all of them"
     parts = [file.with_name(f"embeddings-{r}.npy") for r in range(ranks)]
-    part = range(rank * len(samples) // ranks, (rank + 1) * len(samples) // ranks)
+    part = np.array_split(range(len(samples)), ranks)[rank].tolist()
     embeddings = _embed(towers, samples, part, device, workers)
     np.save(parts[rank], embeddings.numpy())
     if ranks > 1:

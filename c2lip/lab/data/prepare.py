@@ -263,8 +263,8 @@ def prepare(
             hint = f": {unmatched} images have no row in {captions}" if unmatched else ""
             raise UserError(f"{source}: no sample found{hint}")
 
-        manifest = dict(total)
-        manifest |= dict(skipped=dict(skipped + Counter(left_out)), parts=parts, made_by=made_by, rules=chosen)
+        left_out = dict(skipped + Counter(left_out))
+        manifest: dict = dict(total, skipped=left_out, parts=parts, made_by=made_by, rules=chosen)
         if sentences:
             manifest["sentences"] = True
         if captions and joined:

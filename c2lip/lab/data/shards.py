@@ -20,7 +20,7 @@ import pyarrow.compute
 from braceexpand import braceexpand
 
 from ...core import UserError
-from ...core.files import is_utf8, parse_json, project_root, regular, replacing, user_path
+from ...core.files import parse_json, project_root, regular, replacing, user_path
 from .images import MAX_MEMBER, SHARD_IMAGES, TarPart, local_copy, remote_scheme, version_of
 from c2lip.lab.data.records import (
     CAPTION_NAMES,
@@ -29,7 +29,9 @@ from c2lip.lab.data.records import (
     Skips,
     caption_columns,
     caption_texts,
+    captions_in,
     captions_of,
+    check_name,
     find_column,
     name_list,
 )
@@ -205,7 +207,7 @@ def _caption_records(table, skips, caption_column):
         try:
             if not url:
                 raise BadSample("no url")
-            record = Record.of(url, "", captions_of(caption_texts(*map(row.get, names)), row))
+            record = Record.of(url, "", captions_in(row, names))
         except BadSample as e:
             skips.add(where, e.cause, e.detail)
             continue
@@ -235,7 +237,7 @@ def _own_captions(sample, caption_column):
     "The captions of the keys that the user names, else of the first usual key, else of the .txt; raises `BadSample`"
     facts = _facts(sample)
     if caption_column:
-        return captions_of(caption_texts(*map(facts.get, name_list(caption_column))), facts)
+        return captions_in(facts, name_list(caption_column))
     texts = (caption_texts(facts.get(name)) for name in CAPTION_NAMES)
     return captions_of(next(filter(None, texts), []), facts)
 
@@ -278,8 +280,7 @@ def shard_records(
         images = [sample[kind] for kind in SHARD_IMAGES if kind in sample]
         skips.unread.update(["further image of a sample"] * len(images[1:]))
         try:
-            if not is_utf8(key + url):
-                raise BadSample("name is not UTF-8")
+            check_name(key + url)
             captions = captions_of([row["caption"]], row) if row else _own_captions(sample, caption_column)
             if not images:
                 raise BadSample("missing file")

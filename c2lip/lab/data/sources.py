@@ -8,7 +8,6 @@ __all__ = ['PIECE', 'INDEX_SCHEMA', 'INDEX_FORMAT', 'Tables', 'Shards', 'Folder'
 
 # %% ../../../nbs/4_data/05_sources.ipynb #b73bfb31
 import hashlib
-import itertools
 import json
 import os
 from collections import Counter
@@ -23,7 +22,7 @@ import pyarrow
 from filelock import FileLock
 
 from ...core import UserError, did_you_mean, files, in_workers
-from ...core.files import MAX_TEXT, is_utf8, project_root, read_json, regular, replacing, write_json
+from ...core.files import MAX_TEXT, project_root, read_json, regular, replacing, write_json
 from .images import IMAGES, Bar, TarPart, remote_scheme, version_of
 from c2lip.lab.data.records import (
     NUMBERS,
@@ -33,10 +32,11 @@ from c2lip.lab.data.records import (
     Skips,
     caption_texts,
     captions_of,
+    check_name,
     with_phrases,
 )
 from .shards import LOST, check_shards, shard_records, shard_urls
-from .tables import RECORD_SCHEMA, TABLES, place_names, record_row, table_records
+from .tables import RECORD_SCHEMA, TABLES, in_pieces, place_names, record_row, table_records
 from ..world.captions import train_records
 
 # %% ../../../nbs/4_data/05_sources.ipynb #de350eaf
@@ -71,8 +71,7 @@ class Tables:
         skips: Skips,  # to count in
     ) -> Iterable:
         "What one process reads at a time, in order"
-        rows = iter(self.rows(skips))
-        return iter(lambda: list(itertools.islice(rows, PIECE)), [])
+        return in_pieces(self.rows(skips), PIECE)
 
     def read(
         self,
@@ -85,7 +84,7 @@ class Tables:
     def mark(self, part):  # one of `parts`
         "The version of a part, as JSON"
         rows = repr([(str(r.image), r.mark) for r in part])
-        return hashlib.sha256(rows.encode("utf8", "surrogatepass")).hexdigest()
+        return hashlib.sha256(rows.encode()).hexdigest()
 
     def records(
         self,
@@ -117,6 +116,11 @@ def _version(place):
         return [place, None, None]
 
 # %% ../../../nbs/4_data/05_sources.ipynb #47c2114d
+def _kind(place):
+    "The extension of a path or an address"
+    return Path(place).suffix[1:].lower()
+
+
 def _walk_files(folder):
     "Every file below a folder, in no order; `UserError` where the folder holds programs rather than images"
     folder = Path(folder).resolve()
@@ -147,22 +151,16 @@ class Folder(Tables):
 
     def rows(self, skips):
         folder = Path(self.places[0]).resolve()
-        for path in sorted(p for p in _walk_files(folder) if p.suffix[1:].lower() in IMAGES):
+        for path in sorted(p for p in _walk_files(folder) if _kind(p) in IMAGES):
             skips.seen += 1
             key = path.relative_to(folder).as_posix()
             try:
-                if not is_utf8(path):
-                    raise BadSample("name is not UTF-8")
+                check_name(path)
                 yield Record.of(key, path, _read_captions(path.with_suffix(".txt")))
             except BadSample as e:
                 skips.add(key, e.cause, e.detail)
 
 # %% ../../../nbs/4_data/05_sources.ipynb #ddcd7dc6
-def _kind(place):
-    "The extension of a path or an address"
-    return Path(place).suffix[1:].lower()
-
-
 def _find_in_folder(path):
     "Its table of captions, else the folder itself where it holds text files, else its shards and tables"
     captions = [file for file in map("captions.{}".format, TABLES) if (path / file).is_file()]
@@ -281,7 +279,7 @@ def _write_index(path, source, workers, rules):
             skips.merge(left_out)
             file.write_table(part)
 
-    notes = dict(file=version_of(str(arrow)), seen=skips.seen, left_out=skips.rows, unread=skips.unread)
+    notes = dict(seen=skips.seen, left_out=skips.rows, unread=skips.unread)
     write_json(path.with_suffix(".json"), notes)
     return Index(arrow), skips
 
@@ -297,7 +295,7 @@ def _load_index(path):
         skips = Skips(seen=notes["seen"], unread=Counter(notes["unread"]))
         skips.rows = notes["left_out"]
         missing = [detail for cause, detail in skips.rows.values() if cause == "missing file"]
-        if notes["file"] == [*version_of(str(arrow))] and not any(map(os.path.isfile, missing)):
+        if not any(map(os.path.isfile, missing)):
             return Index(arrow), skips
     except (UserError, LookupError, TypeError, AttributeError, ValueError, OSError):
         pass
@@ -345,7 +343,7 @@ def open_data(
     rules: dict | None = None,  # fields of `concepts.Rules` for phrases that are missing; None: the defaults
 ) -> Records:  # at least one record, each with its phrases
     "The records of a data set; raise `UserError` if there is none, or too many are lost"
-    skips = Skips() if skips is None else skips
+    skips = skips or Skips()
     if name == "world":
         skips.seen += images
         return Records(train_records(images), True, rules)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TABLES', 'PHRASES', 'FURTHER', 'RECORD_SCHEMA', 'table_rows', 'place_names', 'table_records', 'record_row',
-           'arrow_tables', 'write_batches', 'write_table']
+           'in_pieces', 'arrow_tables', 'write_batches', 'write_table']
 
 # %% ../../../nbs/4_data/03_tables.ipynb #8a36889e
 import csv
@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ...core import UserError
-from ...core.files import is_utf8, parse_json, regular, replacing
+from ...core.files import parse_json, regular, replacing
 from .images import MAX_MEMBER, TarPart, remote_scheme
 from c2lip.lab.data.records import (
     IMAGE_NAMES,
@@ -29,8 +29,8 @@ from c2lip.lab.data.records import (
     Record,
     Skips,
     caption_columns,
-    caption_texts,
-    captions_of,
+    captions_in,
+    check_name,
     find_column,
 )
 
@@ -190,10 +190,9 @@ class _Layout(NamedTuple):
 
 def _part_of_shard(row, root):
     "The place of an image in a shard, as `write_table` writes it"
-    place = [row.get(name) for name in TarPart._fields]
-    if [*map(type, place)] != [str, int, int] or not 0 < place[2] <= MAX_MEMBER or place[1] < 0:
+    part = TarPart(*map(row.get, TarPart._fields))
+    if [*map(type, part)] != [str, int, int] or not 0 < part.size <= MAX_MEMBER or part.offset < 0:
         raise BadSample("missing file", "no image named")
-    part = TarPart(*place)
     try:
         return part if remote_scheme(part.shard) else part._replace(shard=str(root / part.shard))
     except UserError as e:
@@ -213,8 +212,7 @@ def _row_image(row, layout, where):
         return where, image
 
     path = layout.root / image
-    if not is_utf8(path):
-        raise BadSample("name is not UTF-8", image)
+    check_name(path)
     if not os.path.isfile(path):
         raise BadSample("missing file", str(path))
     return layout.prefix + image, path
@@ -222,11 +220,10 @@ def _row_image(row, layout, where):
 
 def _row_record(row, layout, where, keys):
     "The record of a row; raises `BadSample`"
-    captions = captions_of(caption_texts(*map(row.get, layout.captions)), row)
+    captions = captions_in(row, layout.captions)
     usual_key, image = _row_image(row, layout, where)
     key = str(row.get("key") or usual_key)
-    if not is_utf8(key):
-        raise BadSample("name is not UTF-8", key)
+    check_name(key)
     return Record.of(keys.unique(key, captions[0].text, "key" in row), image, captions)
 
 # %% ../../../nbs/4_data/03_tables.ipynb #288cde6c
@@ -298,13 +295,22 @@ def record_row(
     return row
 
 # %% ../../../nbs/4_data/03_tables.ipynb #dcafca3c
+def in_pieces(
+    rows: Iterable,  # of any number
+    size: int,  # rows of a piece
+) -> Iterator[list]:
+    "Rows in lists of one size; the last may be shorter"
+    rows = iter(rows)
+    while piece := list(itertools.islice(rows, size)):
+        yield piece
+
+
 def arrow_tables(
     rows: Iterable[dict],  # of `RECORD_SCHEMA`, of any number
 ) -> Iterator[pyarrow.Table]:
     "Rows as tables of 8,192, so that millions need no memory"
-    rows = iter(rows)
-    while part := list(itertools.islice(rows, 2**13)):
-        yield pyarrow.Table.from_pylist(part, schema=RECORD_SCHEMA)
+    for piece in in_pieces(rows, 2**13):
+        yield pyarrow.Table.from_pylist(piece, schema=RECORD_SCHEMA)
 
 
 def write_batches(
