@@ -109,11 +109,9 @@ def mean_rows(
     def counted(part):
         if not isinstance(part, tuple):
             return known.get(part, Counted())
-        parts = [counted(inner) for inner in part]
-        present = [part.hits for part in parts if part.hits]
-        tasks = sum(part.tasks for part in parts)
-        published = sum(part.published for part in parts)
-        return Counted(mean_of(present) if present else None, tasks, published)
+        hits, tasks, published = zip(*map(counted, part))
+        present = [mean for mean in hits if mean]
+        return Counted(mean_of(present) if present else None, sum(tasks), sum(published))
 
     for name, parts in means.items():
         mean = counted(tuple(parts))

@@ -149,7 +149,6 @@ def _open(image):
 def probe_maps(
     towers: Towers,
     probes: list[Probe],  # P probes, those of one image side by side
-    batch_size: int = 64,  # images at a time
     text: Callable | None = None,  # phrases → (P,D) unit; None: they are embedded here
 ) -> tuple[Tensor, list[int], list[tuple]]:  # (P,gh,gw) cosines, number of each probe's image, and each probe's field
     "The similarity map of every probe, each image encoded once; `UserError` where there is no probe, or a bad image"
@@ -159,23 +158,22 @@ def probe_maps(
     phrases = [probe.phrase for probe in probes]
     concepts = text(phrases) if text else embed_texts(towers, phrases, progress=False)
     of_images = [list(group) for _, group in groupby(probes, lambda probe: id(probe.image))]
-    numbers = [number for number, group in enumerate(of_images) for _ in group]
 
+    numbers: list[int] = []
     fields: list[tuple] = []
     maps: list[Tensor] = []  # (M,) of each probe
-    for start in range(0, len(of_images), batch_size):
-        chunk = of_images[start : start + batch_size]
-        opened = [_open(group[0].image) for group in chunk]
+    for start in range(0, len(of_images), 64):
+        opened = [_open(group[0].image) for group in of_images[start : start + 64]]
         images = torch.stack([towers.preprocess(image) for image in opened])
         with evaluating(towers.model):
             _, tokens = encode_images(towers.model, images.to(device), tokens=True)
         assert tokens is not None  # they were asked for
 
-        for group, image, of_image in zip(chunk, opened, tokens.float().cpu()):
-            of_group = concepts[len(maps) : len(maps) + len(group)]
-            maps += [of_image @ concept for concept in of_group]
-            field = field_of(towers.preprocess_cfg, image.size)
-            fields += [field] * len(group)
+        for number, (image, of_image) in enumerate(zip(opened, tokens.float().cpu()), start):
+            for _ in of_images[number]:
+                numbers.append(number)
+                fields.append(field_of(towers.preprocess_cfg, image.size))
+                maps.append(of_image @ concepts[len(maps)])
 
     grid = grid_of(towers.model, images, len(maps[0]))
     return torch.stack(maps).unflatten(-1, grid), numbers, fields
