@@ -266,6 +266,10 @@ def _repair(spans, tree):
     return repaired
 
 # %% ../nbs/1_method/05_trees.ipynb #8acdfb99
+def _is_ing_form(tree, i):
+    return tree.pos[i] == "VERB" and tree.words[i].endswith("ing")
+
+
 def _without_verb_at_the_end(span, tree):
     # "an orange sitting there", "a stable full of sheep", "a bowl adjacent to it": the noun is the word before
     first, _, head = span
@@ -276,16 +280,11 @@ def _without_verb_at_the_end(span, tree):
         return before
 
     after_noun = tree.pos[head - 1] == "NOUN"
-    verb = tree.pos[head] == "VERB" and tree.words[head].endswith("ing")
-    if verb and (after_noun or head == first + 2):
+    if _is_ing_form(tree, head) and (after_noun or head == first + 2):
         return before
     if tree.pos[head] == "ADJ" and after_noun:
         return before
     return span
-
-
-def _is_ing_form(tree, i):
-    return tree.pos[i] == "VERB" and tree.words[i].endswith("ing")
 
 
 def _without_second_verb(span, tree):

@@ -130,16 +130,20 @@ def _write_card(folder):
     record = read_json(folder / "record.json")
     config = read_json(folder / "open_clip_config.json")
     sigmoid = config["model_cfg"].get("init_logit_bias") is not None
-    fields = {"resize_mode": "shortest", "interpolation": "bicubic"} | config["preprocess_cfg"]
-    fields["front"] = _front_matter(record, "siglip" if sigmoid else "clip")
-    fields["title"] = folder.name if folder.name != "model" else folder.absolute().parent.name
-    fields["millions"] = f"{record['parameters'] / 1e6:,.2f}"
-    fields["head"] = "sigmoid" if sigmoid else "softmax"
-    fields["made"] = markdown_table(["", ""], _how_it_was_made(record))
-    fields["results"] = "\n\n".join(_result_tables(record)) or "Nothing was measured on these very weights."
-    fields["length"] = config["model_cfg"]["text_cfg"].get("context_length", 77)
-    fields["transformers"] = _with_transformers(record["transformers"])
-    fields["sha256"] = record["sha256"]
+    fields = {
+        "resize_mode": "shortest",
+        "interpolation": "bicubic",
+        **config["preprocess_cfg"],
+        "front": _front_matter(record, "siglip" if sigmoid else "clip"),
+        "title": folder.name if folder.name != "model" else folder.absolute().parent.name,
+        "millions": f"{record['parameters'] / 1e6:,.2f}",
+        "head": "sigmoid" if sigmoid else "softmax",
+        "made": markdown_table(["", ""], _how_it_was_made(record)),
+        "results": "\n\n".join(_result_tables(record)) or "Nothing was measured on these very weights.",
+        "length": config["model_cfg"]["text_cfg"].get("context_length", 77),
+        "transformers": _with_transformers(record["transformers"]),
+        "sha256": record["sha256"],
+    }
 
     template = Template(shipped("card.md").read_text(encoding="utf8"))
     text = template.substitute(fields)
@@ -160,12 +164,14 @@ def _write_release(towers, folder, record):
         save_tokenizer(towers.tokenizer, folder)
 
     kind, why_not = expressible(towers)
-    whole: dict[str, Any] = {"made_from": made_from} if made_from else {}
-    whole |= record
-    whole["parameters"] = sum(p.numel() for p in towers.model.parameters())
-    whole["transformers"] = kind or why_not
-    whole["files"] = {name: digest(folder, name) for name in RELEASED[1:] if (folder / name).exists()}
-    whole["sha256"] = digest(folder)
+    whole = {
+        **({"made_from": made_from} if made_from else {}),
+        **record,
+        "parameters": sum(p.numel() for p in towers.model.parameters()),
+        "transformers": kind or why_not,
+        "files": {name: digest(folder, name) for name in RELEASED[1:] if (folder / name).exists()},
+        "sha256": digest(folder),
+    }
     write_json(folder / "record.json", whole)
     _write_card(folder)
 

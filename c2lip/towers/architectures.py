@@ -94,11 +94,12 @@ def _encoder_weights(prefix, blocks):
 
 def _text_weights(text):
     "The weights of a text tower without its last projection"
-    weights = _encoder_weights("text_model", text.transformer.resblocks)
-    weights |= _renamed("text_model.embeddings.token_embedding", text.token_embedding)
-    weights["text_model.embeddings.position_embedding.weight"] = text.positional_embedding
-    weights |= _renamed("text_model.final_layer_norm", text.ln_final)
-    return weights
+    return {
+        **_encoder_weights("text_model", text.transformer.resblocks),
+        **_renamed("text_model.embeddings.token_embedding", text.token_embedding),
+        "text_model.embeddings.position_embedding.weight": text.positional_embedding,
+        **_renamed("text_model.final_layer_norm", text.ln_final),
+    }
 
 # %% ../../nbs/1_method/08_architectures.ipynb #07f16cc5
 def _siglip_obstacles(trunk, text):
@@ -147,23 +148,23 @@ def _siglip(model):
     text_config = _text_config(text, text)
     text_config["projection_size"] = text.text_projection.out_features
 
-    weights = _encoder_weights("vision_model", trunk.blocks)
-    weights |= _renamed("vision_model.embeddings.patch_embedding", trunk.patch_embed.proj)
-    weights["vision_model.embeddings.position_embedding.weight"] = trunk.pos_embed[0]
-    weights |= _renamed("vision_model.post_layernorm", trunk.norm)
-
     pool = trunk.attn_pool
-    weights["vision_model.head.probe"] = pool.latent
-    weights["vision_model.head.attention.in_proj_weight"] = [pool.q.weight, pool.kv.weight]
-    weights["vision_model.head.attention.in_proj_bias"] = [pool.q.bias, pool.kv.bias]
-    weights |= _renamed("vision_model.head.attention.out_proj", pool.proj)
-    weights |= _renamed("vision_model.head.layernorm", pool.norm)
-    weights |= _renamed("vision_model.head.mlp", pool.mlp)
-
-    weights |= _text_weights(text)
-    weights |= _renamed("text_model.head", text.text_projection)
-    weights["logit_scale"] = model.logit_scale.reshape(1)
-    weights["logit_bias"] = model.logit_bias.reshape(1)
+    weights = {
+        **_encoder_weights("vision_model", trunk.blocks),
+        **_renamed("vision_model.embeddings.patch_embedding", trunk.patch_embed.proj),
+        "vision_model.embeddings.position_embedding.weight": trunk.pos_embed[0],
+        **_renamed("vision_model.post_layernorm", trunk.norm),
+        "vision_model.head.probe": pool.latent,
+        "vision_model.head.attention.in_proj_weight": [pool.q.weight, pool.kv.weight],
+        "vision_model.head.attention.in_proj_bias": [pool.q.bias, pool.kv.bias],
+        **_renamed("vision_model.head.attention.out_proj", pool.proj),
+        **_renamed("vision_model.head.layernorm", pool.norm),
+        **_renamed("vision_model.head.mlp", pool.mlp),
+        **_text_weights(text),
+        **_renamed("text_model.head", text.text_projection),
+        "logit_scale": model.logit_scale.reshape(1),
+        "logit_bias": model.logit_bias.reshape(1),
+    }
     return SiglipConfig(vision_config=vision_config, text_config=text_config), weights
 
 # %% ../../nbs/1_method/08_architectures.ipynb #8983274d
@@ -182,19 +183,20 @@ def _clip(model):
     end = getattr(text, "eos_id", None) or getattr(text, "text_eos_id", None)
     text_config["eos_token_id"] = text_config["vocab_size"] - 1 if pool_type == "argmax" else end
 
-    weights = _encoder_weights("vision_model", visual.transformer.resblocks)
-    weights["vision_model.embeddings.class_embedding"] = visual.class_embedding
-    weights |= _renamed("vision_model.embeddings.patch_embedding", visual.conv1)
-    weights["vision_model.embeddings.position_embedding.weight"] = visual.positional_embedding
-    weights |= _renamed("vision_model.pre_layrnorm", visual.ln_pre)  # so spelt in transformers
-    weights |= _renamed("vision_model.post_layernorm", visual.ln_post)
-    weights["visual_projection.weight"] = visual.proj.T
-
     projection = text.text_projection
     projection = projection.weight if isinstance(projection, nn.Linear) else projection.T
-    weights |= _text_weights(text)
-    weights["text_projection.weight"] = projection
-    weights["logit_scale"] = model.logit_scale
+    weights = {
+        **_encoder_weights("vision_model", visual.transformer.resblocks),
+        "vision_model.embeddings.class_embedding": visual.class_embedding,
+        **_renamed("vision_model.embeddings.patch_embedding", visual.conv1),
+        "vision_model.embeddings.position_embedding.weight": visual.positional_embedding,
+        **_renamed("vision_model.pre_layrnorm", visual.ln_pre),  # so spelt in transformers
+        **_renamed("vision_model.post_layernorm", visual.ln_post),
+        "visual_projection.weight": visual.proj.T,
+        **_text_weights(text),
+        "text_projection.weight": projection,
+        "logit_scale": model.logit_scale,
+    }
     return CLIPConfig(projection_dim=len(projection), vision_config=vision_config, text_config=text_config), weights
 
 

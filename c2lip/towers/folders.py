@@ -127,9 +127,9 @@ def release_folder(
     )
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #8abd373f
-_SIDE = range(1, 4097)
-_DEPTH = range(1, 1000)  # layers, of which a ResNet has several numbers
-_TOKEN = range(10**9)
+_SIDE = Range(1, 4096)
+_DEPTH = Range(1, 999)  # layers, of which a ResNet has several numbers
+_TOKEN = Range(0, 10**9)
 _SCHEMA: dict[str, dict] = {
     "preprocess_cfg": {
         "size": _SIDE,
@@ -138,7 +138,7 @@ _SCHEMA: dict[str, dict] = {
         "std": Range(1e-3, 10),
         "interpolation": ("bicubic", "bilinear"),
         "resize_mode": ("squash", "shortest", "longest"),
-        "fill_color": range(256),
+        "fill_color": Range(0, 255),
     },
     "model_cfg": dict.fromkeys(("quick_gelu", "custom_text", "nonscalar_logit_scale"), (True, False)),
     "vision_cfg": {"image_size": _SIDE, "layers": _DEPTH},
@@ -146,23 +146,23 @@ _SCHEMA: dict[str, dict] = {
     "text_cfg": dict.fromkeys(("context_length", "vocab_size", "eos_id", "pad_id", "heads", "width"), _TOKEN)
     | {"layers": _DEPTH},
 }
-"Part of open_clip_config.json → key → words, whole numbers, or the range of three numbers"
+"Part of open_clip_config.json → key → words, or the range of its numbers"
 
-_MOST = {"image_size": 2, "size": 2, "layers": 4}  # whole numbers in a list; elsewhere one
+_HOW_MANY = {"mean": (3,), "std": (3,), "image_size": (1, 2), "size": (1, 2), "layers": (1, 2, 3, 4)}
+"Of numbers, whole ones but for three; elsewhere one"
 
 
 def _check_value(file, key, rule, value):
     "Raise `UserError` where a value of the configuration breaks its rule of `_SCHEMA`"
     parts = value if isinstance(value, list) else [value]
     if isinstance(rule, Range):
-        wanted = f"three numbers {rule}"
-        good = len(parts) == 3 and all(type(x) in (int, float) and rule.holds(x) for x in parts)
-    elif isinstance(rule, tuple):
+        three = key in ("mean", "std")
+        wanted = f"{'three' if three else 'whole'} numbers {rule}"
+        types = (int, float) if three else (int,)
+        good = len(parts) in _HOW_MANY.get(key, (1,)) and all(type(x) in types and rule.holds(x) for x in parts)
+    else:
         wanted = " or ".join(map(str, rule))
         good = value in rule
-    else:
-        wanted = f"whole numbers from {rule[0]} to {rule[-1]}"
-        good = len(parts) <= _MOST.get(key, 1) and all(type(x) is int and x in rule for x in parts)
     if not good:
         raise UserError(f"{file}: {key} must be {wanted}, not {short(value)}")
 

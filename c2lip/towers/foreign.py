@@ -101,9 +101,8 @@ def _tower(part):
     return tower
 
 # %% ../../nbs/1_method/09_foreign_models.ipynb #1947a87b
-def _sides(config, key, side):
-    "Height and width of a size in transformers' forms; `side` where there is none"
-    size = config.get(key) or side
+def _sides(size):
+    "Height and width of a size in transformers' forms"
     return set(size.values()) if isinstance(size, dict) else {size}
 
 
@@ -117,9 +116,9 @@ def _preprocess_config(folder, side):
     config = config.get("image_processor", config)
 
     cut = config.get("do_center_crop", "crop_size" in config)
-    sides = _sides(config, "size", side)
+    sides = _sides(config.get("size") or side)
     if cut:
-        sides |= _sides(config, "crop_size", side)
+        sides |= _sides(config.get("crop_size") or side)
     interpolation = {2: "bilinear", 3: "bicubic"}.get(config.get("resample", 3))  # PIL's numbers
     all_steps = all(config.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize"))
     factor = 255 * config.get("rescale_factor", 1 / 255)
@@ -174,16 +173,17 @@ def foreign_config(
     if config.model_type == "clip":
         head_width = vision.hidden_size // max(1, vision.num_attention_heads)
         vision_cfg = _tower(vision) | {"patch_size": vision.patch_size, "head_width": head_width}
-        model_cfg = {"embed_dim": config.projection_dim}
-        model_cfg["quick_gelu"] = config.text_config.hidden_act == "quick_gelu"
+        quick = config.text_config.hidden_act == "quick_gelu"
+        model_cfg = {"embed_dim": config.projection_dim, "quick_gelu": quick}
     else:
         vision_cfg = _siglip_vision(vision)
         model_cfg = {"embed_dim": vision.hidden_size, "init_logit_bias": -10}
 
-    vision_cfg["image_size"] = vision.image_size
-    model_cfg["custom_text"] = True
-    model_cfg["vision_cfg"] = vision_cfg
-    model_cfg["text_cfg"] = _text_part(config, folder)
+    model_cfg |= {
+        "custom_text": True,
+        "vision_cfg": vision_cfg | {"image_size": vision.image_size},
+        "text_cfg": _text_part(config, folder),
+    }
     return {"model_cfg": model_cfg, "preprocess_cfg": _preprocess_config(folder, vision.image_size)}
 
 # %% ../../nbs/1_method/09_foreign_models.ipynb #f0e1000d
