@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,12 @@ class _Model:
 
     def __init__(self, where, device):
         self.towers = load(where, device)
-        self.views = {}  # an `Exhibit` → its `View`
+        self.view = cache(self._encode)
         self.concepts = {}  # phrase → (D,) unit
 
-    def view(self, exhibit) -> View:
+    def _encode(self, exhibit) -> View:
         "An image as the model sees it"
-        if exhibit not in self.views:
-            self.views[exhibit] = encode_view(self.towers, exhibit.image)
-        return self.views[exhibit]
+        return encode_view(self.towers, exhibit.image)
 
     def embed(self, phrases: Sequence[str]) -> Tensor:  # P phrases → (P,D) unit
         "Phrases as the model encodes them, the new ones all at once"

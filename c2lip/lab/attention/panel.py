@@ -17,7 +17,6 @@ import ipywidgets as widgets
 import numpy as np
 from IPython.display import HTML, display
 
-from ...core import UserError
 from ...core.files import shipped
 from .controls import CONTROLS, MAP_CONTROLS, selection_text
 from .explorer import Explorer
@@ -137,8 +136,7 @@ class _ActingPanel(_PanelWidgets):
         try:
             act(*value)
         except Exception as e:
-            text = str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
-            self._write_status(text, wrong=True)
+            self._write_status(f"{type(e).__name__}: {e}", wrong=True)
 
     def _write_status(self, text, wrong=False):
         style = "c2lip-status c2lip-wrong" if wrong else "c2lip-status"

@@ -15,7 +15,7 @@ import yaml
 from torch.utils.benchmark import Timer
 
 from ...core import UserError
-from ...core.files import read_json, write_json
+from ...core.files import json_object, write_json
 from ..evaluation.records import read_record
 from ..relatives import build
 from .trials import PlannedTrial, TrialSetup, measure_shares
@@ -28,10 +28,10 @@ from ...towers import load
 def method_settings(
     method: str,
     shared: dict,  # settings that all trials share
-    chosen: dict | None = None,  # method → settings found for it; lr and epochs there are multiples of the shared ones
+    chosen: dict,  # method → settings found for it, if any; lr and epochs there are multiples of the shared ones
 ) -> dict:  # of train.ipynb, without a seed
     "What a method is trained with: as published, or as it was found to be best"
-    of_method = (chosen or {}).get(method, {})
+    of_method = chosen.get(method, {})
     published = {"duplicates": "separate", "xac_scale": 1.0} if method == "c2lip" else {}  # public code
     settings = {**shared, **published, **of_method, "method": method}
     for name in {"lr", "epochs"} & of_method.keys():
@@ -41,13 +41,11 @@ def method_settings(
 
 
 def _step_cost(settings, samples, device):
-    "Seconds of a training step with the learning rate 0, reading not counted"
+    "Seconds of a training step, reading not counted"
     cfg = Config.of(settings)
     model = load(cfg.model, device)
     method = build(cfg.method, model, cfg.options)
     optimizer = make_optimizer(model, method, cfg)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
     model.model.train()
     method.objective.to(device).train()
     step = Step(model, method, autocast=autocast_of(cfg, device))
@@ -65,25 +63,19 @@ def stored_costs(
     methods: list[str],  # that are compared
     setup: TrialSetup,  # what all trials share
     run,  # the run folder, whose cost.json keeps them
-    chosen: dict | None = None,  # method → settings found for it
+    chosen: dict,  # method → settings found for it
 ) -> dict[str, float]:  # method → seconds of a step
     "What a step costs, measured once: a comparison that goes on must go on with the same lengths"
     file = Path(run) / "cost.json"
-    if not file.exists():
-        samples = [setup.samples[i % len(setup.samples)] for i in range(setup.settings["batch_size"])]
-        measured = {}
-        for method in methods:
+    costs = json_object(file)
+    samples = [setup.samples[i % len(setup.samples)] for i in range(setup.settings["batch_size"])]
+    for method in methods:
+        if method not in costs:
             settings = method_settings(method, setup.settings, chosen)
-            measured[method] = _step_cost(settings, samples, setup.device)
-        write_json(file, measured)
+            costs[method] = _step_cost(settings, samples, setup.device)
 
-    costs = read_json(file)
-    missing = [method for method in methods if method not in costs]
-    if missing:
-        raise UserError(
-            f"{file} has no cost of {', '.join(missing)}: it was measured for other methods; give another run_dir"
-        )
-    return costs
+    write_json(file, costs)
+    return {method: costs[method] for method in methods}
 
 # %% ../../../nbs/9_study/07_comparison.ipynb #feedc469
 def plan_comparison(
@@ -92,7 +84,7 @@ def plan_comparison(
     seeds: list[int],
     costs: dict[str, float],  # method → seconds of a step
     shared: dict,  # settings that all trials share
-    chosen: dict | None = None,  # method → settings found for it
+    chosen: dict,  # method → settings found for it
 ) -> list[PlannedTrial]:
     "Every method with every seed for every budget; a method found best with fewer epochs has its share of the budget"
     plan = []
