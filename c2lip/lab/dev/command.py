@@ -12,9 +12,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from ... import __version__
 from ...core import UserError, one_line
@@ -38,6 +36,8 @@ Exit code 0: done, 2: something to mend, 130: stopped by Ctrl-C."""
 
 
 def _add_prepare(p):
+    p.description = _ABOUT_PREPARE
+    p.formatter_class = argparse.RawDescriptionHelpFormatter
     add = p.add_argument
     add("source", nargs="+", metavar="SOURCE", help="tables, tar shards ({braces}, wildcards, s3://…), or a folder")
     add("folder", metavar="TARGET", help="folder for the result; it is made where it is missing")
@@ -213,19 +213,12 @@ _LAUNCHERS = {
 "Also where there is no clone: the wheel holds both"
 
 
-class _Command(NamedTuple):
-    work: Callable
-    add: Callable  # its options, to a parser
-    help: str  # a line about it
-    about: str = ""  # a page about it
-
-
 _COMMANDS = {
-    "prepare": _Command(_prepare, _add_prepare, "find the noun phrases of a data set, once", _ABOUT_PREPARE),
-    "explore": _Command(_explore, _add_explore, "write where in an image one to four models find a phrase"),
-    "list": _Command(_list, _add_list, "settings, methods or suites that there are"),
-    "runs": _Command(_runs, _add_runs, "what has been run, the newest first, and how it ended"),
-}
+    "prepare": (_prepare, _add_prepare, "find the noun phrases of a data set, once"),
+    "explore": (_explore, _add_explore, "write where in an image one to four models find a phrase"),
+    "list": (_list, _add_list, "settings, methods or suites that there are"),
+    "runs": (_runs, _add_runs, "what has been run, the newest first, and how it ended"),
+}  # name → what does it, what adds its options to a parser, a line about it
 
 # %% ../../../nbs/dev/01_command.ipynb #d8289fb2
 class _Parser(argparse.ArgumentParser):
@@ -240,9 +233,10 @@ def _parser():
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, help in _LAUNCHERS.items():
         commands.add_parser(name, help=help)
-    for name, command in _COMMANDS.items():
-        form = argparse.RawDescriptionHelpFormatter
-        command.add(commands.add_parser(name, help=command.help, description=command.about, formatter_class=form))
+    for name, (work, add_options, help) in _COMMANDS.items():
+        command = commands.add_parser(name, help=help)
+        command.set_defaults(work=work)
+        add_options(command)
     return parser
 
 
@@ -256,9 +250,10 @@ def main(
 
     options = vars(_parser().parse_args(words))
     name = options.pop("command")
+    work = options.pop("work")
 
     try:
-        _COMMANDS[name].work(**options)
+        work(**options)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as head, has enough

@@ -302,12 +302,10 @@ def declared_for(
     "The settings of a run, the options of its method, and those options of other methods that are given"
     declared = settings_of()
     methods = read_methods()
-    method = str(given.get("method", Config.method))
-    for name, option in methods.get(method, {}).items():
-        if name in given or option.default is not None:
-            declared[name] = option
+    own = methods.get(str(given.get("method", Config.method)), {})
+    declared |= {name: option for name, option in own.items() if option.default is not None}
 
-    for options in methods.values():
+    for options in (own, *methods.values()):
         for name in options.keys() & given.keys():
             declared.setdefault(name, options[name])
     return declared

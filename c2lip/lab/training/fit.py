@@ -87,13 +87,6 @@ def _changes(numbers, start):
     return " · ".join(texts)
 
 
-def _half_interval(percentages, items):
-    "Half of the 95 % interval of a difference of two percentages of so many items, after Agresti and Caffo (2000)"
-    shares = (np.array(percentages) / 100 * items + 1) / (items + 2)
-    variance = (shares * (1 - shares) / items).sum()
-    return 196 * math.sqrt(variance)
-
-
 def _fall(numbers, start, alarm):
     "What to print of a fall of zero-shot by over `alarm` points; empty where there is none"
     name = "zero-shot" if "zero-shot" in numbers else "R@1"
@@ -101,16 +94,9 @@ def _fall(numbers, start, alarm):
     if lost <= alarm:
         return ""
 
-    items = numbers["items"]
-    chance = _half_interval((start[name], numbers[name]), items)
-    if lost < chance:
-        return (
-            f"warning: {name} is {lost:.1f} points below the start, within ± {chance:.1f}: "
-            f"{items:.0f} items are too few to tell; raise hold_back, or give validation a folder"
-        )
     return (
-        f"ALARM: {name} has fallen {lost:.1f} points below the start, more than {alarm:g}; "
-        "a lower lr, fewer epochs or a smaller alpha would keep more"
+        f"ALARM: {name} has fallen {lost:.1f} points below the start, more than {alarm:g}, on {numbers['items']:.0f} "
+        "items; a lower lr, fewer epochs or a smaller alpha would keep more, and more items would tell chance apart"
     )
 
 # %% ../../../nbs/6_training/07_fit.ipynb #d4efa40d

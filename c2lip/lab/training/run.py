@@ -73,7 +73,7 @@ def trained_images(
     root = project_root()
     folder = root / user_path(model)
     record = json_object(folder / "record.json") or json_object(folder / "model" / "record.json")
-    settings = {"data": "world", "hold_back": Config.hold_back} | record.get("settings", {})
+    settings = {"data": "world"} | record.get("settings", {})
     source = root / user_path(settings["data"])
     if settings["data"] == "world" or source.resolve() != (root / user_path(data)).resolve():
         return 0, 0
@@ -317,10 +317,8 @@ def train_from_terminal(
         join_ranks(settings["device"])
         rank, ranks = rank_and_world_size()
         home = run_folder(folder)
-        if rank == 0 and not is_record:  # the first rank looks for all
-            if not settings["resume"]:
-                check_free(home)
-            save_parameters(settings, home)
+        if rank == 0 and not is_record and not settings["resume"]:  # the first rank looks for all
+            check_free(home)
         settings["gpus"] = ranks
         train(settings, home)
 

@@ -7,6 +7,7 @@ __all__ = ['run_state', 'list_runs', 'release_folders']
 
 # %% ../../../nbs/6_training/08_runs.ipynb #75b3cbb1
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from ...core import UserError, one_line
-from ...core.files import is_utf8, json_object, parse_json, project_root, read_text, regular, sole_writer
+from ...core.files import is_utf8, json_object, project_root, read_text, regular
 
 # %% ../../../nbs/6_training/08_runs.ipynb #9dc399b6
 def _papermill_notes(folder):
@@ -33,20 +34,10 @@ def _is_run(folder):
     return (folder / "params.json").is_file() or bool(_papermill_notes(folder)) or not any(folder.iterdir())
 
 
-def _is_locked(folder):
-    "Does a process train in this folder?"
-    if not (folder / "lock").exists():
-        return False
-    with suppress(UserError), sole_writer(folder, "it is held", 0):
-        return False
-    return True
-
-
 def _changed_lately(folder):
-    "Was something in the folder written in the last ten minutes? Its lock does not count: we touch it too"
-    paths = [path for path in folder.rglob("*") if path.name != "lock"]
+    "Was something in the folder written in the last ten minutes?"
     with suppress(OSError):  # a running job deletes its temporary files
-        newest = max(map(os.path.getmtime, paths or [folder]))
+        newest = max(map(os.path.getmtime, [folder, *folder.rglob("*")]))
         return time.time() - newest < 600
     return True
 
@@ -59,11 +50,9 @@ _KEPT = ("*.safetensors", "checkpoint*.pt", *_TABLES)  # anywhere below: somethi
 def run_state(
     folder: Path | str,  # of a run
 ) -> str:  # running, done, stopped, failed or empty
-    "The state of a run, from its lock, its notebook and its files"
+    "The state of a run, from its notebook and its files"
     folder = Path(folder)
     notes = _papermill_notes(folder)
-    if _is_locked(folder):
-        return "running"
     if notes.get("exception"):
         return "failed"
     if notes.get("stopped"):
@@ -82,9 +71,9 @@ def run_state(
 def _last_step(folder):
     "The number of the last step in a run's log; None where there is no log"
     with suppress(UserError):
-        for line in reversed(read_text(folder / "metrics.jsonl", "replace").splitlines()):
-            with suppress(ValueError, KeyError, TypeError, OverflowError):
-                return int(parse_json(line)["step"])
+        text = read_text(folder / "metrics.jsonl", "replace")
+        steps = re.findall(r'^{"step": (\d{1,15}),.*}$', text, re.M)
+        return int(steps[-1]) if steps else None
     return None
 
 
@@ -92,9 +81,7 @@ def _scores(folder):
     "(before, after) of a run's table, in percent; None where it has no such figure"
     with suppress(OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
         table = pd.read_csv(regular(folder / "table.csv"))
-        if "against" in table:
-            table = table[table.against.isna()]
-
+        table = table[table.against.isna()]
         rows = table[table.suite.isin(["sugarcrepe", "world_sugarcrepe"]) & (table.name == "average")]
         if rows.empty:
             rows = table[(table.suite == table.suite[0]) & (table.name == table.name[0])]
