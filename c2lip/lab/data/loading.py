@@ -37,7 +37,7 @@ def _spans_of(tokenizer, text, phrases):
 
 def _open(samples, record, seed):
     "The sample of a record, with the caption that `seed` draws; raises `BadImage`"
-    image = open_image(record.image, at_least=samples.at_least)
+    image = record.image if samples.cache else open_image(record.image, at_least=samples.at_least)
     pixels = samples.transform(image)
     whole = samples.whole(image) if samples.whole else None
 
@@ -93,6 +93,7 @@ class Samples(Dataset):
         self.records = records if isinstance(records, Records) else Records(records)
         self.transform = transform
         self.tokenizer = tokenizer if has_token_positions(tokenizer) else None
+        self.cache = cache
         self.at_least = at_least
         self.draw = draw
         self.whole: Callable | None = None  # of a method: PIL image before any crop or resizing → array
