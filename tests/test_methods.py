@@ -73,7 +73,7 @@ def toy(kind):
 def made(name, towers=None, trainable="", **options):
     towers = towers or load("base")
     torch.manual_seed(0)
-    method = build(name, towers, {}, options)
+    method = build(name, towers, options)
     parameter_groups(towers, method, Config(lr=1e-3, trainable=trainable))
     return towers, method
 
@@ -227,7 +227,7 @@ def test_the_trainer_gives_a_method_whole_images(workers, tmp_path):
     seen = {}
     for name in ("clic", "plain"):
         towers = load("base")
-        method = build(name, towers, {})
+        method = build(name, towers)
         view = method.view
 
         def watched(samples, step, view=view, name=name):

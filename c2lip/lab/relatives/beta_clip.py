@@ -9,7 +9,7 @@ __all__ = ['beta_clip']
 import math
 from functools import partial
 from itertools import chain
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from open_clip.transformer import QuickGELU
 from torch import Tensor, nn
 
 from ...concepts import split_sentences
-from ...core import Batch, Features, Range, Texts, check_choice
+from ...core import Batch, Features, Range, Texts
 from ...encoding import gather
 from .macco import attend_by_row
 from ...losses import scaled_cosines
@@ -72,37 +72,29 @@ class _Conditioner(nn.Module):
         return F.normalize(read[order.argsort()], dim=-1)
 
 # %% ../../../nbs/3_relatives/09_beta_clip.ipynb #ca76e2d9
-def _contextual_loss(read, text, image, scale, overlap, form, rows):
+def _contextual_loss(read, text, image, scale, overlap, rows):
     """β-CAL of readings and texts (N,D) of all ranks, own `rows` first, whose images are `image` (N,): a rank's share.
 
-    `overlap` is the paper's β, `form` ce or bce"""
-    n = len(text)
+    `overlap` is the paper's β."""
     same_image = image[:rows, None] == image
-    same_text = torch.eye(rows, n, dtype=torch.bool, device=image.device)
+    same_text = torch.eye(rows, len(text), dtype=torch.bool, device=image.device)
     weight = torch.where(same_text, 1.0, overlap * same_image)
-    read_to_text = scaled_cosines(read[:rows], text, scale)
-    text_to_read = scaled_cosines(text[:rows], read, scale)
+    target = weight / weight.sum(1, keepdim=True)
 
-    if form == "ce":
-        target = weight / weight.sum(1, keepdim=True)
-        loss = partial(F.cross_entropy, target=target.to(text.dtype), reduction="sum")
-        return (loss(read_to_text) + loss(text_to_read)) / (2 * n)
-
-    weight = torch.where(same_image, weight, 1.0).to(text.dtype)
-    target = same_image.to(text.dtype)
-    loss = partial(F.binary_cross_entropy_with_logits, target=target, weight=weight, reduction="sum")
-    return (loss(read_to_text) + loss(text_to_read)) / (2 * n * n)
+    loss = partial(F.cross_entropy, target=target.to(text.dtype), reduction="sum")
+    read_to_text = loss(scaled_cosines(read[:rows], text, scale))
+    text_to_read = loss(scaled_cosines(text[:rows], read, scale))
+    return (read_to_text + text_to_read) / (2 * len(text))
 
 # %% ../../../nbs/3_relatives/09_beta_clip.ipynb #7b69cdfa
 class _BetaClip(Objective):
     "The plain loss and β-CAL, with the conditioner"
 
-    def __init__(self, towers, weights, overlap, form):
+    def __init__(self, towers, weights, overlap):
         columns = ("caption",) if has_bias(towers) else ("image", "caption")
         super().__init__(self._losses, weights, {"cal": {"image_tokens"}}, columns)
         self.plain = contrast(towers)
         self.overlap = overlap
-        self.form = form
         self.conditioner = _Conditioner(joint_width(towers))
 
     def _cal(self, f, batch):
@@ -116,9 +108,7 @@ class _BetaClip(Objective):
         gathered, entries = gather(features, own, ("text", "read"))
         image = entries.texts["text"].owner
         scale = self.conditioner.log_scale.exp()
-        return _contextual_loss(
-            gathered["read"], gathered["text"], image, scale, self.overlap, self.form, rows=len(owner)
-        )
+        return _contextual_loss(gathered["read"], gathered["text"], image, scale, self.overlap, rows=len(owner))
 
     def _losses(self, f: Features, batch: Batch, terms: list) -> dict[str, Tensor]:
         losses = {"contrastive": self.plain(f["image"], f["caption"], f, batch.rows)}
@@ -131,13 +121,11 @@ def beta_clip(
     towers: Towers,  # with patches that a text can read
     lambda_cal: Annotated[float, Range(0, 1000)] = 1.0,  # weight of the contextual contrast
     overlap: Annotated[float, Range(0, 1)] = 0.5,  # β: how far the other texts of an image are right
-    form: Literal["ce", "bce"] = "ce",  # of the contextual contrast
     sentences: Annotated[int, Range(0, 100)] = 5,  # most sentences of a caption in a step
     phrases: Annotated[int, Range(0, 100)] = 30,  # most phrases of a caption
     conditioner_lr: float = 1e-3,  # peak learning rate of the conditioner, which is thrown away
 ) -> Method:
     "β-CLIP: caption, sentences and phrases read their image; no hard negatives"
-    check_choice("form", form, ("ce", "bce"))
     view = _hierarchy_view(towers, sentences, phrases)
-    objective = _BetaClip(towers, {"contrastive": 1.0, "cal": lambda_cal}, overlap, form)
+    objective = _BetaClip(towers, {"contrastive": 1.0, "cal": lambda_cal}, overlap)
     return Method(view, objective, head_lr=conditioner_lr)

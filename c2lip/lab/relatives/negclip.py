@@ -14,7 +14,7 @@ import torch
 
 from ...core import Range, UserError, check_choice
 from .concrete_jungle import replaced_view
-from .edits import ALL_KINDS, WAYS, edit_captions
+from .edits import ALL_KINDS, edit_captions
 from ..world.captions import world_scene
 from ...losses import choice_loss, pair_signs, scaled_cosines, sigmoid_loss
 from ...methods import Method, Objective, caption_view, further_texts, step_generator
@@ -23,7 +23,6 @@ from ...towers import Towers, has_bias
 # %% ../../../nbs/3_relatives/08_negclip.ipynb #a192482a
 def _negclip_view(towers, kinds=ALL_KINDS, way="swap", hard=1):
     "Images, captions and so many hard captions of each, where they can be made"
-    check_choice("negatives", way, WAYS)
     plain = caption_view(towers)
 
     def view(samples, step):
@@ -59,13 +58,10 @@ def _negclip_sigmoid(image, caption, hard, scale, bias):
     """The sigmoid loss with hard captions as columns of −1, divided by the number of right captions; a rank's share.
 
     Own images (B,D), captions (N,D) and hard captions (K,D) of all ranks, own first; τ and b"""
-    B = len(image)
-    N = len(caption)
-    K = len(hard)
-    wrong = -torch.ones(B, K, device=image.device)
-    signs = torch.cat([pair_signs(B, N, image.device), wrong], 1)
-    logits = scaled_cosines(image, torch.cat([caption, hard]), scale) + bias
-    return sigmoid_loss(logits, signs) * ((N + K) / N)
+    texts = torch.cat([caption, hard])
+    signs = pair_signs(len(image), len(texts), image.device)
+    logits = scaled_cosines(image, texts, scale) + bias
+    return sigmoid_loss(logits, signs) * (len(texts) / len(caption))
 
 
 def _hard_contrast(sigmoid):
