@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torchvision.transforms.functional import normalize, to_tensor
 
 from ...concepts import split_sentences
 from ...core import Batch, Sample, Texts, UserError, full_precision
@@ -38,10 +39,10 @@ def _is_wide(sample):
     return sample.whole.shape[0] < sample.image.shape[-2]
 
 
-def _half_of(sample, mean, std):
-    "A sample's whole image as half of a joined image; mean and std (3,1,1)"
-    pixels = torch.from_numpy(sample.whole).permute(2, 0, 1)
-    return (pixels.to(sample.image.dtype) / 255 - mean) / std
+def _half_of(sample, towers):
+    "A sample's whole image as half of a joined image, normalised as the towers' images are"
+    cfg = towers.preprocess_cfg
+    return normalize(to_tensor(sample.whole), cfg["mean"], cfg["std"])
 
 # %% ../../../nbs/3_relatives/03_clic.ipynb #bf13bea6
 def _partners(samples, chance):
@@ -99,8 +100,7 @@ RIGHT = ("positive_1", "positive_2", "positive_3", "positive_4")
 
 def _joined_batch(towers, samples, chance, wrong):
     "Every image joined with a partner, with its right captions and, where there is one, the wrong one"
-    mean, std = (torch.tensor(towers.preprocess_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
-    halves = [_half_of(sample, mean, std) for sample in samples]
+    halves = [_half_of(sample, towers) for sample in samples]
     statements = [_statements(sample) for sample in samples]
     images = []
     captions = []
@@ -139,26 +139,26 @@ def _clic_view(towers, plain_every=2, wrong=True):
     return view
 
 # %% ../../../nbs/3_relatives/03_clic.ipynb #954dc8d0
-def _clic_losses(image, positive, negative, owner, rows, scale, contrastive, terms=("joined", "negative", "uniform")):
+def _clic_losses(f, owner, rows, contrastive, terms=("joined", "negative", "uniform")):
     """CLIC's L_cont, L_neg and L_uni, a rank's share; an image without a wrong caption counts 0 in L_neg.
 
-    Joined images (N,D) and P right captions of each (N,D), own first; wrong captions (K,D) of own images and the image
-    of each, None where their term is not wanted; τ; and (image, text) → a rank's share of the towers' own loss."""
-    P = len(positive)
+    `f` has joined images (N,D) and the right captions of each (N,D), own first, wrong captions (K,D) of own images and
+    τ; `owner` (K,) is the image of each wrong caption. `contrastive` is what `contrast` gives for the towers."""
+    positive = [f[name] for name in RIGHT]
     N = len(positive[0])
     losses = {}
     if "joined" in terms:
-        losses["joined"] = sum(contrastive(image, e) for e in positive) / P
+        losses["joined"] = sum(contrastive(f["image"], e, f, rows) for e in positive) / len(RIGHT)
 
     if "negative" in terms:
-        x = full_precision(image)[owner]
-        n = full_precision(negative)
+        x = full_precision(f["image"])[owner]
+        n = full_precision(f["negative"])
         costs = []
         for e in positive:
-            wrong = scale * (x * n).sum(-1)
-            right = scale * (x * full_precision(e)[owner]).sum(-1)
+            wrong = f["scale"] * (x * n).sum(-1)
+            right = f["scale"] * (x * full_precision(e)[owner]).sum(-1)
             costs.append(F.softplus(wrong - right).sum())
-        losses["negative"] = sum(costs) / (P * N)
+        losses["negative"] = sum(costs) / (len(RIGHT) * N)
 
     if "uniform" in terms:
         difference = positive[0][:rows] - positive[1][:rows]
@@ -183,12 +183,8 @@ def clic(
         if "caption" in batch.texts:
             return {"plain": loss(f["image"], f["caption"], f, batch.rows)}
 
-        def own_loss(image, text):
-            return loss(image, text, f, batch.rows)
-
-        positive = [f[name] for name in RIGHT]
         owner = batch.texts["negative"].owner if lambda_negative else None
-        return _clic_losses(f["image"], positive, f.get("negative"), owner, batch.rows, f["scale"], own_loss, terms)
+        return _clic_losses(f, owner, batch.rows, loss, terms)
 
     objective = Objective(losses, weights, columns=("image", "caption", *RIGHT))
     view = _clic_view(towers, plain_every, bool(lambda_negative))

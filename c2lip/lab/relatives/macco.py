@@ -9,14 +9,13 @@ __all__ = ['attend_by_row', 'macco']
 import math
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ...core import Batch, Features, Range, UserError, full_precision
+from ...core import Batch, Features, UserError, full_precision
 from ...encoding import encode_images, encode_texts, entry_of, scale_and_bias, sum_over_ranks
 from .macco_masks import macco_view
 from ...losses import scaled_cosines, sigmoid_loss, softmax_loss
@@ -120,22 +119,23 @@ def _patch_targets(images, grid, mask):
     return x / (variance + 1e-6).sqrt()
 
 # %% ../../../nbs/3_relatives/06_macco.ipynb #126b959d
-def _masked_contrast(image, masked_image, caption, masked_caption, scale, bias, rows):
-    "MCA: whole and masked images of this rank against whole and masked captions of all, and back; the whole is right"
-    N = len(image)
-    images = (image, masked_image)
-    captions = (caption, masked_caption)
+_IMAGES = ("image", "masked_image")
+_CAPTIONS = ("caption", "masked_caption")
 
-    target = torch.arange(rows, device=image.device).repeat(2)
+
+def _masked_contrast(f, rows, sigmoid):
+    "MCA: whole and masked images of this rank against whole and masked captions of all, and back; the whole is right"
+    target = torch.arange(rows, device=f["scale"].device).repeat(2)
     losses = []
-    for queries, keys in ((images, captions), (captions, images)):
-        own = torch.cat([x[:rows] for x in queries])
-        logits = scaled_cosines(own, torch.cat(keys), scale)
-        if bias is None:
-            losses.append(F.cross_entropy(logits, target, reduction="sum") / (2 * N))
+    for queries, keys in ((_IMAGES, _CAPTIONS), (_CAPTIONS, _IMAGES)):
+        own = torch.cat([f[name][:rows] for name in queries])
+        columns = torch.cat([f[name] for name in keys])
+        logits = scaled_cosines(own, columns, f["scale"])
+        if sigmoid:
+            signs = 2 * F.one_hot(target, len(columns)) - 1
+            losses.append(sigmoid_loss(logits + f["bias"], signs))
         else:
-            signs = 2 * F.one_hot(target, 2 * N) - 1
-            losses.append(sigmoid_loss(logits + bias, signs))
+            losses.append(F.cross_entropy(logits, target, reduction="sum") / len(columns))
     return sum(losses) / 2
 
 
@@ -146,10 +146,6 @@ def _mean_of_hidden(losses, mask):
     return (losses / count.repeat_interleave(count)).sum() / rows
 
 # %% ../../../nbs/3_relatives/06_macco.ipynb #9ff0861e
-_IMAGES = ("image", "masked_image")
-_CAPTIONS = ("caption", "masked_caption")
-
-
 class _Masked(Objective):
     "Towers that do not see what is hidden; mask vectors and predictors"
 
@@ -175,29 +171,26 @@ class _Masked(Objective):
         self.patches = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3 * math.prod(convolution.kernel_size)))
         self.register_buffer("place", _grid_positions(self.grid, D), persistent=False)
 
-    def encode(self, model: Any, batch: Batch) -> Features:
+    def encode(self, model, batch) -> Features:
         "Unit embeddings of all four entries and, for the predictors, tokens averaged with their sequence's embedding"
         predict = "mlm" in self.terms or "mim" in self.terms
         hide = partial(_hide_patches, mask=batch.masks["masked_image"], token=self.image_mask)
         with _changed_output(_patch_convolution(model), hide):
             image, patches = encode_images(model, batch.images["image"], tokens=predict, unit=False)
 
-        both = [batch.texts[name].ids for name in _CAPTIONS]
-        ids = torch.cat([rows for rows in both if rows is not None])
+        twice = batch.texts["caption"].ids.repeat(2, 1)
         hide = partial(_hide_words, mask=batch.texts["masked_caption"].mask, token=self.text_mask)
         with _changed_output(getattr(model, "text", model).token_embedding, hide):
-            caption, words = encode_texts(model, ids, tokens=predict, unit=False)
+            caption, words = encode_texts(model, twice, tokens=predict, unit=False)
 
         f = scale_and_bias(model)
-        for names, pooled, tokens in ((_IMAGES, image, patches), (_CAPTIONS, caption, words)):
-            n = len(pooled) // 2
-            f.update(zip(names, F.normalize(pooled, dim=-1).split(n)))
-            if tokens is None:
-                continue
-            mixed = (tokens + pooled[:, None]) / 2
-            if names == _IMAGES:
-                mixed = mixed.detach()  # restoring does not train the image tower
-            f.update(zip((f"{name}_mixed" for name in names), mixed.split(n)))
+        f["image"], f["masked_image"] = F.normalize(image, dim=-1).chunk(2)
+        f["caption"], f["masked_caption"] = F.normalize(caption, dim=-1).chunk(2)
+        if patches is not None and words is not None:
+            mixed = (patches + image[:, None]).detach() / 2  # restoring does not train the image tower
+            f["image_mixed"], f["masked_image_mixed"] = mixed.chunk(2)
+            mixed = (words + caption[:, None]) / 2
+            f["caption_mixed"], f["masked_caption_mixed"] = mixed.chunk(2)
         return f
 
     def entry_of(self, batch: Batch) -> dict[str, str]:
@@ -213,9 +206,7 @@ class _Macco(_Masked):
         return f[f"{name}_mixed"].to(self.place.dtype)  # predictors work in full precision
 
     def _mca(self, f, batch):
-        embeddings = (f[name] for name in _IMAGES + _CAPTIONS)
-        bias = f["bias"] if self.sigmoid else None
-        return _masked_contrast(*embeddings, f["scale"], bias, batch.rows)
+        return _masked_contrast(f, batch.rows, self.sigmoid)
 
     def _mir(self, f, batch):
         captions = softmax_loss(f["masked_caption"], f["caption"], f["scale"], batch.rows)
@@ -259,10 +250,9 @@ def macco(
     lambda_mlm: float = 20.0,  # weight of hidden words
     lambda_mim: float = 250.0,  # weight of hidden patches
     boxes: str = "",  # a JSON file of boxes for a user's own images
-    rectangles: Annotated[float, Range(0, 1)] = 0.1,  # how often a random rectangle is hidden in place of boxes
     predictor_lr: float = 1e-3,  # peak learning rate of mask vectors and predictors
 ) -> Method:
     "MACCO: masked concepts in text and image, restored across; towers keep their form"
-    view = macco_view(towers, _patch_grid(towers), boxes, rectangles)
+    view = macco_view(towers, _patch_grid(towers), boxes)
     weights = {"mca": lambda_mca, "mir": lambda_mir, "mlm": lambda_mlm, "mim": lambda_mim}
     return Method(view, _Macco(towers, weights), head_lr=predictor_lr, head_decay=0.01)

@@ -26,9 +26,6 @@ from ...spans import token_spans
 from ...towers import Towers
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #31bcac1c
-_SUBJECTS = ("nsubj", "nsubjpass")
-_TARGETS = ("obj", "dobj")
-_OBJECTS = {*_TARGETS, "obl", "prep", "agent"}
 _BE = frozenset("be is are was were am been being 's 're seen there".split())
 "Words on the way between two nouns that name no relation"
 
@@ -40,12 +37,9 @@ class _Concept(NamedTuple):
     objects: tuple[Phrase, ...]  # what it is about: one noun phrase, or two
 
 
-def _arc(token):
-    return token.dep_.lower().split(":")[0]
-
-
 def _children(token, *arcs):
-    return [child for child in token.children if _arc(child) in arcs]
+    "The words below a word, by their arcs as the embedded parser calls them"
+    return [child for child in token.children if child.dep_ in arcs]
 
 
 def _joined(token):
@@ -57,10 +51,10 @@ def _attributes(noun):
     "The words that say how a noun is"
     words = []
     for child in _children(noun, "amod", "nummod", "acl"):
-        is_relation = _children(child, *_OBJECTS)  # as in *a fish balancing a kite*
+        is_relation = _children(child, "obj", "obl")  # as in *a fish balancing a kite*
         if child.pos_ in ("ADJ", "NUM", "VERB") and not is_relation:
             words += _joined(child)
-    if _arc(noun) in _SUBJECTS and noun.head.pos_ == "ADJ":
+    if noun.dep_ == "nsubj" and noun.head.pos_ == "ADJ":
         words += _joined(noun.head)
     return words
 
@@ -77,9 +71,9 @@ def _path_up(noun, nouns):
     if top.head != top:
         return words, top.head
 
-    for arcs in (_SUBJECTS, _TARGETS):
+    for arc in ("nsubj", "obj"):
         for token in passed:
-            for child in _children(token, *arcs):
+            for child in _children(token, arc):
                 if child.i in nouns and child != noun and child not in passed:
                     return words, child
     return words, None
@@ -102,7 +96,7 @@ def _concepts_in(doc):
         attributes = _attributes(doc[i])
         if attributes:
             concepts.append(_concept(attributes, phrase))
-        if _arc(doc[i]) in _SUBJECTS:
+        if doc[i].dep_ == "nsubj":
             continue  # its relation is found from the other noun
 
         words, other = _path_up(doc[i], nouns)
@@ -128,16 +122,6 @@ def _mask_words(spans, length):
     return mask
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #4fc59887
-def _world_boxes(key):
-    "Where the objects of an embedded scene are: noun → (x0, y0, x1, y1) as shares of the image; empty for other keys"
-    scene = world_scene(key)
-    boxes = {}
-    for t in scene.things if scene else ():
-        half = t.side / 2
-        boxes[t.noun] = (t.x - half, t.y - half, t.x + half, t.y + half)
-    return boxes
-
-
 def _read_box_file(path):
     "Boxes of one's own images, phrases in lower case"
 
@@ -152,21 +136,29 @@ def _read_box_file(path):
     return read_by_key(path, of_key, form)
 
 
+def _drawn_box(thing):
+    "Where an object of an embedded scene is: x0, y0, x1, y1 as shares of the image"
+    half = thing.side / 2
+    return thing.x - half, thing.y - half, thing.x + half, thing.y + half
+
+
 def _concept_boxes(concept, key, given):
     "The boxes of a concept's objects, by the user's file, else by the embedded scene; empty where none is known"
     phrases = [phrase.text.lower() for phrase in concept.objects]
     if key in given:
         return [box for phrase in phrases for box in given[key].get(phrase, [])]
-    drawn = _world_boxes(key)
+
+    scene = world_scene(key)
+    things = scene.things if scene else ()
     nouns = [phrase.split()[-1] for phrase in phrases]
-    return [drawn[noun] for noun in nouns if noun in drawn]
+    return [_drawn_box(thing) for noun in nouns for thing in things if thing.noun == noun]
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #b5d4df4e
 def _touched(low, high, n):
-    "The cells of n that an interval of [0, 1] touches, one at least"
+    "The cells of n that an interval of [0, 1] touches"
     first = math.floor(low * n + 1e-6)
     end = math.ceil(high * n - 1e-6)
-    return slice(min(max(first, 0), n - 1), max(min(end, n), 1))
+    return slice(max(first, 0), end)  # an object may reach over the edge
 
 
 def _random_rectangle(grid, chance):
@@ -184,16 +176,16 @@ def _random_rectangle(grid, chance):
     return slice(top, top + height), slice(left, left + width)
 
 
-def _mask_patches(boxes, grid, chance, rectangles=0.1):
-    "The patches (M,) that the boxes touch or, with this probability, a random rectangle"
-    mask = torch.zeros(grid, dtype=torch.bool)
-    if chance.random() < rectangles:
-        mask[_random_rectangle(grid, chance)] = True
-        return mask.flatten()
-
+def _mask_patches(boxes, grid, chance):
+    "The patches (M,) that the boxes touch or, for one image in ten, a random rectangle"
     rows, columns = grid
-    for x0, y0, x1, y1 in boxes:
-        mask[_touched(y0, y1, rows), _touched(x0, x1, columns)] = True
+    areas = [(_touched(y0, y1, rows), _touched(x0, x1, columns)) for x0, y0, x1, y1 in boxes]
+    if chance.random() < 0.1:
+        areas = [_random_rectangle(grid, chance)]
+
+    mask = torch.zeros(grid, dtype=torch.bool)
+    for area in areas:
+        mask[area] = True
     return mask.flatten()
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #a0a97c43
@@ -201,7 +193,6 @@ def macco_view(
     towers: Towers,  # whose tokenizer finds the words
     grid: tuple[int, int],  # rows and columns of patches
     boxes: str = "",  # a file of boxes for a user's own images
-    rectangles: float = 0.1,  # how often a random rectangle is hidden in place of boxes
 ) -> Callable:  # (samples, step) → Batch
     """Images and captions, twice: whole, and with a mask; a whole caption's mask is its padding.
 
@@ -224,16 +215,15 @@ def macco_view(
         drawn = [draw_boxes(sample, of_caption, chance) for sample, of_caption in zip(samples, concepts)]
         if not all(drawn):
             print_once("macco: some images have no box of a phrase: random rectangles alone; `boxes` names a file")
-        masks = [_mask_patches(of_image, grid, chance, rectangles) for of_image in drawn]
+        masks = [_mask_patches(of_image, grid, chance) for of_image in drawn]
         batch.images["masked_image"] = batch.images["image"]
         batch.masks["masked_image"] = torch.stack(masks)
 
         caption = batch.texts["caption"]
         length = caption.ids.shape[1]
         ends = text_ends(towers.model, caption.ids)
-        padding = torch.zeros_like(caption.ids, dtype=torch.bool)
-        if ends is not None:
-            padding = torch.arange(length) >= ends[:, None]
+        words = length if ends is None else ends[:, None]
+        padding = (torch.arange(length) >= words).expand_as(caption.ids)
         batch.texts["caption"] = replace(caption, mask=padding)
         batch.texts["masked_caption"] = replace(caption, mask=_mask_words(spans, length))
         return batch
