@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...concepts import split_sentences
 from ...core import Batch, Features, Range, Texts
 from ...encoding import gather
-from .macco import attend_by_row
+from .macco import attend_by_row, eight_heads
 from ...losses import scaled_cosines
 from ...methods import Method, Objective, caption_view, contrast, further_texts, joint_width, step_generator
 from ...towers import Towers, has_bias
@@ -51,7 +51,7 @@ class _Conditioner(nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.attention = nn.MultiheadAttention(width, 1 if width % 8 else 8, batch_first=True)
+        self.attention = eight_heads(width)
         inner = nn.Linear(width, 4 * width)
         outer = nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(nn.LayerNorm(width), inner, QuickGELU(), outer)

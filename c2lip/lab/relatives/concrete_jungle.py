@@ -93,18 +93,15 @@ def _rating(word, ratings):
 
 def _unit(caption, words, ratings):
     "The unit that these words are; None if they have no rating"
+    first = words[0]
     last = words[-1]
-    if last.pos not in _RATED:
-        return None
-
-    start = words[0].start
-    text = caption[start : last.end].lower()
+    text = caption[first.start : last.end].lower()
     score = ratings.get(text) if len(words) > 1 else _rating(text, ratings)
-    if score is None:
+    if last.pos not in _RATED or score is None:
         return None
 
     pos = "NOUN" if last.pos == "PROPN" else last.pos
-    return _Unit(start, last.end, text, pos, score)
+    return _Unit(first.start, last.end, text, pos, score)
 
 # %% ../../../nbs/3_relatives/04_concrete_jungle.ipynb #2b104af9
 def _rated_units(caption, ratings):

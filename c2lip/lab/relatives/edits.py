@@ -117,12 +117,14 @@ def word_bag(
 _NEVER_EXCHANGED = frozenset("AUX DET INTJ PART PUNCT SYM X SCONJ CCONJ SPACE".split())
 
 
-def _places(words):
-    "kind → lower-case word → its spans, of the kinds that may be exchanged"
+def _places(words, other_words):
+    "kind → lower-case word → its spans, of the kinds that may be exchanged, without the words of the other text"
+    other_texts = {w.text.lower() for w in other_words}
     kinds = {}
     for w in words:
-        if w.pos not in _NEVER_EXCHANGED:
-            spans = kinds.setdefault(w.pos, {}).setdefault(w.text.lower(), [])
+        text = w.text.lower()
+        if w.pos not in _NEVER_EXCHANGED and text not in other_texts:
+            spans = kinds.setdefault(w.pos, {}).setdefault(text, [])
             spans.append((w.start, w.end))
     return kinds
 
@@ -134,24 +136,17 @@ def swap_across(
 ) -> tuple[str, str] | None:  # None: no word fits
     "Exchange a word of one text with a word of the same part of speech of the other (CLIC's hard negative)"
     first_words, second_words = tag_words([first, second])
-    first_places = _places(first_words)
-    second_places = _places(second_words)
-    first_texts = {w.text.lower() for w in first_words}
-    second_texts = {w.text.lower() for w in second_words}
-
-    candidates = {}
-    for pos in sorted(first_places.keys() & second_places.keys()):
-        of_first = sorted(first_places[pos].keys() - second_texts)
-        of_second = sorted(second_places[pos].keys() - first_texts)
-        if of_first and of_second:
-            candidates[pos] = (of_first, of_second)
-    if not candidates:
+    first_places = _places(first_words, second_words)
+    second_places = _places(second_words, first_words)
+    kinds = sorted(first_places.keys() & second_places.keys())
+    if not kinds:
         return None
 
-    pos = chance.choice(list(candidates))
-    a, b = map(chance.choice, candidates[pos])
-    first_edits = dict.fromkeys(first_places[pos][a], b)
-    second_edits = dict.fromkeys(second_places[pos][b], a)
+    kind = chance.choice(kinds)
+    a = chance.choice(sorted(first_places[kind]))
+    b = chance.choice(sorted(second_places[kind]))
+    first_edits = dict.fromkeys(first_places[kind][a], b)
+    second_edits = dict.fromkeys(second_places[kind][b], a)
     return swap_spans(first, first_edits), swap_spans(second, second_edits)
 
 # %% ../../../nbs/3_relatives/02_edits.ipynb #ded27b32
@@ -202,8 +197,7 @@ def swap_within(
         return None
 
     kind, edits = _choose(options, chance)
-    edited = swap_spans(caption, edits)
-    return (kind, edited) if edited.lower() != caption.lower() else None
+    return kind, swap_spans(caption, edits)
 
 # %% ../../../nbs/3_relatives/02_edits.ipynb #c2e72d96
 _ARTICLES_AND_NUMBERS = frozenset("a an the some two three four several many".split())

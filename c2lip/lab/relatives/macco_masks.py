@@ -165,9 +165,8 @@ def _random_rectangle(grid, chance):
     "Rows and columns of a rectangle of half to all of the patches; something is left to see"
     rows, columns = grid
     area = chance.uniform(0.5, 1.0) * rows * columns
-    height = round(math.sqrt(area) * chance.uniform(0.8, 1.25))
-    height = min(rows, max(1, height))
-    width = min(columns, max(1, round(area / height)))
+    height = min(rows, round(math.sqrt(area) * chance.uniform(0.8, 1.25)))
+    width = min(columns, round(area / height))
     if height * width == rows * columns and height > 1:
         height -= 1
 
