@@ -1,4 +1,4 @@
-"""Evaluation: slow twins of the rules, other layouts of the same data, spoilt files, embeddings, the probe."""
+"""Evaluation: slow twins of the rules, other layouts of the same data, spoilt files, embeddings."""
 
 import json
 import os
@@ -18,10 +18,9 @@ from PIL import Image
 from writing import encoded, write_tar
 
 from c2lip.core import UserError
-from c2lip.lab.evaluation.base import Item, Request, Scorer
+from c2lip.lab.evaluation.base import Item, Scorer
 from c2lip.lab.evaluation.choices import choice_hits, winoground_hits
 from c2lip.lab.evaluation.embeddings import embed_images, embed_texts, keep_rows, read_rows
-from c2lip.lab.evaluation.more import linear_probe, probe_suite, read_probe
 from c2lip.lab.evaluation.readers.classes import read_classes
 from c2lip.lab.evaluation.readers.composition import word_orders
 from c2lip.lab.evaluation.readers.retrieval import search_hits
@@ -211,8 +210,6 @@ def test_a_bag_of_words_ties(examples):
     assert bag.value["aro", "relation"] == pytest.approx(50.0)
     assert bag.value["aro", "relation micro"] == pytest.approx(100 * 2 / 14)
     assert bag.value["vl_checklist", "attribute"] == 100.0
-    probe = rows_of(Squares(True), examples, "probe/dtd")
-    assert probe.value.tolist() == [100.0, 100.0] and probe.n.tolist() == [4, 4]
 
 
 def replaced(old, new, count=1):
@@ -456,33 +453,3 @@ def test_the_published_files():
     sizes = dict(replace_obj=1652, replace_att=788, replace_rel=1406, swap_obj=245, swap_att=666)
     assert {task: len(items) for task, items in both.items()} == sizes
     assert {task: len(items) for task, items in crepe.items()} == sizes | dict(add_obj=2062, add_att=692)
-
-
-# --- the probe
-
-
-def test_probe_does_not_look_at_the_test():
-    g = torch.Generator().manual_seed(5)
-
-    def make(n):
-        return F.normalize(torch.randn(n, 12, generator=g), dim=-1), torch.randint(0, 3, (n,), generator=g)
-
-    train, val, test = make(90), make(45), make(60)
-    hits, C = linear_probe(train, val, test, 3)
-    other, D = linear_probe(train, val, (test[0], (test[1] + 1) % 3), 3)
-    assert C == D and not (hits.correct & other.correct).any()
-    assert linear_probe(train, val, test, 3)[0].correct.equal(hits.correct)
-
-
-def test_probe_splits(examples, copy):
-    "A set's own val; a seeded fifth otherwise; no image on both sides"
-    images = read_probe(Request(examples, "probe/dtd")).images
-    parts = pd.Series([who.split(", ")[1].split()[0] for who in images.values()]).value_counts().to_dict()
-    assert parts == dict(train=12, val=4, test=4)
-    data = read_classes(examples / "dtd", "train")
-    images = probe_suite("p", data, read_classes(examples / "dtd")).images
-    assert sum(", val" in who for who in images.values()) == 2
-    with pytest.raises(UserError, match="trained on as well"):
-        probe_suite("p", data, data)
-    with pytest.raises(UserError, match="probe/food101: .*train is missing"):
-        run(copy("food101").parent, "probe/food101")

@@ -120,7 +120,7 @@ def embed_suites(
     new = [image for image in images if image not in v]
     if new:
         v |= zip(new, embed_images(towers, new, images, **options))
-    t = dict(zip(texts, embed_texts(towers, texts, **options))) if texts else {}  # a linear probe has none
+    t = dict(zip(texts, embed_texts(towers, texts, **options))) if texts else {}
     return Scorer(_rows_by_name(v), _rows_by_name(t), towers)
 
 
