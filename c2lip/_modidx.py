@@ -1865,7 +1865,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                        'c2lip.lab.world.drawn._joined_spans': ( '2_world/drawn.html#_joined_spans',
                                                                                 'c2lip/lab/world/drawn.py'),
                                        'c2lip.lab.world.drawn._lay_out': ('2_world/drawn.html#_lay_out', 'c2lip/lab/world/drawn.py'),
-                                       'c2lip.lab.world.drawn._motif': ('2_world/drawn.html#_motif', 'c2lip/lab/world/drawn.py'),
                                        'c2lip.lab.world.drawn._painted': ('2_world/drawn.html#_painted', 'c2lip/lab/world/drawn.py'),
                                        'c2lip.lab.world.drawn._random_thing': ( '2_world/drawn.html#_random_thing',
                                                                                 'c2lip/lab/world/drawn.py'),

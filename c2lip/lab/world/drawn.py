@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw
@@ -23,25 +23,24 @@ from ...core.files import read_yaml, shipped
 _LOOKS = read_yaml(shipped("world.yaml"))
 NOUNS: tuple[str, ...] = tuple(_LOOKS["objects"])
 COLOURS: dict[str, tuple] = {name: tuple(rgb) for name, rgb in _LOOKS["colours"].items()}
-PATTERNS = ("plain", "striped", "spotted")
+PATTERNS: tuple[str, ...] = tuple(_LOOKS["patterns"])
 _OVERSIZE = 8
 
 
-def _painted(shapes, big):
-    "Shapes of data/world.yaml as an image of `big` pixels a side"
+def _painted(shapes, big, scale):
+    "Shapes of data/world.yaml as an image of `big` pixels a side; `scale` pixels are their unit of length"
     image = Image.new("L", (big, big))
     pen = ImageDraw.Draw(image)
 
-    scale = big - 1
     for shape in shapes:
         (kind, points), *rest = shape.items()
-        options = dict(rest)
+        options = {"fill": 255} | dict(rest)
         if "width" in options:
             options["width"] = max(1, round(options["width"] * scale))
         if "radius" in options:
             options["radius"] *= scale
         pixels = np.ravel(points) * scale
-        getattr(pen, kind)(pixels.tolist(), fill=255, **options)
+        getattr(pen, kind)(pixels.tolist(), **options)
     return image
 
 
@@ -50,39 +49,20 @@ def _coverage(image, side):
     return np.asarray(image.resize((side, side), Image.Resampling.BOX), dtype=np.float32)[..., None] / 255
 
 # %% ../../../nbs/2_world/01_drawn.ipynb #8894abd5
-def _motif(side, pattern):
-    "The coverage mask (side,side,1) of stripes or spots; empty for plain"
-    big = side * _OVERSIZE
-    image = Image.new("L", (big, big))
-    pen = ImageDraw.Draw(image)
-    step = big / 6
-
-    if pattern == "striped":
-        for i in range(7):
-            pen.rectangle((0, i * step, big, i * step + step * 0.46), fill=255)
-    if pattern == "spotted":
-        for i, j in itertools.product(range(7), repeat=2):
-            centre = ((i + 0.5 * (j % 2)) * step, (j + 0.25) * step)
-            pen.circle(centre, step * 0.27, fill=255)
-    return _coverage(image, side)
-
-
 @lru_cache(maxsize=1024)
 def _sprite(noun, side, pattern="plain"):
     "The coverage masks of an object by role, each (side,side,1) in 0…1, not to be written to"
     big = side * _OVERSIZE
-    shapes = _LOOKS["objects"][noun]
-    body, light, dark = (_painted(shapes[role], big) for role in ("body", "light", "dark"))
-    if noun == "umbrella":  # the scallops are cut out of the canopy
-        body = ImageChops.subtract(body, light)
-        light = _painted([], big)
-
-    whole = ImageChops.lighter(ImageChops.lighter(body, light), dark).reduce(2)
+    objects = _LOOKS["objects"]
+    drawn = {role: _painted(shapes, big, big - 1) for role, shapes in objects[noun].items()}
+    whole = reduce(ImageChops.lighter, drawn.values()).reduce(2)
     border = max(1, round(big * 0.016))
-    outline = Image.fromarray(maximum_filter(np.asarray(whole), 2 * border + 1))
-    drawn = {"outline": outline, "body": body, "light": light, "dark": dark}
+    drawn["outline"] = Image.fromarray(maximum_filter(np.asarray(whole), 2 * border + 1))
+    drawn["motif"] = _painted(_LOOKS["patterns"][pattern], big, big / 6)
+
     masks = {role: _coverage(mask, side) for role, mask in drawn.items()}
-    return {**masks, "motif": masks["body"] * _motif(side, pattern)}
+    masks["motif"] *= masks["body"]
+    return masks
 
 # %% ../../../nbs/2_world/01_drawn.ipynb #d92d5b19
 @lru_cache
