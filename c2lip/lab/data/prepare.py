@@ -12,7 +12,8 @@ import re
 import sys
 import threading
 from collections import Counter, deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet
@@ -24,7 +25,7 @@ from ...core.files import folder_digest, json_object, output_place, project_root
 from .images import Bar
 from .records import Caption, Record, Skips, with_phrases
 from .shards import LOST, NO_ROW, check_shards, index_captions
-from .sources import Shards, Tables, find_source
+from .sources import Shards, find_source
 from .tables import write_batches, write_table
 
 # %% ../../../nbs/4_data/07_prepare.ipynb #442532a9
@@ -60,62 +61,42 @@ def _sentence_records(records):
     return kept
 
 # %% ../../../nbs/4_data/07_prepare.ipynb #18fb7bd6
-def _part_file(folder, number):
-    "Where a part lies, its note beside it"
-    return Path(folder) / f"part-{number:05d}.parquet"
-
-
-def _is_done(folder, number, note):
+def _is_done(target, note):
     "Whether a part is there, made of what its note must say"
-    target = _part_file(folder, number)
     written = json_object(target.with_suffix(".json"))
-    counts = written.pop("counts", {})
-    return written == note and (target.is_file() or not counts["captions"])
+    written.pop("counts", None)
+    return written == note and target.is_file()
 
 
-@dataclass(frozen=True)
-class _Work:
-    "What is done with each part: its phrases are found, and it is written"
+def _prepare_part(source, nlp, rules, max_skipped, sentences, job):
+    "Find the phrases of a part and write it, then its note; a job is (target, note, part)"
+    target, note, part = job
+    skips = Skips(max_skipped)
+    records = source.read(part, skips)
+    if skips.seen and not set(LOST) & set(skips.counts):
+        skips.check(part[0])  # damaged shards are judged together, at the end
 
-    source: Tables
-    folder: Path
-    nlp: str | None
-    rules: dict
-    max_skipped: float
-    sentences: bool
+    whole = len(records)
+    if sentences:
+        records = _sentence_records(records)
+    searched = [r.caption for r in records if r.phrases is None]
+    records = with_phrases(records, nlp, rules)
+    counts = dict(
+        captions=len(records),
+        further=sum(len(r.further) for r in records),
+        phrases=sum(r.phrase_count for r in records),
+        given=len(records) - len(searched),
+        none=sum(not r.phrases for r in records),
+        not_english=sum(not is_english(caption) for caption in searched),
+        truncated=sum(len(caption) > rules["max_chars"] for caption in searched),
+        unmatched=skips.unread[NO_ROW],
+        skipped=skips.counts,
+    )
+    if sentences:
+        counts["few_sentences"] = whole - len(records)
 
-    def __call__(self, job):
-        "Write a part (number, note, part), then its note; the number of its captions"
-        number, note, part = job
-        skips = Skips(self.max_skipped)
-        records = self.source.read(part, skips)
-        whole = len(records)
-        if skips.seen and not set(LOST) & set(skips.counts):
-            skips.check(part[0])  # damaged shards are judged together, at the end
-        if self.sentences:
-            records = _sentence_records(records)
-
-        searched = [r.caption for r in records if r.phrases is None]
-        records = with_phrases(records, self.nlp, self.rules)
-        counts = dict(
-            captions=len(records),
-            further=sum(len(r.further) for r in records),
-            phrases=sum(r.phrase_count for r in records),
-            given=len(records) - len(searched),
-            none=sum(not r.phrases for r in records),
-            not_english=sum(not is_english(caption) for caption in searched),
-            truncated=sum(len(caption) > self.rules["max_chars"] for caption in searched),
-            unmatched=skips.unread[NO_ROW],
-            skipped=skips.counts,
-        )
-        if self.sentences:
-            counts["few_sentences"] = whole - len(records)
-
-        target = _part_file(self.folder, number)
-        if records:
-            write_table(records, target)
-        write_json(target.with_suffix(".json"), note | {"counts": counts})
-        return len(records)
+    write_table(records, target)
+    write_json(target.with_suffix(".json"), note | {"counts": counts})
 
 # %% ../../../nbs/4_data/07_prepare.ipynb #4d5a227c
 def _in_ray(work, jobs, workers, address):
@@ -149,27 +130,22 @@ def _in_ray(work, jobs, workers, address):
             ray.shutdown()
 
 
-def _prepare_parts(work, recipe, workers, ray, progress):
-    "Prepare what is not done; the number of all parts, and what was left out while they were found"
-    skips = Skips(work.max_skipped)
-    notes = [dict(part=work.source.mark(part), recipe=recipe) for part in work.source.parts(skips)]
-    if skips.seen:
-        skips.check(work.source.places[0])
-    todo = {number for number, note in enumerate(notes) if not _is_done(work.folder, number, note)}
-    jobs = ((n, notes[n], part) for n, part in enumerate(work.source.parts(Skips())) if n in todo)
-
+def _prepare_parts(work, notes, parts, workers, ray, progress):
+    "Prepare the parts that are not done; `notes` holds the note of each by its target"
+    todo = {target for target, note in notes.items() if not _is_done(target, note)}
+    jobs = ((*noted, part) for noted, part in zip(notes.items(), parts) if noted[0] in todo)
     workers = min(workers, len(todo))
     if todo and ray:
         results = _in_ray(work, jobs, workers, ray)
     else:
         start = "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
         results = in_workers(work, jobs, workers if workers > 1 else 0, start)
+
     with Bar(total=len(todo), unit="part", disable=not (progress and todo)) as bar:
-        for count in results:
-            if isinstance(count, UserError):
-                raise count
+        for failure in results:  # None, or a `UserError` that Ray brings
+            if failure:
+                raise failure
             bar.update()
-    return len(notes), skips.counts
 
 # %% ../../../nbs/4_data/07_prepare.ipynb #b8f7eeff
 PARTS_FORMAT = 7  # changes with what a part holds: older parts are made again
@@ -203,21 +179,20 @@ def _made_by(nlp):
     return dict(pipeline=name, version=pipeline.meta["version"], digest=digest, spacy=spacy.__version__)
 
 
-def _total(folder, parts):
+def _total(targets):
     "The counts of all parts, and what was skipped by cause"
     total = Counter()
     skipped = Counter()
-    for number in range(parts):
-        counts = read_json(_part_file(folder, number).with_suffix(".json"))["counts"]
+    for target in targets:
+        counts = read_json(target.with_suffix(".json"))["counts"]
         skipped.update(counts.pop("skipped"))
         total.update(counts)
     return total, skipped
 
 
-def _write_result(folder, parts, manifest):
+def _write_result(folder, targets, manifest):
     "All parts in one table, and the manifest"
-    files = filter(Path.is_file, (_part_file(folder, number) for number in range(parts)))
-    batches = (batch for file in files for batch in pyarrow.parquet.ParquetFile(file).iter_batches(2**13))
+    batches = (batch for target in targets for batch in pyarrow.parquet.ParquetFile(target).iter_batches(2**13))
     write_batches(batches, folder / "captions.parquet")
     write_json(folder / "manifest.json", manifest)
 
@@ -253,18 +228,23 @@ def prepare(
             data.join = folder / "join.arrow"
         made_of = [PARTS_FORMAT, made_by, chosen, str(root), data.caption_column, joined, max_skipped, sentences]
         recipe = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-        work = _Work(data, folder, nlp, chosen, max_skipped, sentences)
-        parts, left_out = _prepare_parts(work, recipe, workers, ray, progress)
+        skips = Skips(max_skipped)
+        marks = enumerate(map(data.mark, data.parts(skips)))
+        notes = {folder / f"part-{n:05d}.parquet": dict(part=mark, recipe=recipe) for n, mark in marks}
+        if skips.seen:
+            skips.check(data.places[0])
+        work = partial(_prepare_part, data, nlp, chosen, max_skipped, sentences)
+        _prepare_parts(work, notes, data.parts(Skips()), workers, ray, progress)
 
-        total, skipped = _total(folder, parts)
+        total, skipped = _total(notes)
         unmatched = total.pop("unmatched", 0)
-        check_shards(parts, sum(skipped[cause] for cause in LOST), max_skipped, dict(skipped))
+        check_shards(len(notes), sum(skipped[cause] for cause in LOST), max_skipped, dict(skipped))
         if not total["captions"]:
             hint = f": {unmatched} images have no row in {captions}" if unmatched else ""
             raise UserError(f"{source}: no sample found{hint}")
 
-        left_out = dict(skipped + Counter(left_out))
-        manifest: dict = dict(total, skipped=left_out, parts=parts, made_by=made_by, rules=chosen)
+        skipped.update(skips.counts)
+        manifest: dict = dict(total, skipped=dict(skipped), parts=len(notes), made_by=made_by, rules=chosen)
         if sentences:
             manifest["sentences"] = True
         if captions and joined:
@@ -274,5 +254,5 @@ def prepare(
                 rows=joined["rows"],
                 skipped_rows=joined["skipped"],
             )
-        _write_result(folder, parts, manifest)
+        _write_result(folder, notes, manifest)
     return manifest
