@@ -32,7 +32,9 @@ __all__ = ['TAG', 'URL', 'SURROGATE', 'SEPARATOR', 'NEEDS_CLEANING', 'ABBREVIATE
            'noun_phrases_many', 'noun_phrases', 'find_phrases']
 
 # %% ../nbs/1_method/06_concepts.ipynb #888238c4
-TAG = re.compile(r"<!--.*?-->|</?[a-zA-Z!][^<>]*>", re.S)
+_ELEMENTS = "|".join(WORD_LISTS["html"])
+TAG = re.compile(rf"<!--.*?-->|<!doctype[^<>]*>|</?(?:{_ELEMENTS})(?:\s+[\w:-]+\s*=[^<>]*)?\s*/?>", re.S | re.I)
+"HTML's; another word in brackets, such as CC12M's <PERSON>, is part of the caption"
 URL = re.compile(r"(?:https?://|www\.)\S+", re.I)
 SURROGATE = re.compile("[\ud800-\udfff]")
 SEPARATOR = re.compile("[\x0b\x1c-\x1f]")
@@ -165,7 +167,7 @@ _CLASSIFIERS = _with_plurals("classifiers")  # their *of* joins two phrases into
 
 
 def _is_long(words, rules):
-    length = sum(word[0].isalnum() for word in words)  # a hyphen is a token, no word
+    length = sum(word[0].isalnum() for word in words)  # a comma is a token, no word
     return rules.max_words and length > rules.max_words
 
 
@@ -249,7 +251,13 @@ def _characters(doc, text, first, end):
     # the characters of some words, without punctuation at either end; `text` is the doc's, joined once
     last = doc[end - 1]
     match = _TRIMMED.search(text, doc[first].idx, last.idx + len(last))
-    return Phrase(match.group(), *match.span()) if match else Phrase("", -1, -1)
+    if not match:
+        return Phrase("", -1, -1)
+    start, end = match.span()
+    if text.count('"', start, end) % 2:  # a cup labeled "Boss|"
+        end += text[end : end + 1] == '"'
+        start -= text[start - 1 : start] == '"'
+    return Phrase(text[start:end], start, end)
 
 
 def phrases_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .core import UserError, one_line
 from .core.files import read_yaml, regular, shipped
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['WORD_LISTS', 'WORD', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'BRACKETS',
+__all__ = ['WORD_LISTS', 'WORD', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'BRACKETS', 'SIGNS',
            'PARTICIPLE', 'NO_COMPOUND', 'is_english', 'load_pipeline', 'Span', 'base_phrases']
 
 # %% ../nbs/1_method/05_trees.ipynb #e4175a73
@@ -26,6 +26,7 @@ WORD_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shippe
 "Words, and names of arcs, by what they do to a phrase"
 
 WORD = re.compile(r"[^\W\d_]+")
+_OF_NAME = rf"\b(?:(?:{'|'.join(WORD_LISTS['in_names'])})\s+)+"
 
 
 def _is_latin(text):
@@ -40,7 +41,8 @@ def is_english(
     "Whether letters and function words are those of English; a cheap test, no language model"
     if not text.isascii() and not _is_latin(text):
         return False
-    words = WORD.findall(text.lower())
+    text = re.sub(rf"(?i:{_OF_NAME})(?=[A-Z])", "", text)  # "Los Angeles", "Leonardo da Vinci"
+    words = WORD.findall(re.sub(_OF_NAME, "", text.lower(), count=1))  # "los angeles"
     foreign = sum(word in WORD_LISTS["foreign"] for word in words)
     english = sum(word in WORD_LISTS["english"] for word in words)
     return bool(words) and foreign <= english
@@ -51,6 +53,13 @@ def load_pipeline(
 ) -> Language:
     "A spaCy pipeline that tags and parses English, loaded once; `UserError` if it cannot be loaded or does not parse"
     return _load(str(name or shipped("pipeline")))
+
+
+_BETWEEN_WORDS = re.compile(
+    r"\.{2,}|-{2,}|[;|!?~]+|[^\w\s\x00-\x7f’‐‑]+"
+    r"|(?<=\d)[+*^](?=\d)|(?<=[^\W\d_]),(?=[^\W\d_])|(?<=[^\W_])[:<>=/](?=[^\W\d_])"
+    r"|(?<=[^\W\d_]{2})\.(?!(?:com|net|org|co|uk|jpe?g|png|webp|gif)\b)(?=[^\W\d_])"
+)
 
 
 @lru_cache(maxsize=4)
@@ -73,6 +82,9 @@ def _load(source):
         raise UserError(
             f"{source}/config.cfg asks for code of its own, which is not run, or is damaged: {one_line(e, 200)}"
         ) from None
+    tokenizer: Any = nlp.tokenizer
+    tokenizer.infix_finditer = _BETWEEN_WORDS.finditer
+    tokenizer.url_match = None  # it would take "a mug.blue" for an address
 
     probe = nlp("A red couch stands by the tall building.")
     if not (probe.has_annotation("DEP") and probe[2].pos_):
@@ -87,7 +99,8 @@ UNIFIED |= {"nn": "compound", "num": "nummod", "dobj": "obj", "nsubjpass": "nsub
 MODIFIES, NAMES_ON, NOMINAL = WORD_LISTS["modifies"], WORD_LISTS["names_on"], WORD_LISTS["nominal"]
 NOUN_TAGS = ("NOUN", "PROPN")
 POSSESSIVE = {"'s", "'", "’s", "’", "s"}
-BRACKETS = set("()[]{}<>|;:!?…")
+BRACKETS = set("()[]{}<>|;:!?….~–—")
+SIGNS = "\u2190"  # arrows, signs and emoji come after the letters of English
 
 # %% ../nbs/1_method/05_trees.ipynb #98a9ed45
 class _Columns:
@@ -162,7 +175,7 @@ class _FirstWord(_Columns):
         "Whether word `i`, left of `noun`, reaches it by modifying arcs alone"
         for _ in range(8):
             arc, head = self.arc[i], self.head[i]
-            if arc not in MODIFIES or head == i or self.words[i] in BRACKETS:
+            if arc not in MODIFIES or head == i or self.words[i] in BRACKETS or self.words[i] > SIGNS:
                 return False
             if arc == "case" and self.words[i] not in POSSESSIVE:
                 return False

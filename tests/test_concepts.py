@@ -97,6 +97,50 @@ def test_embedded_world():
             assert any(p.start <= m.start() < p.end for p in phrases), (caption, phrases)
 
 
+def test_a_phrase_never_cuts_a_hyphenated_word():
+    rng = random.Random(7)
+    words = (
+        "state of the art up to date made wood day pick red blue mug dog black and white mother in law 20 year".split()
+    )
+    captions = []
+    for _ in range(400):
+        compounds = ["-".join(rng.choices(words, k=rng.randint(2, 4))) for _ in range(3)]
+        captions.append(" ".join(rng.sample([*compounds, *rng.choices(words, k=6), "a", "on", "mug", "dog."], 12)))
+    found = noun_phrases_many(captions)
+    assert sum(map(len, found)) > 400
+    for caption, phrases in zip(captions, found):
+        for p in phrases:
+            assert not re.search(r"\w-$", caption[: p.start]) and not re.match(r"-\w", caption[p.end :]), (
+                caption,
+                p.text,
+            )
+
+
+@pytest.mark.parametrize("mark", ". ; , | ! ? … / — -- 🔥".split())
+def test_punctuation_without_spaces_parts_phrases(mark):
+    things = ["a red mug", "a blue fish", "a green hat"]
+    assert [p.text for p in noun_phrases(mark.join(things))] == things
+
+
+@pytest.mark.parametrize(
+    "caption,expected",
+    [
+        ("a state-of-the-art 4K TV", ["a state-of-the-art 4K TV"]),
+        ("a day-to-day photo of a pick-up truck", ["a pick-up truck"]),
+        ("red shoes;blue hat;green bag", ["red shoes", "blue hat", "green bag"]),
+        ("amazon.com logo on a box", ["amazon.com logo", "a box"]),
+        ('"World\'s Best Dad" mug', ['"World\'s Best Dad" mug']),
+        ("🔥🔥 red shoes 🔥🔥 and blue hat", ["red shoes", "blue hat"]),
+        ("Los Angeles skyline", ["Los Angeles skyline"]),
+        ("leonardo da vinci statue", ["leonardo da vinci statue"]),
+        ("Las Vegas sign, La La Land poster", ["Las Vegas sign", "La La Land poster"]),
+        ("el perro en la calle", []),
+    ],
+)
+def test_words_names_and_marks(caption, expected):
+    assert [p.text for p in noun_phrases(caption)] == expected
+
+
 # ------------------------------------------------------------------ hostile captions
 def hostile(n, rng):
     pools = [
