@@ -52,7 +52,7 @@ lab: $(STAMP)     ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter-lab nbs/index.ipynb
 
 app: $(STAMP)     ## open the attention explorer as a page of its own
-	@$(BIN)/voila nbs/explore.ipynb
+	@$(BIN)/voila nbs/explore.ipynb $(ARGS)
 
 notebooks: $(STAMP) ## before a commit: ruff, export, clean, README.md
 	@$(BIN)/python -c 'from c2lip.lab.dev.upkeep import tidy; tidy()'

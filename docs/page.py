@@ -122,7 +122,7 @@ def write_page(file: Path, before: str = "base", after: str = ""):
     text = (HERE / "page.html").read_text(encoding="utf8")
     parts = {
         "STYLE": shipped("explorer.css").read_text(encoding="utf8"),
-        "DATA": json.dumps(data(before, after or str(shipped("tuned"))), ensure_ascii=False).replace("</", "<\\/"),
+        "DATA": json.dumps(data(before, after or str(shipped("tuned"))), ensure_ascii=False).replace("<", "\\u003c"),
         "CODE": (HERE / "page.js").read_text(encoding="utf8"),
     }
     for name, part in parts.items():

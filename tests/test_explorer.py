@@ -132,6 +132,26 @@ def test_everything_comes_back(state, tmp_path):
     assert state.update(image=1) and state.update(state=data["state"]) and state.status == other.status
 
 
+def test_a_served_page_is_closed(state, tmp_path, monkeypatch):
+    "Neither a link nor a field tells what lies on the server's disk; the owner's image stays, without its path"
+    Image.new("RGB", (60, 40), "red").save(tmp_path / "mine.png")
+    assert state.update(image=str(tmp_path / "mine.png"))
+    monkeypatch.setenv("SERVER_SOFTWARE", "voila/0")
+    monkeypatch.setenv("QUERY_STRING", f"image={tmp_path}/mine.png")
+    panel = Panel(state)
+    answers = {panel.status.value.partition(">")[2]}
+    assert str(tmp_path) not in panel.address.value + panel.state.value + panel.maps.value
+    for field, texts in dict(image=("/etc/shadow", "~/x", "mine.png"), model=("/tmp", "data/base", "ViT-B-16")).items():
+        for text in texts:
+            panel.controls[field].value = text
+            answers.add(panel.status.value.partition(">")[2])
+    panel.state.value = "image=/etc"
+    assert answers == {panel.status.value.partition(">")[2]} and "gallery" in answers.pop()
+    panel.controls["image"].value = "2"
+    panel.controls["model"].value = "tuned"
+    assert (state.selection.image, state.selection.model) == (gallery()[1], ("base", "tuned"))
+
+
 def test_the_panel_follows(state):
     panel = Panel(state)
     buttons = panel.chip_row.children

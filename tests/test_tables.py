@@ -1,5 +1,6 @@
 """Tables: the launcher, the papers' layouts, the published figures."""
 
+import html
 import os
 import re
 from collections import Counter
@@ -9,12 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from markdown_it import MarkdownIt
 
+from c2lip.core import one_line
 from c2lip.lab.evaluation.published import layout_table, layouts, published, read_published, with_means
 from c2lip.lab.evaluation.records import read_record, results_frame
 from c2lip.lab.evaluation.scores import Hits, change_of_items, mean_of
 from c2lip.lab.evaluation.suites import tabulate
-from c2lip.lab.evaluation.tables import frame_table, pick_rows, row_list
+from c2lip.lab.evaluation.tables import Cell, Table, frame_table, pick_rows, row_list
 from c2lip.lab.world.benchmark import SUGARCREPE, SUGARCREPE_PP
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
@@ -114,6 +117,23 @@ def test_layout_values_and_changes(three):
     cell = table.cells[table.rows.index(("Ours", "plain"))][-1]
     assert cell.value == f"{mean['plain']:.1f}" and change == pytest.approx(mean["plain"] - mean["base"])
     assert cell.small == f"{change:+.1f} ± {1.96 * se:.1f}"
+
+
+def test_foreign_names_stay_in_their_cells():
+    "Whatever letters a name has, Markdown and LaTeX show them, and no tag, cell or command more"
+    render = MarkdownIt("commonmark", {"html": True}).enable("table").render
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        names = ["".join(draw.choice([*"<>&\\|\n\x1b{}$a;/ ", "<script>", "&amp;"], 9)) for _ in range(3)]
+        table = Table([("", names[0])], [("", names[1])], [[Cell(names[2])]])
+        page = render(table.markdown())
+        assert set(re.findall(r"<(\w+)", page)) <= {*"table thead tbody tr th td".split()}
+        cells = [html.unescape(cell).strip() for cell in re.findall(r"<t[hd]>(.*)</t[hd]>", page)]
+        assert cells == ["", *(one_line(names[i]).strip() for i in (1, 0, 2))]
+        latex = table.texts().to_latex(escape=True, index=False)
+        assert set(re.findall(r"\\([a-z]+)", latex)) <= {
+            *"begin end toprule midrule bottomrule textbackslash space".split()
+        }
 
 
 def test_forms_of_a_table(three):

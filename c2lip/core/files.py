@@ -6,11 +6,12 @@
 __all__ = ['RUN_FILES', 'MAX_TEXT', 'project_of', 'project_root', 'is_utf8', 'user_path', 'output_place', 'check_free',
            'run_folder', 'cache_instead', 'shipped', 'cache_folder', 'regular', 'replacing', 'write_json', 'read_text',
            'parse_json', 'read_json', 'read_by_key', 'json_object', 'parse_yaml', 'read_yaml', 'folder_digest',
-           'markdown_table', 'sole_writer']
+           'markdown_text', 'markdown_table', 'sole_writer']
 
 # %% ../../nbs/1_method/02_files.ipynb #1f897a56
 import errno
 import hashlib
+import html
 import json
 import math
 import os
@@ -303,14 +304,20 @@ def folder_digest(
     return total.hexdigest()
 
 # %% ../../nbs/1_method/02_files.ipynb #7d9aa2d0
+def markdown_text(
+    text: object,  # such as a name that somebody else chose
+) -> str:
+    "A text in one line of Markdown, also in a cell of a table: no HTML, no end of the cell"
+    return html.escape(one_line(text), quote=False).replace("\\", "\\\\").replace("|", "\\|")
+
+
 def markdown_table(
     head: Iterable,  # names of the columns
     rows: Iterable,  # as many cells each
 ) -> str:
     "A table in Markdown"
     lines = [head, ["---"] * len(list(head)), *rows]
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join(f"| {' | '.join(map(markdown_text, line))} |" for line in lines)
 
 # %% ../../nbs/1_method/02_files.ipynb #8b7d1194
 @contextmanager

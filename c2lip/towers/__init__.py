@@ -16,7 +16,16 @@ from typing import Any
 import safetensors.torch
 
 from ..core import UserError
-from ..core.files import markdown_table, project_root, read_json, replacing, shipped, user_path, write_json
+from c2lip.core.files import (
+    markdown_table,
+    markdown_text,
+    project_root,
+    read_json,
+    replacing,
+    shipped,
+    user_path,
+    write_json,
+)
 from .folders import EMBEDDED, RELEASED, base_folder, digest
 from .towers import Towers, has_bias, is_clip_tower, is_siglip_tower, load, resolve  # noqa: F401
 from .transformers import expressible, save_tokenizer
@@ -96,7 +105,7 @@ def _result_tables(record):
     "The recorded tables of results, percent with one decimal"
     for part in record.get("results", []):
         rows = [[_cell(value) for value in row] for row in part["rows"]]
-        yield f"On {part['on']}, in percent:\n\n" + markdown_table(part["columns"], rows)
+        yield f"On {markdown_text(part['on'])}, in percent:\n\n" + markdown_table(part["columns"], rows)
 
 # %% ../../nbs/1_method/14_release.ipynb #5ea58df2
 def _front_matter(record, family):
@@ -135,7 +144,7 @@ def _write_card(folder):
         "interpolation": "bicubic",
         **config["preprocess_cfg"],
         "front": _front_matter(record, "siglip" if sigmoid else "clip"),
-        "title": folder.name if folder.name != "model" else folder.absolute().parent.name,
+        "title": markdown_text(folder.name if folder.name != "model" else folder.absolute().parent.name),
         "millions": f"{record['parameters'] / 1e6:,.2f}",
         "head": "sigmoid" if sigmoid else "softmax",
         "made": markdown_table(["", ""], _how_it_was_made(record)),

@@ -182,11 +182,10 @@ _STYLE: dict[Any, Any] = {
     "axes.labelsize": 8,
     "axes.linewidth": 0.5,
     "font.size": 8,
-    "text.parse_math": False,
     "xtick.labelcolor": "#6b6b70",
     "xtick.labelsize": 8,
     "xtick.major.size": 0,
-}  # of matplotlib: no text is smaller than 8 points, and $ is a dollar
+}  # of matplotlib: no text is smaller than 8 points
 
 
 class _Inches(NamedTuple):

@@ -19,7 +19,7 @@ from IPython.display import HTML, display
 
 from ...core.files import shipped
 from .controls import CONTROLS, MAP_CONTROLS, selection_text
-from .explorer import Explorer
+from .explorer import Explorer, serve
 from .figures import image_uri
 from .questions import QUESTIONS, caption_phrases, gallery
 
@@ -149,6 +149,9 @@ class _FollowingPanel(_ActingPanel):
 
     def __init__(self, explorer, in_background):
         self.explorer = explorer
+        self.served = os.environ.get("SERVER_SOFTWARE", "").startswith("voila")
+        if self.served:
+            serve(explorer, os.environ.get("QUERY_STRING", ""))  # what follows the ? in the address
         super().__init__(in_background)
 
     def _refresh_menus(self):
@@ -172,7 +175,7 @@ class _FollowingPanel(_ActingPanel):
         for emptied in (self.controls["image"], self.controls["model"], self.link):
             emptied.value = ""
         self.state.value = text
-        if os.environ.get("SERVER_SOFTWARE", "").startswith("voila"):
+        if self.served:
             self.address.value = f'<a href="?{html.escape(text)}">link to this view</a>'
 
     def _refresh_images(self):

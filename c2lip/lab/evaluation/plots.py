@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import Image
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from ...core import UserError
 from .records import split_changes, summarise
@@ -33,7 +34,11 @@ class Page(Figure):
     shown_dpi = 110
 
     def draw(self, renderer):
-        "Letters that the font lacks, such as Chinese ones or emoji, are boxes, and nothing warns of them"
+        "Texts are drawn as they are, $ is a dollar; letters that the font lacks are boxes, and nothing warns of them"
+        logarithmic = [axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis) if axis.get_scale() == "log"]
+        powers = {label for axis in logarithmic for label in axis.get_ticklabels(which="both")}
+        for text in self.findobj(Text):
+            text.set_parse_math(text in powers)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")
             super().draw(renderer)
@@ -52,7 +57,7 @@ class Page(Figure):
         width = round(self.get_figwidth() * self.shown_dpi)
         return Image(Path(file).read_bytes(), format="png", width=width)
 
-
+# %% ../../../nbs/5_evaluation/14_plots.ipynb #617f784f
 def _model_colours(models):
     "Name → colour: the same in all figures that show the same models"
     return dict(zip(models, itertools.cycle(MODEL_COLOURS)))

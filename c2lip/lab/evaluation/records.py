@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from scipy.special import stdtrit
 
-from ...core import UserError
+from ...core import UserError, short
 from ...core.files import json_object, project_root, read_json, shipped, write_json
 from .scores import Hits, Mean, Values, differences, over_seeds, score, weighted
 
@@ -75,7 +75,7 @@ def split_changes(
 def name_models(
     models: list[str],  # what `towers.load` takes, each optionally as "name=model"
 ) -> dict[str, str]:  # short name → model, in the same order
-    "Short names for the columns of a table; raise `UserError` where two models have the same"
+    "Short names for tables and files; raise `UserError` where two models have the same, or one that neither can hold"
     found: dict[str, str] = {}
     for given in models:
         label, equals, model = given.partition("=")
@@ -88,6 +88,10 @@ def name_models(
 
         if not label or not model:
             raise UserError(f"the model {given!r} has no name; give base, a release folder or an open_clip name")
+        if len(label) > 60 or not label.isprintable():
+            raise UserError(
+                f"the name {short(label)} has more than 60 letters, or some that do not print; give name=model"
+            )
         if label in found:
             raise UserError(f"two models are called {label!r}; give one of them as name=model")
         found[label] = model

@@ -105,7 +105,7 @@ class Table:
         return [_spaced(*head) for head in self.heads]
 
     def texts(self) -> pd.DataFrame:
-        "What is printed, as a pandas table; `to_latex` and `to_html` of pandas make a paper's form of it"
+        "What is printed, as a pandas table; `to_latex(escape=True)` of pandas makes a paper's form of it"
         rows = []
         for names, cells in zip(self.rows, self.cells):
             rows.append([*names, *map(Cell.text, cells)])
