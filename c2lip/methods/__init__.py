@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..core import Batch, Features, Sample, Texts, derive_seed, rank_and_world_size, seeded
-from ..encoding import encode, encode_texts, entry_of, gather
+from ..encoding import encode, encode_texts, gather
 from ..losses import c2lip_losses, softmax_loss
 from ..towers import Towers, has_bias
 
@@ -52,15 +52,8 @@ class Objective(nn.Module):
         model: Any,  # an open_clip model
         batch: Batch,  # of this rank
     ) -> Features:
-        "The features that the losses read; a method that changes what the towers see changes this"
+        "The features that the losses read, X or X_tokens for an entry X; a method may change what the towers see"
         return encode(model, batch, self.needs)
-
-    def entry_of(
-        self,
-        batch: Batch,  # of this rank
-    ) -> dict[str, str]:
-        "Feature → the entry whose rows it has; a method that changes `encode` may change this"
-        return entry_of(batch)
 
     def forward(
         self,
@@ -202,10 +195,11 @@ def _part(batch, i, parts):
     """Part i of what the towers read of a batch, and entry → its rows of the whole.
 
     Every entry is cut in equal parts, masks like their entry, spans with their tokens."""
-    rows: dict = dict.fromkeys(batch.images, _share(batch.rows, i, parts))
-    images = {name: x[rows[name]] for name, x in batch.images.items()}
-    masks = {name: x[rows[name]] for name, x in batch.masks.items()}
+    own = _share(batch.rows, i, parts)
+    images = {name: x[own] for name, x in batch.images.items()}
+    masks = {name: x[own] for name, x in batch.masks.items()}
 
+    rows: dict = dict.fromkeys(images, own)
     texts = {}
     for name, entry in batch.texts.items():
         if entry.spans is None:
@@ -222,12 +216,15 @@ def _part(batch, i, parts):
     return Batch(images, texts, masks), rows
 
 
-def _join(features, rows, entries):
-    "The features of a whole batch from those of its parts; `rows` as in `_part`, `entries` as in `Objective.entry_of`"
+def _join(features, rows):
+    "The features of a whole batch from those of its parts; `rows` as in `_part`"
     joined = dict(features[0])  # scale and bias are the same in every part
-    for name in joined.keys() & entries.keys():
+    for name in joined:
+        entry = name.removesuffix("_tokens")
+        if entry not in rows[0]:
+            continue
         joined[name] = torch.cat([part[name] for part in features])
-        places = [of_part[entries[name]] for of_part in rows]
+        places = [of_part[entry] for of_part in rows]
         if isinstance(places[0], Tensor):  # a span goes where its caption is
             order = torch.cat(places).argsort()
             joined[name] = joined[name][order]
@@ -277,7 +274,7 @@ class Step(nn.Module):
 
         features = [checkpoint(encode_part, i, use_reentrant=False) for i in range(self.parts)]
         rows = [of_part for _, of_part in pieces]
-        return _join(features, rows, self.objective.entry_of(batch))
+        return _join(features, rows)
 
     def forward(
         self,
@@ -314,7 +311,9 @@ def plain(
     if not has_bias(towers):
         return clip(towers)
 
+    loss = contrast(towers)
+
     def losses(f, batch, terms):
-        return c2lip_losses(f["image"], f["caption"], None, None, None, f["scale"], f["bias"], terms=terms)
+        return {"contrastive": loss(f["image"], f["caption"], f, batch.rows)}
 
     return Method(caption_view(towers), Objective(losses, {"contrastive": 1.0}, columns=("caption",)))

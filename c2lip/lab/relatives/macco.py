@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ...core import Batch, Features, UserError, full_precision
-from ...encoding import encode_images, encode_texts, entry_of, scale_and_bias, sum_over_ranks
+from ...encoding import encode_images, encode_texts, scale_and_bias, sum_over_ranks
 from .macco_masks import macco_view
 from ...losses import scaled_cosines, sigmoid_loss, softmax_loss
 from ...methods import Method, Objective, joint_width
@@ -192,21 +192,16 @@ class _Masked(Objective):
         f |= _halves("caption", F.normalize(caption, dim=-1))
         if patches is not None and words is not None:
             mixed = (patches + image[:, None]) / 2
-            f |= _halves("image_mixed", mixed.detach())  # restoring does not train the image tower
-            f |= _halves("caption_mixed", (words + caption[:, None]) / 2)
+            f |= _halves("image_tokens", mixed.detach())  # restoring does not train the image tower
+            f |= _halves("caption_tokens", (words + caption[:, None]) / 2)
         return f
-
-    def entry_of(self, batch: Batch) -> dict[str, str]:
-        "Feature → the entry whose rows it has, the predictors' tokens among them"
-        mixed = {f"{name}_mixed": name for name in _IMAGES + _CAPTIONS}
-        return entry_of(batch) | mixed
 
 # %% ../../../nbs/3_relatives/06_macco.ipynb #fb0fd216
 class _Macco(_Masked):
     "MACCO's losses"
 
-    def _mixed(self, f, name):
-        return f[f"{name}_mixed"].to(self.place.dtype)  # predictors work in full precision
+    def _tokens(self, f, name):
+        return f[f"{name}_tokens"].to(self.place.dtype)  # predictors work in full precision
 
     def _mca(self, f, batch):
         return _masked_contrast(f, batch.rows, self.sigmoid)
@@ -218,8 +213,8 @@ class _Macco(_Masked):
 
     def _mlm(self, f, batch):
         mask = batch.texts["masked_caption"].mask
-        image = self._mixed(f, "image")
-        x = self._mixed(f, "masked_caption")[mask]
+        image = self._tokens(f, "image")
+        x = self._tokens(f, "masked_caption")[mask]
         for block in self.word_blocks:
             x = block(x, mask, image)
 
@@ -232,8 +227,8 @@ class _Macco(_Masked):
         padding = batch.texts["caption"].mask
         longest = int((~padding).sum(1).max())
         padding = padding[:, :longest]
-        caption = self._mixed(f, "caption")[:, :longest]
-        x = self.patch_in(self._mixed(f, "masked_image")[mask]) + self.place[mask.nonzero()[:, 1]]
+        caption = self._tokens(f, "caption")[:, :longest]
+        x = self.patch_in(self._tokens(f, "masked_image")[mask]) + self.place[mask.nonzero()[:, 1]]
         for block in self.patch_blocks:
             x = block(x, mask, caption, padding)
 
