@@ -10,6 +10,7 @@ __all__ = ['block_questions', 'plan_study', 'run_study', 'paired_changes', 'stor
 import hashlib
 import itertools
 import json
+import math
 from dataclasses import asdict, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -250,9 +251,8 @@ def _as_if_independent(changes, against):
 
 def _intervals(changes):
     found = summarise(changes)
-    means = found["mean"].round(9) + 0.0  # changes that cancel out are +0.0, not -0.0 by the last bit of a sum
     keys = zip(found.model, found.suite, found.name)
-    return dict(zip(keys, zip(means.tolist(), found.half.tolist())))
+    return dict(zip(keys, zip(found["mean"], found.half)))
 
 
 @cache
@@ -261,11 +261,13 @@ def stored_changes(
     against: str,  # base, plain, or another variant
 ) -> dict[tuple, tuple]:  # (variant, suite, name) → mean in points, half of its 95 % interval
     "Every mean change of a record over its seeds, with an interval that counts items and seeds"
+    answers = read_answers(record)
+    if against in answers:
+        return _intervals(_item_by_item(answers, against))
+
     changes = read_record(record, "changes")
     if against in ("base", "plain"):
         return _intervals(changes[changes.against == against])
-    if answers := read_answers(record):
-        return _intervals(_item_by_item(answers, against))
     return _intervals(_as_if_independent(changes, against))
 
 # %% ../../../nbs/9_study/02_claims.ipynb #2b34677a
@@ -273,11 +275,12 @@ def verdict(
     mean: float,  # of a change, in points
     half: float,  # of its 95 % interval
     above: float = 0.0,  # what the change is claimed to exceed
+    below: float = math.inf,  # what it is claimed to stay below
 ) -> str:
-    "holds, does not hold, or undecided: whether the whole interval lies on one side"
-    if mean - half > above:
+    "holds, does not hold, or undecided: whether the whole interval lies within the bounds, or outside of them"
+    if above < mean - half and mean + half < below:
         return "holds"
-    return "does not hold" if mean + half < above else "undecided"
+    return "does not hold" if mean + half < above or mean - half > below else "undecided"
 
 
 def row_label(
@@ -288,11 +291,12 @@ def row_label(
     return f"{suite_label(suite)}, {task_label(name)}"
 
 
-def _chance(mean, half, above):
-    "How probable so large a deviation is where the change is really `above`, two-sided"
+def _chance(mean, half, above, below):
+    "How probable so large a deviation is where the change is really the nearer bound, two-sided"
+    distance = min(abs(mean - above), abs(mean - below))
     if half == 0:
-        return float(mean == above)
-    return 2 * ndtr(-1.96 * abs(mean - above) / half)
+        return float(distance == 0)
+    return 2 * ndtr(-1.96 * distance / half)
 
 
 def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, finds, record, q
@@ -302,19 +306,20 @@ def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, finds
     rows = []
     for claim in read_yaml(shipped("claims.yaml")):
         against = claim["against"]
-        above = claim.get("above", 0)
+        bounds = claim.get("above", 0), claim.get("below", math.inf)
         changes = stored_changes(claim["record"], against)
         for variant in claim["variant"]:
             mean, half = changes[variant, *claim["row"]]
+            half *= claim.get("widened", 1)
             label = f"{row_label(*claim['row'])}: {variant} against {against}"
             row = {
                 "claim": claim["claim"],
                 "of": claim["source"],
                 "measured here, points": f"{label}, {change_text(mean, half)}",
-                "verdict": verdict(mean, half, above),
+                "verdict": verdict(mean, half, *bounds),
                 "finds": f"± {1.43 * half:.1f}",
                 "record": claim["record"],
-                "chance": _chance(mean, half, above),
+                "chance": _chance(mean, half, *bounds),
             }
             rows.append(row)
 
