@@ -6,9 +6,11 @@ from conftest import ROOT
 
 from c2lip.core.files import read_json
 from c2lip.lab.evaluation.records import read_record
-from c2lip.lab.training.step import BY_MODEL
+from c2lip.lab.study.claims import stored_changes
+from c2lip.lab.training.step import BY_MODEL, WEIGHTS
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf8")
+TOT = ("world_sugarcrepe_pp", "average TOT")
 TYPED = {"3.11", "2.0", "2603.25722", "7.2"}  # in no record: versions and commands
 
 
@@ -34,6 +36,13 @@ def test_numbers_of_sentences():
     wanted = {mean(rows, "+ npc + xac", "binding", "phrases", column) for column in ("before", "after")}
     alpha = str(BY_MODEL["embedded"]["alpha"])
     wanted |= {mean(read_record("short_default"), f"plain, α {alpha}", "mixture/binding", "phrases"), alpha}
+
+    default, below = read_record("default"), stored_changes("short_default", f"plain, α {alpha}")
+    wanted |= {mean(default[default.against.isna()], model, *TOT) for model in ("base", "c2lip")}
+    for way in ("i2t R@1", "t2i R@1"):
+        change, half = below[f"default, α {alpha}", "retrieval", way]
+        wanted |= {f"{-change:.1f}", f"{half:.1f}"}
+    wanted |= {f"{weight:g}" for weight in WEIGHTS["embedded"].values()}
     prose = "\n".join(line for line in re.sub(r"```.*?```", "", PAGE, flags=re.S).splitlines() if line[:1] != "|")
     found = set(re.findall(r"\d+\.\d+", prose))
     assert found - TYPED == wanted
