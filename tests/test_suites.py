@@ -19,6 +19,7 @@ from writing import encoded, write_tar
 
 from c2lip.core import UserError
 from c2lip.lab.evaluation.base import Item, Scorer
+from c2lip.lab.evaluation.blind import blind_table
 from c2lip.lab.evaluation.choices import choice_hits, winoground_hits
 from c2lip.lab.evaluation.embeddings import embed_images, embed_texts, keep_rows, read_rows
 from c2lip.lab.evaluation.readers.classes import read_classes
@@ -453,3 +454,24 @@ def test_the_published_files():
     sizes = dict(replace_obj=1652, replace_att=788, replace_rel=1406, swap_obj=245, swap_att=666)
     assert {task: len(items) for task, items in both.items()} == sizes
     assert {task: len(items) for task, items in crepe.items()} == sizes | dict(add_obj=2062, add_att=692)
+
+
+# --- the scorer that sees no image
+
+
+def test_blind_opens_no_image_and_wins_no_twins(tmp_path):
+    "Where each question is asked twice, with its texts exchanged, it is right once in two at most"
+    world = benchmark_folder("world", "validation", images=40, items=30, single=64)
+    shutil.copytree(world, tmp_path / "texts", ignore=shutil.ignore_patterns("*.png"))
+    suites = read_folder(tmp_path / "texts")
+    table = blind_table(suites)
+    same(table, blind_table(read_folder(world)))
+
+    value, twins = table.set_index(["suite", "name"]).value, []
+    for name, suite in suites.items():
+        for task, items in suite.items.items():
+            asked = sorted((item.group, item.right, item.wrong) for item in items)
+            if len(asked) >= 30 and asked == sorted((group, wrong, right) for group, right, wrong in asked):
+                twins.append(value[name, task])
+    assert len(twins) > 1 and max(twins) <= 50
+    assert value["world_sugarcrepe", "add_obj"] > 90

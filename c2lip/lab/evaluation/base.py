@@ -63,6 +63,14 @@ class Scorer:
             return whole
         return (1 - self.share) * whole + self.share * self.phrases(images, texts)
 
+    def between(
+        self,
+        texts: list[str],  # n texts
+        others: list[str],  # n texts
+    ) -> Tensor:  # (n,)
+        "How near texts are to others"
+        return similarity(self.text(texts), self.text(others))
+
 
 class Item(NamedTuple):
     "An image of a benchmark, and what its file says of it"

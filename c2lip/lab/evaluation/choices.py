@@ -31,7 +31,7 @@ from c2lip.lab.evaluation.base import (
     require_files,
 )
 from .embeddings import Crop, ImageRef
-from .scores import Hits, Mean, beats, mean_of, similarity
+from .scores import Hits, Mean, beats, mean_of
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #d40119c4
 def choice_hits(
@@ -65,10 +65,10 @@ def triple_hits(
     wrong = [item.wrong[0] for item in items]
 
     worse = torch.minimum(scorer.pairs(images, first), scorer.pairs(images, second))  # NaN passes through
-    a, b, c = map(scorer.text, (first, second, wrong))
+    nearest = scorer.between(first, second)
     return {
         "ITT": beats(worse, scorer.pairs(images, wrong)),
-        "TOT": beats(similarity(a, b), similarity(a, c), similarity(b, c)),
+        "TOT": beats(nearest, scorer.between(first, wrong), scorer.between(second, wrong)),
     }
 
 
@@ -295,6 +295,6 @@ def crossed_suite(
         one, two = [image_of(entry, image, folders, name) for image in images]
         this, that = [entry.text(text) for text in texts]
         number = str(entry.value(key, entry.number))
-        items.append(Item(number, one, (this,), (that,)))
-        items.append(Item(number, two, (that,), (this,)))
+        items.append(Item(number, one, (this,), (that,), number))
+        items.append(Item(number, two, (that,), (this,), number))
     return choice_suite(request.name, {"": items}, rows=crossed_rows)

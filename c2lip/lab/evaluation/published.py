@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from ...core.files import shipped
-from .records import FRAME, change_text
+from .records import FRAME, change_text, split_changes
 from .tables import Cell, Table, mark_best, read_layouts
 
 # %% ../../../nbs/5_evaluation/13_published.ipynb #bd71edb7
@@ -114,14 +114,14 @@ def _cell(row, change):
 
 
 def _cells(frame, keys):
-    "Model → a cell for each key; small: the interval of the first model, the changes of the others"
-    rows = {(row.model, row.against, row.suite, row.name): row for row in frame.itertuples()}
-    models = list(dict.fromkeys(frame[frame.against == ""].model))
+    "Model → a cell for each key; small: the change of a model that is compared, else its interval"
+    values, changes = [
+        {(row.model, row.suite, row.name): row for row in part.itertuples()} for part in split_changes(frame)
+    ]
     cells = {}
-    for model in models:
-        values = [rows.get((model, "", *key)) for key in keys]
-        changes = [rows.get((model, models[0], *key)) for key in keys]
-        cells[model] = list(map(_cell, values, changes))
+    for model in dict.fromkeys(model for model, _, _ in values):
+        of_model = [(model, *key) for key in keys]
+        cells[model] = [_cell(values.get(key), changes.get(key)) for key in of_model]
     return cells
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from ...core.files import markdown_table, read_yaml, shipped
-from .records import FRAME, change_text, split_changes, summarise
+from .records import BLIND, FRAME, change_text, split_changes, summarise
 
 # %% ../../../nbs/5_evaluation/12_tables.ipynb #0c1f2a06
 @cache
@@ -307,11 +307,11 @@ def _count_columns(own, keys, models):
         if count not in counted or (count != "n" and not counted[count].any()):
             continue
         numbers = counted[count].dropna().astype(int).to_dict()
-        shown = models[:1] if count == "n" else models
         cells = []
         for key in keys:
-            texts = [f"{numbers.get((model, *key), 0):,}" for model in shown]
-            cells.append(Cell(", ".join(texts), css=_FAINT))
+            of_models = [numbers.get((model, *key), 0) for model in models]
+            shown = [max(of_models)] if count == "n" else of_models
+            cells.append(Cell(", ".join(f"{number:,}" for number in shown), css=_FAINT))
         columns[count] = cells
     return columns
 
@@ -323,8 +323,10 @@ def frame_table(
 ) -> Table:
     "Models beside each other, with their changes"
     own, changed = split_changes(frame)
-    keys = list(dict.fromkeys(zip(own.suite, own.name)))
     models = list(dict.fromkeys(own.model))
+    blind = own.model == BLIND
+    in_order = pd.concat([own[~blind], own[blind]])
+    keys = list(dict.fromkeys(zip(in_order.suite, in_order.name)))
 
     summaries = _summaries(own)
     means = []
@@ -341,8 +343,9 @@ def frame_table(
             title = "change" if len(compared) == 1 else f"{model}: change"
             columns[title] = [_change_cell(changes.get((model, *key))) for key in keys]
 
-    if len(models) == 1 and len(keys) == len(own):
-        columns["± 95 %"] = [_half_cell(summaries.get((models[0], *key))) for key in keys]
+    compared_models = {*models} - {BLIND} or {*models}
+    if len(compared_models) == 1 and not own.duplicated(_KEY).any():
+        columns["± 95 %"] = [_half_cell(summaries.get((models[-1], *key))) for key in keys]
     columns |= _count_columns(own, keys, models)
 
     rows = [(suite_label(suite), task_label(name)) for suite, name in keys]
@@ -359,6 +362,7 @@ def score_table(
     mixed = frame.suite.str.startswith("mixture/")
     suites = frame.suite.str.removeprefix("mixture/")
     models = frame.model.map(model_label) + mixed.map({False: ", v·t", True: ", mixture"})
+    models = models.where(frame.model != BLIND, BLIND)
 
     measured = set(zip(frame.suite, frame.name))
     keys = measured.intersection(row_list("two scores"))

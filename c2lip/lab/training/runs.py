@@ -81,7 +81,7 @@ def _scores(folder):
     "(before, after) of a run's table, in percent; None where it has no such figure"
     with suppress(OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
         table = pd.read_csv(regular(folder / "table.csv"))
-        table = table[table.against.isna()]
+        table = table[table.against.isna() & (table.model != "blind")]
         rows = table[table.suite.isin(["sugarcrepe", "world_sugarcrepe"]) & (table.name == "average")]
         if rows.empty:
             rows = table[(table.suite == table.suite[0]) & (table.name == table.name[0])]
