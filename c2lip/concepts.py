@@ -374,8 +374,9 @@ def find_phrases(
     found = []
     for item in phrases:
         text, start, end = (item, -1, -1) if isinstance(item, str) else item
-        placed = start >= 0 and text.strip() == caption[start:end] == text
-        if not placed:  # a bare text, or characters counted in the uncleaned caption
+        if text != text.strip() or not Phrase(text, start, end).is_in(
+            caption
+        ):  # a bare text, or characters counted in the uncleaned caption
             text = canonical_caption(text)
             start, end = _search(caption, text)
         if text:

@@ -24,6 +24,12 @@ from .spans import has_token_positions
 from .towers import Towers
 
 # %% ../nbs/1_method/18_own_loop.ipynb #40f44b1d
+class _KeysAndValues(SimpleNamespace):
+    "A linear layer whose weights are a part of another's"
+
+    forward = nn.Linear.forward
+
+
 class _Head:
     "transformers' pooling head under the names of timm's; the pooled output is known already"
 
@@ -32,8 +38,10 @@ class _Head:
 
     def __init__(self, head, pooled):
         attention = head.attention
+        if not isinstance(attention, nn.MultiheadAttention) or not isinstance(attention.out_proj, nn.Linear):
+            raise UserError("the patches cannot read an adapter on the pooling head: merge it or leave it out")
         width = attention.embed_dim
-        self.kv = SimpleNamespace(
+        self.kv = _KeysAndValues(
             weight=attention.in_proj_weight[width:],
             bias=attention.in_proj_bias[width:],
             out_features=2 * width,
@@ -155,13 +163,15 @@ def towers_of(
 # %% ../nbs/1_method/18_own_loop.ipynb #8886ca72
 def _placed_phrase(caption, phrase):
     "A text, or (text, start, end), with its place in its caption; −1, −1 where a bare text is not in it"
-    if isinstance(phrase, str):
-        found = find_phrases(caption, [phrase])
-        return found[0] if found else Phrase(phrase, -1, -1)
-    text, start, end = phrase
-    if start >= 0 and caption[start:end] != text:
-        raise UserError(f"the phrase {text!r} is not at {start}:{end} of its caption: there is {caption[start:end]!r}")
-    return Phrase(text, start, end)
+    match phrase:
+        case str() if found := find_phrases(caption, [phrase]):
+            return found[0]
+        case [str(text), int(start), int(end)] if text.strip() and (start < 0 or Phrase(*phrase).is_in(caption)):
+            return Phrase(text, start, end)
+    raise UserError(
+        f"the phrase {short(phrase)} is no text of its caption {short(caption)}: give a text, "
+        "or (text, first character, one past the last) as they are there"
+    )
 
 
 def _found_phrases(captions, nlp=None, **rules):
@@ -245,14 +255,18 @@ class PhraseCollate:
         "The batch of some items of the data set"
         captions = [_clean(_part(item, self.caption)) for item in items]
         images = [_part(item, self.image) for item in items]
-        if not all(isinstance(image, Tensor) for image in images):
-            raise UserError(f"an image is a {type(images[0]).__name__}, not a tensor (3,H,W): preprocess it first")
+        shapes = {getattr(image, "shape", type(image).__name__) for image in images}
+        if len(shapes) != 1 or not isinstance(images[0], Tensor):
+            raise UserError(f"images are {short(shapes)}, not tensors (3,H,W) of one size: preprocess them first")
         phrases = _found_phrases(captions, self.nlp, **self.rules)
         return {"images": torch.stack(images), "captions": captions, "phrases": phrases}
 
 # %% ../nbs/1_method/18_own_loop.ipynb #4d98285e
 def _samples(images, captions, phrases):
     "A sample for each image; the number of each must agree"
+    if not isinstance(images, Tensor) or images.ndim != 4 or not len(images) or not images.is_floating_point():
+        found = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else short(images)
+        raise UserError(f"the images are {found}: give (B,3,H,W), preprocessed, of floating point, at least one")
     for what, values in (("captions", captions), ("lists of phrases", phrases)):
         if len(values) != len(images):
             raise UserError(f"there are {len(images)} images and {len(values)} {what}; each image has one")

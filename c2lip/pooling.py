@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .core import full_precision
@@ -25,9 +25,13 @@ def project_tokens(
     if attn_pool.pos_embed is not None:
         x = x + attn_pool.pos_embed
 
-    half = attn_pool.kv.out_features // 2  # keys come first and are not needed
-    bias = None if attn_pool.kv.bias is None else attn_pool.kv.bias[half:]
-    value = F.linear(x, attn_pool.kv.weight[half:], bias)
+    layer = attn_pool.kv
+    half = layer.out_features // 2  # keys come first and are not needed
+    if type(layer).forward is nn.Linear.forward:
+        bias = None if layer.bias is None else layer.bias[half:]
+        value = F.linear(x, layer.weight[half:], bias)
+    else:
+        value = layer(x)[..., half:]  # an adapter, such as peft's, around the layer
 
     tokens = attn_pool.proj_drop(attn_pool.proj(value))
     if attn_pool.mlp is not None:

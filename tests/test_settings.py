@@ -52,6 +52,8 @@ def test_settings_are_well_formed():
         options = read_methods()[method]
         assert not set(options) & set(SETTINGS), f"{method} takes a setting of the run as its own"
         check({name: s for name, s in options.items() if s.default is not None}, {})
+        numbers = [s for s in options.values() if s.kind in ("int", "float")]
+        assert not any(s.range.holds(wrong) for s in numbers for wrong in (float("nan"), -1)), method
 
 
 def test_small_runs_hold_known_names_and_allowed_values():

@@ -34,6 +34,15 @@ class Phrase(NamedTuple):
     start: int  # first character; negative where the place in the caption is not known
     end: int  # one past the last character
 
+    def is_in(
+        self,
+        caption: str,  # canonical
+    ) -> bool:
+        "Whether it stands at its place in `caption`"
+        return (
+            self.start >= 0 and self.end == self.start + len(self.text) and caption[self.start : self.end] == self.text
+        )
+
 
 @dataclass
 class Sample:
@@ -174,6 +183,15 @@ class Range(NamedTuple):
         "Whether `number` is in the range"
         enough = self.least < number if self.above else self.least <= number
         return enough and number <= self.most
+
+    def check(
+        self,
+        what: str,  # the number is, the start of the message
+        number: Any,  # what was given
+    ):
+        "Raise `UserError` where `number` is none of the range; NaN and texts are none"
+        if not isinstance(number, (int, float)) or not self.holds(number):
+            raise UserError(f"{what} must be a number {self}, not {short(number)}")
 
     def __str__(self):
         most = f"{self.most:g}" if self.most < 1e5 else f"{self.most:,}"

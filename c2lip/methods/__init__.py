@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..core import Batch, Features, Sample, Texts, derive_seed, rank_and_world_size, seeded
-from ..encoding import encode, encode_texts, gather
+from ..encoding import encode, encode_texts, gather, token_reader
 from ..losses import c2lip_losses, softmax_loss
 from ..towers import Towers, has_bias
 
@@ -248,6 +248,8 @@ class Step(nn.Module):
     ):
         super().__init__()
         self.objective = method.objective  # before the towers
+        if "image_tokens" in self.objective.needs:
+            token_reader(towers.model.visual)  # refuses towers without
         self.model = towers.model
         self.towers = towers
         self.parts = parts

@@ -160,6 +160,8 @@ def c2lip(
 ) -> Method:
     """C2LIP: contrastive + λ_npc·npc + λ_xac·xac (Eq. 8), all parameters trained.
     The losses are sigmoid losses where the towers carry a logit bias, softmaxes where they do not"""
+    for name, value in (("lambda_npc", lambda_npc), ("lambda_xac", lambda_xac), ("xac_scale", xac_scale)):
+        Range(0, 1000).check(name, value)
     check_choice("concepts", concepts, ("pool", "encode"))
     check_choice("duplicates", duplicates, DUPLICATES)
     if lambda_npc == lambda_xac == 0:

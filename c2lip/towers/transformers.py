@@ -147,7 +147,7 @@ def _largest_difference(towers, model, tokenizer):
         exported.text_embeds - text,
         exported.logits_per_image / scale - logits / scale,
     ]
-    return max(float(difference.abs().max()) for difference in differences)
+    return float(torch.stack([difference.abs().max() for difference in differences]).max())  # NaN where one is
 
 # %% ../../nbs/1_method/13_transformers.ipynb #2e75e2aa
 def to_hugging_face(

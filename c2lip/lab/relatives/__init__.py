@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Callable
 
 from ...core import UserError, did_you_mean
-from ...methods import Method, clip, plain
+from ...methods import Method, Step, clip, plain
 from ...towers import Towers
 
 # %% ../../../nbs/3_relatives/01_registry.ipynb #cefb8774
@@ -69,4 +69,6 @@ def build(
     make = found[name]
     _, *known = inspect.signature(make).parameters  # the first takes the towers, whatever it is called
     given = options or {}
-    return make(towers, **{option: given[option] for option in known if option in given})
+    method = make(towers, **{option: given[option] for option in known if option in given})
+    Step(towers, method)  # refuses towers that lack what the method reads
+    return method

@@ -124,7 +124,8 @@ def declared_setting(
     words = get_args(kind) if get_origin(kind) is Literal else ()
     name = "str" if words else getattr(kind, "__name__", str(kind))
 
-    setting = Setting(name, default, words=words)
+    least = Range(0) if name in ("int", "float") else None  # of numbers whose range is not declared
+    setting = Setting(name, default, words=words, range=least)
     for note in notes:
         if not isinstance(note, Range):
             setting = setting._replace(help=note)
