@@ -26,7 +26,7 @@ from c2lip.core.files import (
     user_path,
     write_json,
 )
-from .folders import EMBEDDED, RELEASED, base_folder, digest
+from .folders import EMBEDDED, RELEASED, base_folder, check_finite, digest
 from .towers import Towers, has_bias, is_clip_tower, is_siglip_tower, load, resolve  # noqa: F401
 from .transformers import expressible, save_tokenizer
 
@@ -164,6 +164,7 @@ def _write_release(towers, folder, record):
     "The files of a release: weights, configuration, tokenizer, record, card"
     made_from = origin(towers)  # first: the weights that are replaced may be those the towers came from
     weights = {name: w.detach().float().contiguous().cpu() for name, w in towers.model.state_dict().items()}
+    check_finite(weights, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / RELEASED[0]) as temporary:
         safetensors.torch.save_file(weights, temporary)

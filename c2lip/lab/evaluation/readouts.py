@@ -15,11 +15,11 @@ import torch
 
 from ...concepts import noun_phrases_many
 from ...core import UserError
-from ...core.files import json_object, project_root, user_path
+from ...core.files import project_root, user_path
 from .base import Scorer
 from .embeddings import embed_texts, embed_tokens
 from .scores import similarity
-from ...towers.folders import EMBEDDED, base_folder
+from ...towers.folders import EMBEDDED, base_folder, release_record
 
 # %% ../../../nbs/5_evaluation/10_readouts.ipynb #1281d1c1
 _KINDS = ("patches", "best patch", "pooled")
@@ -49,7 +49,7 @@ def own_readout(
     "The mixture and scale in the model's record.json, under `readout`; the default where there are none"
     name = getattr(towers, "name", "")
     folder = base_folder(name) if name in EMBEDDED else project_root() / user_path(name)
-    record = json_object(folder / "record.json") or json_object(folder / "model" / "record.json")
+    record = release_record(folder)
     kept = record.get("readout") or {}
     try:
         readout = Readout(**kept)

@@ -13,17 +13,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...core import Batch, Features, Range, Texts, UserError
-from ...core.files import read_by_key, shipped, user_path
+from ...core import Batch, Features, Range, Texts, UserError, short
+from ...core.files import read_by_key, read_json, shipped, user_path
 from ...encoding import sum_over_ranks
 from .negclip import negclip
 from ..world.captions import caption_scene, world_scene
 from ...losses import scaled_cosines
 from ...methods import Method, Objective, further_texts, joint_width, print_once, step_generator
 from ...towers import Towers
-from ...towers.folders import quiet_loading
+from ...towers.folders import quiet_loading, read_shapes
+from ...towers.foreign import refuse_code
 
 # %% ../../../nbs/3_relatives/10_read_clip.ipynb #rd000005
+def _check_decoder(folder):
+    "Raise `UserError` where a T5's folder asks for code, or its weights are not those of its configuration"
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    refuse_code(folder)
+    file = folder / "model.safetensors"
+    shapes = read_shapes(file)
+    config = T5Config.from_dict(read_json(folder / "config.json"))
+    sizes = [config.num_layers, config.num_decoder_layers]
+    if not all(type(size) is int and 0 < size <= len(shapes) for size in sizes):
+        raise UserError(f"decoder {folder}: {short(sizes)} layers are not in its {len(shapes)} weights")
+
+    with torch.device("meta"):
+        wanted = T5ForConditionalGeneration(config).state_dict()
+    for name, weight in wanted.items():
+        if name in shapes and shapes[name] != [*weight.shape]:
+            raise UserError(f"decoder {folder}: {name} is {shapes[name]}, by its configuration {[*weight.shape]}")
+
+
 def _load_decoder(name):
     """A frozen T5 without its encoder, and its tokenizer; "" is the workbook's own. `UserError` where there is none"""
     from transformers import AutoTokenizer, T5ForConditionalGeneration
@@ -34,6 +54,8 @@ def _load_decoder(name):
     if folder.is_dir():  # a bar is for what is downloaded
         logging.disable_progress_bar()
     try:
+        if folder.is_dir():
+            _check_decoder(folder)
         with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(source)
             model, report = T5ForConditionalGeneration.from_pretrained(
@@ -45,6 +67,8 @@ def _load_decoder(name):
         missing = report["missing_keys"]
         if missing:  # transformers fills another model's gaps with random numbers
             raise ValueError(f"{len(missing)} weights are missing")
+        if len(tokenizer) > model.config.vocab_size:
+            raise ValueError(f"its tokenizer has {len(tokenizer)} tokens, the model knows {model.config.vocab_size}")
     except Exception as e:  # of a strange folder transformers raises many
         raise UserError(f"decoder {name} is no T5 of transformers with safetensors and a tokenizer: {e}") from None
     finally:

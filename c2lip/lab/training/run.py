@@ -33,7 +33,7 @@ from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
 from ..relatives import build
 from .checkpoint import binding, disk_errors, read_checkpoint
-from .config import AUTO, Config, read_settings
+from .config import AUTO, Config, check, read_settings, settings_of
 from .fit import RUN_RESULTS, fit, make_validator
 from .launchers import save_parameters
 from .ranks import join_ranks, launch_ranks, supervised
@@ -48,6 +48,7 @@ from c2lip.lab.training.step import (
 )
 from ...methods import Method
 from ...towers import Towers, load, save
+from ...towers.folders import release_record
 
 # %% ../../../nbs/6_training/10_run.ipynb #df9a286d
 def read_records(
@@ -72,8 +73,9 @@ def trained_images(
     "How many images of `data` a model was trained on, of how many; zeros where its record names other data"
     root = project_root()
     folder = root / user_path(model)
-    record = json_object(folder / "record.json") or json_object(folder / "model" / "record.json")
-    settings = {"data": "world"} | record.get("settings", {})
+    given = release_record(folder).get("settings", {})
+    declared = {name: setting for name, setting in settings_of().items() if name in ("data", "hold_back")}
+    settings = check(declared, {name: given[name] for name in declared.keys() & given.keys()})
     source = root / user_path(settings["data"])
     if settings["data"] == "world" or source.resolve() != (root / user_path(data)).resolve():
         return 0, 0
@@ -292,6 +294,7 @@ def _release(setup):
     "Write the model of a finished run, and delete its checkpoints where they are not to be kept"
     record = {
         "settings": setup.settings,
+        "kind": kind_of_model(setup.towers),
         "chosen_by_model": list(setup.auto),
         "steps": setup.steps,
         "versions": {"torch": torch.__version__},

@@ -19,12 +19,13 @@ import open_clip
 import torch
 
 from ...core import Batch, UserError
-from ...core.files import read_yaml, shipped
+from ...core.files import project_root, read_yaml, shipped, user_path
 from ...encoding import rank_and_world_size, sum_over_ranks
 from .config import AUTO, Config
 from ..world.base import BASES
 from ...methods import Method
-from ...towers import Towers
+from ...towers import Towers, origin
+from ...towers.folders import EMBEDDED, base_folder, digest, release_record
 
 # %% ../../../nbs/6_training/04_step.ipynb #fea4c2a0
 BY_MODEL: dict[str, dict[str, Any]] = {
@@ -49,9 +50,17 @@ def _image_tower(config):
 
 
 def kind_of_model(towers: Towers) -> str:  # a key of `BY_MODEL`
-    "Whether this is the embedded base or made from it, known by its image tower, or a pretrained checkpoint"
-    embedded = map(_image_tower, BASES.values())
-    return "embedded" if _image_tower(towers.config) in embedded else "pretrained"
+    "Whether this is an embedded model or made from one, by its layers and its record or digest, or another checkpoint"
+    if _image_tower(towers.config) not in map(_image_tower, BASES.values()):
+        return "pretrained"
+    if towers.name in ("new", *EMBEDDED):
+        return "embedded"
+
+    record = release_record(project_root() / user_path(towers.name))
+    of_world = {"data": "world", **record.get("settings", {"data": ""})}["data"] == "world"
+    digests = [digest(base_folder(name)) for name in EMBEDDED]
+    of_base = origin(towers).get("sha256") in digests or (record.get("made_from") or {}).get("name") in EMBEDDED
+    return record.get("kind") or ("embedded" if of_world or of_base else "pretrained")
 
 # %% ../../../nbs/6_training/04_step.ipynb #8500c311
 def values_by_model(
