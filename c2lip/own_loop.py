@@ -54,7 +54,7 @@ class _Head:
     def __call__(self, x):
         return self.pooled
 
-
+# %% ../nbs/1_method/18_own_loop.ipynb #ad78343d
 class _Images:
     "The image tower of a SiglipModel or CLIPModel"
 

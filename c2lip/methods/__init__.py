@@ -234,10 +234,8 @@ def _join(features, rows):
 class Step(nn.Module):
     """What is trained: the losses of a batch, from towers and a method. All ranks call it together.
 
-    `step(batch)` encodes, gathers and computes, and gives {name: ()} with the weighted sum as "total". On W ranks each
-    loss is W times the rank's share, so that the mean over the ranks, which DDP takes of the gradients, is the loss of
-    the whole batch.
-    """
+    `step(batch)` gives {name: ()} with the weighted sum as "total": on W ranks W times the rank's share, so that the
+    mean that DDP takes of the gradients is that of the whole batch."""
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import pandas as pd
 
 from ...core.files import shipped
 from .records import FRAME, change_text, split_changes
+from .scores import half_width
 from .tables import Cell, Table, mark_best, read_layouts
 
 # %% ../../../nbs/5_evaluation/13_published.ipynb #bd71edb7
@@ -65,9 +66,9 @@ def brief(
 ) -> pd.DataFrame:
     "The rows of a table for a first look: averages, and the whole of some suites"
     average = frame.name.str.startswith("average") | frame.name.isin(["AUROC", "pointing"])
-    whole = frame.suite.isin(["sugarcrepe", "world_sugarcrepe", "binding", "retrieval", "zeroshot"])
-    heldout = frame.suite.str.endswith(("/retrieval", "/zeroshot", "/binding"))
-    shown = (average | whole | heldout) & frame.value.notna()
+    whole = frame.suite.str.fullmatch("sugarcrepe|world_sugarcrepe|(.*/)?(binding|retrieval|zeroshot)")
+    without = ~frame.suite.isin(frame.suite[average])  # such as Winoground, ARO, MSCOCO and ImageNet
+    shown = (average | whole | without) & frame.value.notna()
     return frame[shown].reset_index(drop=True)
 
 
@@ -105,11 +106,10 @@ def with_means(
 def _cell(row, change):
     if row is None:
         return Cell("–")
-    small = ""
+    half = half_width(row.se, row.n)
+    small = "" if math.isnan(half) else f"± {half:.1f}"
     if change is not None:
-        small = change_text(change.value, 1.96 * change.se)
-    elif not math.isnan(row.se):
-        small = f"± {1.96 * row.se:.1f}"
+        small = change_text(change.value, half_width(change.se, change.n), change.n)
     return Cell(f"{row.value:.1f}", small)
 
 
@@ -144,5 +144,9 @@ def layout_table(
         rows += [(group, model) for model in of_models]
         marked = [mark_best(column) for column in zip(*of_models.values())]
         cells += [list(row) for row in zip(*marked)]
+        if group == "Ours" and of_models:
+            counts = figures.groupby(["suite", "name"]).n.max()
+            rows.append(("Items", "of ours"))
+            cells.append([Cell(f"{counts[key]:,.0f}" if key in counts else "–") for key in keys])
     heads = [(column.group, column.label) for column in columns]
     return Table(rows, heads, cells, layout)

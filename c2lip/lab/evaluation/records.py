@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FRAME', 'BLIND', 'item_changes', 'results_frame', 'split_changes', 'name_models', 'summarise', 'change_text',
-           'keep_items', 'kept_items', 'machine', 'read_record', 'read_answers', 'keep_record']
+           'count_changes', 'keep_items', 'kept_items', 'machine', 'read_record', 'read_answers', 'keep_record']
 
 # %% ../../../nbs/5_evaluation/02_records.ipynb #7ec04d03
 import math
@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 
 from ...core import UserError, short
 from ...core.files import json_object, project_root, read_json, shipped, write_json
-from .scores import Hits, Mean, Values, differences, over_seeds, score, weighted
+from .scores import Hits, Mean, Values, differences, half_width, over_seeds, score, weighted
 
 # %% ../../../nbs/5_evaluation/02_records.ipynb #02e0a006
 FRAME = ["model", "seed", "suite", "name", "value", "se", "n", "against"]
@@ -102,29 +102,43 @@ def name_models(
 # %% ../../../nbs/5_evaluation/02_records.ipynb #0c1f2a09
 def summarise(
     frame: pd.DataFrame,  # rows with suite, name, model, seed, value, se
-) -> pd.DataFrame:  # suite, name, model, mean, sd (between seeds), seeds, half (of the 95 % interval)
+) -> pd.DataFrame:  # suite, name, model, mean, sd (between seeds), seeds, n, half (of the 95 % interval)
     "Mean, deviation and interval over the seeds, in the order of the rows"
     groups = frame.groupby(["suite", "name", "model"], sort=False)
-    found = groups.value.agg(mean="mean", sd="std", seeds="size")
+    found = groups.value.agg(mean="mean", sd="std", seeds="count")
     of_seeds = found.sd.fillna(0) ** 2 / found.seeds
     variance = groups.se.mean() ** 2 + of_seeds
 
     ratio = variance / of_seeds.where(of_seeds > 0)
     freedom = ratio**2 * (found.seeds - 1)
     quantile = stdtrit(freedom.fillna(np.inf), 0.975)
-    found["half"] = quantile * variance**0.5
+    found["n"] = groups.n.min() if "n" in frame else np.nan
+    found["half"] = (quantile * variance**0.5).mask(found.n < 30)  # too few, as in `half_width`
     return found.reset_index()
 
 
 def change_text(
     change: float,  # in points
     half: float,  # of its 95 % interval; NaN where there is none
+    n: float = math.nan,  # items, which are told where there is no interval
 ) -> str:
-    "A change as +1.2 ± 0.9; never -0.0"
+    "A change as +1.2 ± 0.9; never -0.0, never ± 0.0"
     rounded = round(change, 1) + 0.0
-    if math.isnan(half):
-        return f"{rounded:+.1f}"
-    return f"{rounded:+.1f} ± {half:.1f}"
+    if not math.isnan(half):
+        return f"{rounded:+.1f} ± {max(half, 0.05):.1f}"
+    return f"{rounded:+.1f}" if math.isnan(n) else f"{rounded:+.1f} (n {n:.0f})"
+
+
+def count_changes(
+    changes: pd.DataFrame,  # rows of a frame of results, of one model against another
+) -> str:
+    "How many figures rise and fall beyond their 95 % interval, in words"
+    half = half_width(changes.se, changes.n)
+    up = (changes.value > half).sum()
+    down = (changes.value < -half).sum()
+    few = (changes.n < 30).sum()
+    rest = f"; {few} have fewer than 30 items, and no interval" if few else ""
+    return f"{up} of {len(changes)} figures rise beyond their 95 % interval, {down} fall{rest}"
 
 # %% ../../../nbs/5_evaluation/02_records.ipynb #629cc992
 def _pack(part):

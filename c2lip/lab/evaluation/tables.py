@@ -282,7 +282,7 @@ def _change_cell(row):
     if row is None:
         return Cell("–")
     change = row["mean"]
-    text = change_text(change, row.half)
+    text = change_text(change, row.half, row.n)
     known = abs(change) > row.half  # nothing is above NaN
     if not known or round(change, 1) == 0:
         return Cell(text)

@@ -293,8 +293,7 @@ def _train_here(setup):
 def _release(setup):
     "Write the model of a finished run, and delete its checkpoints where they are not to be kept"
     record = {
-        "settings": setup.settings,
-        "kind": kind_of_model(setup.towers),
+        **{"settings": setup.settings, "kind": kind_of_model(setup.towers)},
         "chosen_by_model": list(setup.auto),
         "steps": setup.steps,
         "versions": {"torch": torch.__version__},
