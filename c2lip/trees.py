@@ -25,8 +25,8 @@ __all__ = ['WORD_LISTS', 'WORD', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', '
 WORD_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shipped("words.yaml")).items()}
 "Words, and names of arcs, by what they do to a phrase"
 
-WORD = re.compile(r"[^\W\d_]+")
-_OF_NAME = rf"\b(?:(?:{'|'.join(WORD_LISTS['in_names'])})\s+)+"
+WORD = re.compile(r"(?<![\w'’])[^\W\d_]+(?!\w)")  # not the Z of Z4, not the ve of I've
+_OF_NAME = rf"\b(?:(?:{'|'.join(WORD_LISTS['foreign'] - WORD_LISTS['in_no_name'])})\b\W*)+"
 
 
 def _is_latin(text):

@@ -134,6 +134,8 @@ def test_punctuation_without_spaces_parts_phrases(mark):
         ("Los Angeles skyline", ["Los Angeles skyline"]),
         ("leonardo da vinci statue", ["leonardo da vinci statue"]),
         ("Las Vegas sign, La La Land poster", ["Las Vegas sign", "La La Land poster"]),
+        ("Nissan 350Z coupe", ["Nissan 350Z coupe"]),
+        ("uno card game", ["uno card game"]),
         ("el perro en la calle", []),
     ],
 )

@@ -26,11 +26,30 @@ from writing import Canary, encoded, read, write_tar
 
 from c2lip.core import Phrase, UserError
 from c2lip.lab.data import sources
-from c2lip.lab.data.images import TarPart, open_image
+from c2lip.lab.data.images import LINES, NOT_READ, TarPart, left_out, open_image
 from c2lip.lab.data.loading import Samples, batches, loader
 from c2lip.lab.data.records import Record, Skips, with_phrases
 from c2lip.lab.data.sources import Index, find_source, open_data
 from c2lip.lab.data.tables import write_table
+
+PAIR = {"jpg": 1, "txt": "A mug."}
+SAMPLES = {f"{n}.{kind}": of for n in (1, 2) for kind, of in PAIR.items()}
+IMAGEFOLDER = {"metadata.jsonl": json.dumps({"file_name": "a.jpg", "text": "A mug."}), "a.jpg": 1}
+COCO = json.dumps(
+    {
+        "images": [{"id": str(n), "file_name": f"{i}.jpg"} for i, n in enumerate((1, 2, 3, 3))],
+        "annotations": [
+            {"image_id": n, "caption": text} for n, text in ((1, "A mug."), (2, "A cup."), (3, "B."), (9, "C."))
+        ]
+        + [{"image_id": 10, "caption": "D."}],
+    }
+)
+
+
+def content(of):
+    "The bytes of a text, or of an image"
+    return of.encode() if isinstance(of, str) else encoded(image(), "jpeg")
+
 
 SMALL = transforms.Compose([transforms.Resize(16), transforms.CenterCrop(16), transforms.ToTensor()])
 CROPPED = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
@@ -153,11 +172,113 @@ def test_tables_agree(tmp_path):
     assert open_image(read(tmp_path / "bytes.parquet")[2].image).tobytes() == image(2).tobytes()
 
 
+LAYOUTS = {  # files → (captions read, left out by cause, also said)
+    "pairs": ({"a.jpg": 1, "a.txt": "A mug.", "b.jfif": 1, "b.TXT": "A cup."}, ["A mug.", "A cup."], {}, {}),
+    "other formats": (
+        {"a.jpg": 1, "a.txt": "A mug.", **{f"b{i}.{kind}": 1 for i, kind in enumerate(NOT_READ)}, "b0.txt": "A dog."},
+        ["A mug."],
+        {"image of a format that is not read": len(NOT_READ)},
+        {},
+    ),
+    "alone": (
+        {"a.jpg": 1, "a.txt": "A mug.", "b.png": 1, "c.txt": "A dog.", "notes.md": "x"},
+        ["A mug."],
+        {"no text file": 1, "text without an image": 1},
+        {},
+    ),
+    "lines": ({"a.jpg": 1, "a.txt": "A mug.\n\nA cup.\n"}, ["A mug."], {}, {LINES: 1}),
+    "parts as folders": (
+        {f"{part}/{n}.{kind}": of for part in ("train", "val", "test") for n in "ab" for kind, of in PAIR.items()},
+        ["A mug."] * 2,
+        {},
+        {left_out("val"): 4, left_out("test"): 4},
+    ),
+    "parts as names": (
+        {f"{part}_{n}.{kind}": of for part in ("training", "dev") for n in range(3) for kind, of in PAIR.items()},
+        ["A mug."] * 3,
+        {},
+        {left_out("val"): 6},
+    ),
+    "a part alone": ({"test/a.jpg": 1, "test/a.txt": "A mug."}, ["A mug."], {}, {}),
+    "words of a photograph": (
+        {f"{name}.{kind}": of for name in ("train", "test", "dog", "cat") for kind, of in PAIR.items()},
+        ["A mug."] * 4,
+        {},
+        {},
+    ),
+    "a split column": (
+        {"captions.csv": "image;caption;split\na.jpg;A mug.;train\na.jpg;A cup.;test\nb.jpg;A dog.;\n", "a.jpg": 1},
+        ["A mug."],
+        {"missing file": 1},
+        {left_out("test"): 1, "row with ';' between its cells": 3},
+    ),
+    "imagefolder": (
+        {f"{part}/{name}": of for part in ("train", "test") for name, of in IMAGEFOLDER.items()},
+        ["A mug."],
+        {},
+        {left_out("test"): 1},
+    ),
+    "coco": (
+        {"captions.json": COCO, **{f"{n}.jpg": 1 for n in range(4)}},
+        ["A mug.", "A cup."],
+        {"bad JSON": 4},
+        {},
+    ),
+    "shards of parts": ({"train-0.tar": SAMPLES, "val-0.tar": SAMPLES}, ["A mug."] * 2, {}, {left_out("val"): 1}),
+    "dots in a shard": (
+        {"a.tar": {f"a 2.0 no{n}.{kind}": of for n in (1, 2) for kind, of in PAIR.items()}},
+        ["A mug."] * 2,
+        {},
+        {},
+    ),
+    "a mask in a shard": ({"a.tar": {**SAMPLES, "2.mask.jpg": 1}}, ["A mug."] * 2, {}, {"jpg": 1}),
+    "lines in a shard": ({"a.tar": {"1.jpg": 1, "1.txt": "A mug.\nA cup."}}, ["A mug."], {}, {LINES: 1}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_file_of_a_layout_is_read_or_counted(tmp_path, name):
+    files, captions, left, also = LAYOUTS[name]
+    for file, of in files.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        if isinstance(of, dict):
+            write_tar(tmp_path / file, [(member, content(data)) for member, data in of.items()])
+        else:
+            (tmp_path / file).write_bytes(content(of))
+    skips = Skips(1)
+    assert [r.caption for r in read(tmp_path, skips)] == captions
+    assert (skips.counts, dict(skips.unread)) == (left, also)
+    assert skips.seen == len(captions) + sum(left.values())
+
+
+def test_parts_are_named(tmp_path):
+    for part in ("train", "test"):
+        shard(tmp_path / f"{part}-0.tar", 2 if part == "train" else 3)
+    assert [len(read(tmp_path, part=part)) for part in ("train", "test", "all")] == [2, 3, 5]
+    assert len(read(tmp_path / "test-0.tar")) == 3
+    with pytest.raises(UserError, match="has the parts test, train and no val"):
+        read(tmp_path, part="val")
+
+
+def test_columns_are_named(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.jpg").write_bytes(content(1))
+    (tmp_path / "t.csv").write_text("photo,words\nimages\\a.jpg,A mug.\n")
+    with pytest.raises(UserError, match="give it as caption_column"):
+        read(tmp_path / "t.csv")
+    with pytest.raises(UserError, match="give it as image_column"):
+        read(tmp_path / "t.csv", caption_column="words")
+    how = dict(caption_column="words", image_column="photo")
+    assert [r.caption for r in read(tmp_path / "t.csv", **how)] == ["A mug."]
+    with pytest.raises(UserError, match="image_folder names"):
+        read(tmp_path / "t.csv", image_folder=tmp_path / "images", **how)
+
+
 def test_broken_rows_are_counted(tmp_path):
     (tmp_path / "a.png").write_bytes(encoded(image()))
     good = {"image": "a.png", "caption": "A mug."}
     changes = [{}, {"caption": "A second one."}, {}, {"caption": "  "}, {"image": None}, {"image": "b.png"}]
-    changes += [{"image": name} for name in ("a\0.png", "x" * 5000, ["a.png"])]
+    changes += [{"image": name} for name in ("a\0.png", "x" * 5000, ["a.png"] * 2)]
     changes += [{"caption": "3.", "phrases": "[" * 9999}] * 2 + [{"caption": "4.", "phrases": [["a", "0", 1]]}]
     changes += [{"caption": ["", "Five."]}]
     rows = [json.dumps(good | change) for change in changes]
@@ -365,6 +486,15 @@ def test_index_is_made_anew_when_the_source_changes(tmp_path, capsys):
     assert len(make()) == len(make()) == 4 and len(list((tmp_path / "cache").glob("*.arrow"))) == 1
     shard(tmp_path / "a.tar", 5)
     assert len(make()) == 5
+    stat = (tmp_path / "a.tar").stat()
+    changed = (tmp_path / "a.tar").read_bytes().replace(b"blue", b"pink")
+    (tmp_path / "a.tar").write_bytes(changed)
+    os.utime(tmp_path / "a.tar", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert "pink" in make()[0].caption, "size and time are as they were"
+    (arrow,) = [file for file in (tmp_path / "cache").glob("*.arrow") if b"pink" in file.read_bytes()]
+    for file, old, new in ((arrow, b"pink", b"grey"), (arrow.with_suffix(".json"), b"5", b"9")):
+        file.write_bytes(file.read_bytes().replace(old, new))
+        assert "pink" in make()[0].caption and "is damaged" in capsys.readouterr().out
     (tmp_path / "a.tar").write_bytes(b"no tar")
     with pytest.raises(UserError, match="damaged shard"):
         make()

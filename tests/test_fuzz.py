@@ -30,7 +30,7 @@ from c2lip.concepts import load_pipeline, make_rules, noun_phrases
 from c2lip.core import UserError
 from c2lip.core.files import shipped
 from c2lip.lab.attention.controls import read_selection
-from c2lip.lab.data.images import BadImage, open_image
+from c2lip.lab.data.images import NOT_READ, BadImage, open_image
 from c2lip.lab.data.records import Skips
 from c2lip.lab.data.shards import index_captions
 from c2lip.lab.data.sources import find_source, open_data
@@ -205,6 +205,47 @@ def data_folder(dice, folder):
             (folder / "captions.csv").unlink()
     skips = Skips(1)
     add_up(open_data(folder, skips=skips, index_folder=folder / "index"), skips)
+
+
+STEMS = ["a", "b", "c 2.0", "c 2.1", "x.y.z", "IMG_1", "train_1", "test-2", "val", "ünï"]
+FOLDERS = ["", "", "", "train/", "val/", "images_train/", "dev set/", "a.b/", "train/inner/"]
+
+
+def layout(dice, folder):
+    "Every image and every text of a folder is read, counted as left out, or counted as of another part"
+    files = set()
+    for _ in range(dice.randint(2, 24)):
+        kind = dice.choice(["jpg", "JPG", "jfif", "png", "md", *NOT_READ, "txt", "txt", "txt", "TXT"])
+        path = folder / f"{dice.choice(FOLDERS)}{dice.choice(STEMS)}.{kind}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"A mug.\nA cup." if kind.lower() == "txt" else PAIR[0][1])
+        if kind != "md":
+            files.add(path)
+    skips = Skips(1)
+    (folder / "a.txt").touch()
+    found = find_source(folder, part=dice.choice(["train", "all"])).records(skips)
+    add_up(found, skips)
+    done = {folder.resolve() / name for name in [*(record.key for record in found), *skips.rows]}
+    stems = {path.with_suffix("") for path in done}
+    missed = {path for path in files | {folder / "a.txt"} if path.resolve() not in done}
+    missed -= {path for path in missed if path.suffix.lower() == ".txt" and path.resolve().with_suffix("") in stems}
+    assert len(missed) == sum(count for kind, count in skips.unread.items() if kind.startswith("of ")), (missed, skips)
+
+
+def names_in_shards(dice, folder):
+    "An image and a text of one name are one sample, whatever dots the name has"
+    ends = ["", "", "", ".mask", ".0", " 2.5"]
+    names = {f"{dice.choice(['', 'd.1/'])}{dice.choice(STEMS)}{dice.choice(ends)}" for _ in range(9)}
+    members = sorted(f"{name}.{kind}" for name in names for kind in dice.choice([("jpg", "txt"), ("jpg",), ("txt",)]))
+    write_tar(folder / "a.tar", [(name, PAIR[0][1] if name.endswith("jpg") else b"A mug.") for name in members])
+    skips = Skips(1)
+    found = find_source(folder / "a.tar").records(skips)
+    add_up(found, skips)
+    whole = [name for name in names if {f"{name}.jpg", f"{name}.txt"} <= set(members)]
+    assert {f"a/{name}" for name in whole} <= {record.key for record in found}
+    images = sum(name.endswith("jpg") for name in members)
+    lone = sum(cause == "empty caption" for cause, _ in skips.rows.values())
+    assert images == len(found) + lone + skips.unread["jpg"], (members, skips)
 
 
 def joined_captions(dice, folder):
@@ -429,7 +470,17 @@ def ends_of_papermill(dice, folder):
 
 
 KINDS = {papermill_line: 80, settings_of_a_run: 40, rules_of_a_run: 60, table: 80, data_folder: 50, shards: 50}
-KINDS |= {cached: 20, run_folders: 25, joined_captions: 30, images: 60, release: 48, benchmark: 40, command_line: 30}
+KINDS |= {
+    layout: 60,
+    names_in_shards: 60,
+    cached: 20,
+    run_folders: 25,
+    joined_captions: 30,
+    images: 60,
+    release: 48,
+    benchmark: 40,
+    command_line: 30,
+}
 KINDS |= {damaged_checkpoint: 20, far_shards: 40, pipeline: 6, selections: 50, ends_of_papermill: 60}  # kind → cases
 NOT_WATCHED = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", "runs", "cache")
 "Folders in which git, Python and the tools of other tests, which run at the same time, write"

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['MAP_KINDS', 'SHARE_KINDS', 'CHANGE_COLOURS', 'AMOUNT_COLOURS', 'head_attention', 'gradient_map', 'open_user_image',
-           'View', 'encode_view', 'embed_phrases', 'on_finest_grid', 'rounded_range', 'number_text', 'MapColumn']
+           'View', 'encode_view', 'is_read_whole', 'embed_phrases', 'on_finest_grid', 'rounded_range', 'number_text',
+           'MapColumn']
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #a39b4be1
 import math
@@ -188,6 +189,15 @@ def encode_view(
     return View(pooled[0].float().cpu(), tokens[0].float().cpu(), grid, field, model, images)
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #e881e89a
+def is_read_whole(
+    towers: Towers,  # a model with its tokenizer
+    phrase: str,
+) -> bool:
+    "Whether the model's context holds a phrase"
+    ids, longer = towers.tokenizer([phrase, phrase + " and more"])
+    return not torch.equal(ids, longer)
+
+
 def embed_phrases(
     towers: Towers,  # a model with its tokenizer
     phrases: list[str],  # P of them
@@ -196,9 +206,9 @@ def embed_phrases(
     for phrase in phrases:
         if not phrase.strip():
             raise UserError("the phrase is empty; type a few words such as: a red mug")
-        ids, longer = towers.tokenizer([phrase, phrase + " and more"])
-        if torch.equal(ids, longer):
-            raise UserError(f"the phrase is longer than the {len(ids)} tokens the model reads: {phrase[:40]}…")
+        if not is_read_whole(towers, phrase):
+            length = towers.tokenizer([phrase]).shape[1]
+            raise UserError(f"the phrase is longer than the {length} tokens the model reads: {phrase[:40]}…")
     return embed_texts(towers, phrases, progress=False)
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #75a01515

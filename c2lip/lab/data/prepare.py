@@ -148,7 +148,7 @@ def _prepare_parts(work, notes, parts, workers, ray, progress):
             bar.update()
 
 # %% ../../../nbs/4_data/07_prepare.ipynb #b8f7eeff
-PARTS_FORMAT = 7  # changes with what a part holds: older parts are made again
+PARTS_FORMAT = 8  # changes with what a part holds: older parts are made again
 PATIENCE = 10.0  # seconds to wait for another prepare that is just ending
 OURS = ("captions.*", "manifest.json", "join.*", "part-*")  # names of what is written
 MARK = "prepare.json"  # says that files of these names are ours
@@ -190,6 +190,12 @@ def _total(targets):
     return total, skipped
 
 
+def _joined_note(captions, joined, unmatched):
+    "What the manifest says of the table whose captions were joined"
+    name = Path(captions).name
+    return dict(table=name, images_without_row=unmatched, rows=joined["rows"], skipped_rows=joined["skipped"])
+
+
 def _write_result(folder, targets, manifest):
     "All parts in one table, and the manifest"
     batches = (batch for target in targets for batch in pyarrow.parquet.ParquetFile(target).iter_batches(2**13))
@@ -209,6 +215,8 @@ def prepare(
     captions=None,  # a table with the captions of images in shards, such as DreamLIP's csv, by their url
     ray: str | None = None,  # None: processes of this machine; "local" or an address: Ray
     max_skipped: float = 0.1,  # largest share of a part that may be lost
+    image_column: str | None = None,  # column of a table's images; None: a usual one
+    part: str = "train",  # of data that have parts: train, val, test, or all
     sentences: bool = False,  # the sentences of captions become the captions of an image, as CLIC's corpora are made
 ) -> dict:  # the manifest: counts of all parts, pipeline, rules
     "Write captions.parquet with the phrases of every caption, and manifest.json; finished parts are kept"
@@ -216,7 +224,7 @@ def prepare(
     nlp = nlp or None
     chosen = asdict(make_rules(rules or {}))
     root = None if image_folder is None else project_root() / image_folder
-    data = find_source(source, root, None if captions else caption_column)
+    data = find_source(source, root, None if captions else caption_column, image_column, part)
     _check(data, folder, captions)
 
     busy = f"another prepare writes to {folder}: wait for it, or choose another folder"
@@ -226,9 +234,10 @@ def prepare(
         if captions:
             joined = index_captions(project_root() / captions, folder / "join.arrow", caption_column)
             data.join = folder / "join.arrow"
-        made_of = [PARTS_FORMAT, made_by, chosen, str(root), data.caption_column, joined, max_skipped, sentences]
+        columns = [data.caption_column, image_column, part]
+        made_of = [PARTS_FORMAT, made_by, chosen, str(root), *columns, joined, max_skipped, sentences]
         recipe = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-        skips = Skips(max_skipped)
+        skips = Skips(max_skipped, unread=data.left)
         marks = enumerate(map(data.mark, data.parts(skips)))
         notes = {folder / f"part-{n:05d}.parquet": dict(part=mark, recipe=recipe) for n, mark in marks}
         if skips.seen:
@@ -245,14 +254,11 @@ def prepare(
 
         skipped.update(skips.counts)
         manifest: dict = dict(total, skipped=dict(skipped), parts=len(notes), made_by=made_by, rules=chosen)
+        if skips.unread:
+            manifest["also"] = dict(skips.unread)
         if sentences:
             manifest["sentences"] = True
         if captions and joined:
-            manifest["joined"] = dict(
-                table=Path(captions).name,
-                images_without_row=unmatched,
-                rows=joined["rows"],
-                skipped_rows=joined["skipped"],
-            )
+            manifest["joined"] = _joined_note(captions, joined, unmatched)
         _write_result(folder, notes, manifest)
     return manifest

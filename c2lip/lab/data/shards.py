@@ -21,7 +21,16 @@ from braceexpand import braceexpand
 
 from ...core import UserError
 from ...core.files import parse_json, project_root, regular, replacing, user_path
-from .images import MAX_MEMBER, SHARD_IMAGES, TarPart, local_copy, remote_scheme, version_of
+from c2lip.lab.data.images import (
+    LINES,
+    MAX_MEMBER,
+    SHARD_IMAGES,
+    TarPart,
+    local_copy,
+    remote_scheme,
+    text_lines,
+    version_of,
+)
 from c2lip.lab.data.records import (
     CAPTION_NAMES,
     BadSample,
@@ -127,9 +136,9 @@ def _wanted_kind(info, name, skips):
 
     if not info.isreg():
         return None
-    kind = (base_plus_ext(info.name)[1] or "").lower()
+    kind = (base_plus_ext(info.name)[1] or "").lower().rpartition(".")[2]
     if kind not in MEMBERS:
-        skips.unread[kind.split(".")[-1] or "without extension"] += 1
+        skips.unread[kind or "without extension"] += 1
         return None
     if info.issparse() or info.size > MAX_MEMBER:
         skips.add(f"{name}/{info.name}", "member too large", f"{info.size} bytes")
@@ -152,7 +161,25 @@ def shard_samples(
         member = str(error.args[0]).split(": ")[0]
         return skips.add(f"{name}/{member}"[:160], "duplicate member")
 
-    yield from group_by_keys(_members(url, skips, name), handler=count)
+    for sample in group_by_keys(_members(url, skips, name), handler=count):
+        yield from _samples_in(sample, skips)
+
+
+def _samples_in(sample, skips):
+    "The samples of one key: webdataset ends it at the first dot, so `a 2.0.jpg` and `a 2.0.txt` are members of `a 2`"
+    about = {name: sample.pop(name) for name in [*sample] if name[:2] == "__"}
+    named: dict[str, dict] = {}
+    for member, data in sample.items():
+        middle, _, kind = member.rpartition(".")
+        named.setdefault(middle, {})[kind] = data
+
+    for middle, members in named.items():
+        is_whole = {"txt", "json"} & members.keys() and members.keys() & set(SHARD_IMAGES)
+        if middle and "" in named and not is_whole:  # "a.mask.png" beside "a.jpg"
+            skips.unread.update(members.keys())
+            continue
+        key = about["__key__"]
+        yield about | members | {"__key__": f"{key}.{middle}" if middle else key}
 
 
 def _members(url, skips, name):
@@ -229,17 +256,20 @@ def _facts(sample):
     if not isinstance(facts, dict):
         raise BadSample("bad JSON", "not an object")
     with suppress(UnicodeError):  # then it is no caption
-        facts.setdefault("txt", sample.get("txt", b"").decode("utf-8-sig"))
+        facts.setdefault("txt", text_lines(sample.get("txt", b"").decode("utf-8-sig")))
     return facts
 
 
-def _own_captions(sample, caption_column):
+def _own_captions(sample, caption_column, skips):
     "The captions of the keys that the user names, else of the first usual key, else of the .txt; raises `BadSample`"
     facts = _facts(sample)
     if caption_column:
         return captions_in(facts, name_list(caption_column))
-    texts = (caption_texts(facts.get(name)) for name in CAPTION_NAMES)
-    return captions_of(next(filter(None, texts), []), facts)
+    texts = {name: caption_texts(facts.get(name)) for name in CAPTION_NAMES}
+    used = next((name for name in CAPTION_NAMES if texts[name]), "txt")
+    if used == "txt" and len(texts[used]) > 1:
+        skips.unread[LINES] += 1
+    return captions_of(texts[used], facts)
 
 
 def _url(sample):
@@ -281,7 +311,7 @@ def shard_records(
         skips.unread.update(["further image of a sample"] * len(images[1:]))
         try:
             check_name(key + url)
-            captions = captions_of([row["caption"]], row) if row else _own_captions(sample, caption_column)
+            captions = captions_of([row["caption"]], row) if row else _own_captions(sample, caption_column, skips)
             if not images:
                 raise BadSample("missing file")
             if key in records:

@@ -22,8 +22,21 @@ import pyarrow
 from filelock import FileLock
 
 from ...core import UserError, did_you_mean, files, in_workers
-from ...core.files import MAX_TEXT, project_root, read_json, regular, replacing, write_json
-from .images import IMAGES, Bar, TarPart, remote_scheme, version_of
+from ...core.files import MAX_TEXT, project_root, read_json, regular, replacing, user_path, write_json
+from c2lip.lab.data.images import (
+    IMAGES,
+    LINES,
+    NOT_READ,
+    Bar,
+    TarPart,
+    choose_part,
+    kind_of,
+    part_of,
+    remote_scheme,
+    text_lines,
+    version_or_none,
+    walk_files,
+)
 from c2lip.lab.data.records import (
     NUMBERS,
     BadSample,
@@ -36,7 +49,7 @@ from c2lip.lab.data.records import (
     with_phrases,
 )
 from .shards import LOST, check_shards, shard_records, shard_urls
-from .tables import RECORD_SCHEMA, TABLES, in_pieces, place_names, record_row, table_records
+from .tables import RECORD_SCHEMA, TABLES, in_pieces, place_names, record_row, table_records, tables_in
 from ..world.captions import train_records
 
 # %% ../../../nbs/4_data/05_sources.ipynb #de350eaf
@@ -54,17 +67,23 @@ class Tables:
         places: list[str],  # paths or addresses
         image_folder=None,  # folder that a table's image paths start from; None takes the table's own
         caption_column: str | None = None,  # or several, with commas between; None: a usual one
+        image_column: str | None = None,  # None: a usual one
+        part: str = "train",  # of data that have parts
     ):
         self.places = places
         self.image_folder = image_folder
         self.caption_column = caption_column
+        self.image_column = image_column
+        self.part = part
+        self.left: Counter[str] = Counter()  # files of other parts
 
     def rows(
         self,
         skips: Skips,  # to count in
     ) -> Iterable[Record]:
         "The records in order, phrases as the source gives them"
-        return table_records(self.places, skips, self.image_folder, self.caption_column)
+        columns = self.caption_column, self.image_column
+        return table_records(self.places, skips, self.image_folder, *columns, self.part)
 
     def parts(
         self,
@@ -105,76 +124,70 @@ class Shards(Tables):
         return shard_records(place, skips, self.caption_column, name, self.join)
 
     def mark(self, part):
-        return _version(part[0])
-
-
-def _version(place):
-    "[name, size, time or ETag] of a file; None for what is not there"
-    try:
-        return [place, *version_of(place)]
-    except OSError:
-        return [place, None, None]
+        return version_or_none(part[0])
 
 # %% ../../../nbs/4_data/05_sources.ipynb #47c2114d
-def _kind(place):
-    "The extension of a path or an address"
-    return Path(place).suffix[1:].lower()
-
-
-def _walk_files(folder):
-    "Every file below a folder, in no order; `UserError` where the folder holds programs rather than images"
-    folder = Path(folder).resolve()
-    if folder in (Path(folder.anchor), files.project_of(folder)):
-        raise UserError(f"{folder} is no folder of images: name the one that holds them")
-
-    def refuse(error):
-        raise UserError(f"{error.filename} cannot be read: {error.strerror}")
-
-    for place, _, names in os.walk(folder, onerror=refuse):
-        yield from (Path(place, name) for name in names)
-
-
-def _read_captions(text):
-    "The captions in the text file of an image; raises `BadSample`"
+def _read_captions(image, text, skips):
+    "The captions in the text file of an image, one a line; raises `BadSample`"
+    if not image:
+        raise BadSample("text without an image")
+    check_name(image)
+    if kind_of(image) in NOT_READ:
+        raise BadSample("image of a format that is not read", f"save it as .jpg or .png: {image}")
+    if not text:
+        raise BadSample("no text file", str(image.with_suffix(".txt")))
     try:
-        return captions_of(caption_texts(regular(text, MAX_TEXT).read_text(encoding="utf8")), {})
-    except FileNotFoundError:
-        raise BadSample("no text file", str(text)) from None
+        lines = caption_texts(text_lines(regular(text, MAX_TEXT).read_text(encoding="utf-8-sig")))
     except (ValueError, OSError) as e:
         raise BadSample("bad text file", str(e)) from None
+    if len(lines) > 1:
+        skips.unread[LINES] += 1
+    return captions_of(lines, {})
 
 
 class Folder(Tables):
-    "A folder in which each image has a text file of its name beside it, sorted by path"
+    "A folder in which each image has a text file of its name beside it, sorted by path; every one of both counts"
 
     indexed = False
 
     def rows(self, skips):
         folder = Path(self.places[0]).resolve()
-        for path in sorted(p for p in _walk_files(folder) if _kind(p) in IMAGES):
+        files = {path.relative_to(folder).as_posix(): path for path in sorted(walk_files(folder))}
+        pairs = [name for name in files if kind_of(name) in (*IMAGES, *NOT_READ, "txt")]
+        chosen, left = choose_part(pairs, self.part, folder)
+        skips.unread.update(left)
+        pairs = [name for name in pairs if name in chosen]
+
+        texts = {files[name].with_suffix(""): name for name in pairs if kind_of(name) == "txt"}
+        images = [name for name in pairs if kind_of(name) != "txt"]
+        alone = texts.keys() - {files[name].with_suffix("") for name in images}
+        for key in [*images, *sorted(texts[stem] for stem in alone)]:
             skips.seen += 1
-            key = path.relative_to(folder).as_posix()
+            path = files[key]
+            text = files.get(texts.get(path.with_suffix(""), ""))
             try:
-                check_name(path)
-                yield Record.of(key, path, _read_captions(path.with_suffix(".txt")))
+                yield Record.of(key, path, _read_captions(path if path != text else None, text, skips))
             except BadSample as e:
                 skips.add(key, e.cause, e.detail)
 
 # %% ../../../nbs/4_data/05_sources.ipynb #ddcd7dc6
 def _find_in_folder(path):
-    "Its table of captions, else the folder itself where it holds text files, else its shards and tables"
-    captions = [file for file in map("captions.{}".format, TABLES) if (path / file).is_file()]
-    if len(captions) > 1:
-        raise UserError(f"{path} holds {', '.join(captions)}: name the one that counts")
-    if captions:
-        return [str(path / captions[0])]
-    if any(file.suffix == ".txt" for file in _walk_files(path)):
+    "Its tables of captions, else the folder itself where it holds text files, else its shards and tables"
+    parts = sorted(inner for inner in path.iterdir() if inner.is_dir() and part_of(inner.name))
+    tables = tables_in(path) or [table for inner in parts for table in tables_in(inner)]
+    if tables:
+        return tables
+    if any(kind_of(file) == "txt" for file in walk_files(path)):
         return [str(path)]
 
     places = [str(file) for kind in ("tar", "parquet") for file in sorted(path.glob(f"*.{kind}"))]
     if not places:
         usual = "captions.{" + ",".join(TABLES) + "}"
-        raise UserError(f"{path} holds no {usual}, no images with .txt files, no .tar shards and no .parquet tables")
+        named = [file.name for file in sorted(path.iterdir()) if kind_of(file) in TABLES]
+        raise UserError(
+            f"{path} holds no {usual}, no images with .txt files, no .tar shards and no .parquet tables; "
+            f"other tables are named one by one: {', '.join(named[:5]) or 'there is none'}"
+        )
     return places
 
 
@@ -185,7 +198,7 @@ def _find_at(path):
         raise UserError(f"there is no data at {path}{did_you_mean(path.name, names)}")
     if path.is_dir():
         return _find_in_folder(path)
-    if _kind(path) not in (*TABLES, "tar"):
+    if kind_of(path) not in (*TABLES, "tar"):
         raise UserError(f"{path} is neither a table ({', '.join(TABLES)}) nor a tar shard")
     return [str(path)]
 
@@ -194,6 +207,8 @@ def find_source(
     source,  # a folder, tables or tar shards, as `shard_urls` takes them
     image_folder=None,  # folder that a table's image paths start from; None takes the table's own
     caption_column: str | None = None,  # column or key of captions, or several with commas between; None: a usual one
+    image_column: str | None = None,  # column of a table's images; None: a usual one
+    part: str = "train",  # of data that have parts: train, val, test, or all
 ) -> Tables:
     "The source of a name; raise `UserError` if there is none"
     if not str(source).strip():
@@ -202,15 +217,22 @@ def find_source(
     if len(places) == 1 and not remote_scheme(places[0]):
         places = _find_at(Path(places[0]))
     if os.path.isdir(places[0]):
-        return Folder(places)
+        return Folder(places, part=part)
 
-    tables = [place for place in places if _kind(place) in TABLES]
+    names = place_names(places)
+    chosen, left = choose_part(names.values(), part, source)
+    places = [place for place, name in names.items() if name in chosen]
+    tables = [place for place in places if kind_of(place) in TABLES]
     if tables and (len(tables) < len(places) or any(map(remote_scheme, tables))):
         raise UserError(
             f"{source} holds tables beside shards, or tables on another machine, "
             f"such as {tables[0]}: name those that count"
         )
-    return (Tables if tables else Shards)(places, image_folder, caption_column)
+    kind = Tables if tables else Shards
+    image_folder = image_folder and project_root() / user_path(image_folder)
+    found = kind(places, image_folder, caption_column, image_column, part)
+    found.left = left
+    return found
 
 # %% ../../../nbs/4_data/05_sources.ipynb #62d877bc
 _NUMBERS = [(name, pyarrow.from_numpy_dtype(kind)) for name, kind in NUMBERS.items()]
@@ -259,7 +281,7 @@ class Index(Records):
         return self.table[name].to_numpy()[self.rows]
 
 # %% ../../../nbs/4_data/05_sources.ipynb #d82f37ab
-INDEX_FORMAT = 14  # changes with what an index holds: an older one is not found
+INDEX_FORMAT = 15  # changes with what an index holds: an older one is not found
 
 
 def _index_part(source, rules, part):
@@ -280,8 +302,16 @@ def _write_index(path, source, workers, rules):
             file.write_table(part)
 
     notes = dict(seen=skips.seen, left_out=skips.rows, unread=skips.unread)
-    write_json(path.with_suffix(".json"), notes)
+    write_json(path.with_suffix(".json"), notes | {"sha256": _digest(arrow, notes)})
     return Index(arrow), skips
+
+
+def _digest(arrow, notes):
+    "One digest of an index and of what was left out of it"
+    with regular(arrow).open("rb") as file:
+        total = hashlib.file_digest(file, "sha256")
+    total.update(json.dumps(notes, sort_keys=True).encode())
+    return total.hexdigest()
 
 
 def _load_index(path):
@@ -292,10 +322,11 @@ def _load_index(path):
         return None
     try:
         notes = read_json(beside)
+        whole = notes.pop("sha256") == _digest(arrow, notes)
         skips = Skips(seen=notes["seen"], unread=Counter(notes["unread"]))
         skips.rows = notes["left_out"]
         missing = [detail for cause, detail in skips.rows.values() if cause == "missing file"]
-        if not any(map(os.path.isfile, missing)):
+        if whole and not any(map(os.path.isfile, missing)):
             return Index(arrow), skips
     except (UserError, LookupError, TypeError, AttributeError, ValueError, OSError):
         pass
@@ -309,8 +340,9 @@ def _load_index(path):
 def _open_index(source, name, skips, workers, folder, rules):
     "The index of a source, made where it is not there, by one process of several that want it"
     with ThreadPoolExecutor(16) as pool:
-        versions = list(pool.map(_version, source.places))
-    made_of = json.dumps([INDEX_FORMAT, versions, str(source.image_folder), source.caption_column, rules])
+        versions = list(pool.map(version_or_none, source.places))
+    settings = [str(source.image_folder), source.caption_column, source.image_column, source.part, rules]
+    made_of = json.dumps([INDEX_FORMAT, versions, *settings])
     digest = hashlib.sha256(made_of.encode()).hexdigest()
     path = Path(folder or files.cache_folder(), f"index-{digest[:16]}")
 
@@ -339,6 +371,8 @@ def open_data(
     workers: int = 0,  # processes that read shards and find phrases; 0 does so here
     image_folder=None,  # folder that a table's image paths start from; None takes the table's own
     caption_column: str | None = None,  # column or key of captions, or several with commas between; None: a usual one
+    image_column: str | None = None,  # column of a table's images; None: a usual one
+    part: str = "train",  # of data that have parts: train, val, test, or all
     index_folder=None,  # where indexes are kept; None: the cache
     rules: dict | None = None,  # fields of `concepts.Rules` for phrases that are missing; None: the defaults
 ) -> Records:  # at least one record, each with its phrases
@@ -348,7 +382,8 @@ def open_data(
         skips.seen += images
         return Records(train_records(images), True, rules)
 
-    source = find_source(name, image_folder, caption_column)
+    source = find_source(name, image_folder, caption_column, image_column, part)
+    skips.unread.update(source.left)
     if source.indexed:
         records = _open_index(source, name, skips, workers, index_folder, rules)
     else:

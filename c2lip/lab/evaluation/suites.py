@@ -23,6 +23,7 @@ import torch
 from ...core import UserError, did_you_mean, files
 from ...core.files import cache_folder, cache_instead, folder_digest, project_root, shipped, user_path, write_json
 from ..data.images import BadImage, open_image
+from ..data.records import Skips
 from ..data.sources import find_source, open_data
 from .base import NotHere, Request, Scorer, Suite, suite_table
 from .embeddings import embed_images, embed_texts
@@ -308,18 +309,19 @@ def _write_held_back(records, folder):
 
 # %% ../../../nbs/5_evaluation/11_suites.ipynb #b9152747
 def choose_benchmark(
-    benchmark: str,  # "auto", "none", "world", or a benchmark folder
+    benchmark: str,  # "auto", "none", "world", a benchmark folder, or a data set
     data: str,  # what is trained on; "world" has its own benchmark
     held: Any,  # records held back from training
     folder: str | Path,  # run folder, where the held-back images go
     split: str = "test",  # of the world's benchmark
+    reading: dict | None = None,  # with which `open_data` reads a data set that is named
     **sizes: int,  # of the world's benchmark; of the records held back `images` at most
 ) -> Path | None:  # None: there is nothing to evaluate on
     "The benchmark folder of a run: the one named, the world's, or one made of the images held back"
     if benchmark == "none":
         return None
     if benchmark != "auto" or data == "world":
-        return benchmark_folder(data if benchmark == "auto" else benchmark, split, **sizes)
+        return open_benchmark(data if benchmark == "auto" else benchmark, folder, split, reading, **sizes)
     return _write_held_back(held[: sizes.get("images")], Path(folder) / "benchmark")
 
 
@@ -327,6 +329,7 @@ def open_benchmark(
     data: str,  # "world", a benchmark folder, or anything that `open_data` reads
     folder: str | Path,  # run folder, where the benchmark of a data set goes
     split: str = "test",  # of the world
+    reading: dict | None = None,  # with which `open_data` reads a data set
     images: int = 1000,  # of the world's retrieval, or of a data set at most
     **sizes: int,  # of the world: items, single
 ) -> Path:
@@ -336,13 +339,15 @@ def open_benchmark(
     if data == "world" or has_suites:
         return benchmark_folder(data, split, images=images, **sizes)
     try:
-        find_source(data)
+        find_source(data, **reading or {})
     except UserError:
         return benchmark_folder(data, split)  # a folder whose suites nobody knows yet, or a name that is wrong
 
-    records = open_data(data)
+    skips = Skips()
+    records = open_data(data, skips=skips, **reading or {})
     made = _write_held_back(records[:images], Path(folder) / "benchmark")
     if made is None:
         raise UserError(f"{data}: retrieval needs two images that can be opened")
-    print(f"{data} is a data set: retrieval over {min(len(records), images):,} of its {len(records):,} records")
+    used = min(len(records), images)
+    print(f"{data} is a data set: retrieval over {used:,} of its {len(records):,} records; {skips}")
     return made

@@ -29,7 +29,7 @@ from ..data.loading import Samples, batches, loader, neighbours_of
 from ..data.records import Records
 from ..evaluation.suites import choose_benchmark, evaluate
 from .checkpoint import CHECKPOINTS, binding, disk_errors, load_checkpoint, save_checkpoint
-from .config import Config
+from .config import Config, reading
 from .log import Log
 from c2lip.lab.training.step import (
     autocast_of,
@@ -108,7 +108,7 @@ def make_validator(
     "A function that validates: on the world's split, the held-back images, or a benchmark folder"
     place = Path(folder) / "validation"
     sizes = {"items": cfg.items, "images": cfg.bench_images}
-    home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", **sizes)
+    home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", reading(vars(cfg)), **sizes)
     if home is None:
         print("warning: no image to validate the run on; raise hold_back, or give validation a folder", flush=True)
         return None

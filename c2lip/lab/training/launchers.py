@@ -30,6 +30,7 @@ from c2lip.core.files import (
     write_json,
 )
 from c2lip.lab.training.config import (
+    READING,
     SHARED,
     Checked,
     Setting,
@@ -44,7 +45,7 @@ _MEASURED = ("split", "items", "bench_images", "device", "check_release")
 _TRIALS = (*SHARED, *_MEASURED, "threads")
 _TAKES = {
     "pretrain": tuple(settings_of()),
-    "evaluate": _MEASURED,
+    "evaluate": (*_MEASURED, *READING),
     "ablation": _TRIALS,
     "compare": _TRIALS,
     "interpolate": _TRIALS,

@@ -33,7 +33,7 @@ from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
 from ..relatives import build
 from .checkpoint import binding, disk_errors, read_checkpoint
-from .config import AUTO, Config, check, read_settings, settings_of
+from .config import AUTO, Config, check, read_settings, reading, settings_of
 from .fit import RUN_RESULTS, fit, make_validator
 from .launchers import save_parameters
 from .ranks import join_ranks, launch_ranks, supervised
@@ -62,7 +62,8 @@ def read_records(
 
     make_rules(cfg.phrase_rules)
     rules = cfg.phrase_rules or None
-    records = open_data(cfg.data, images=cfg.images, skips=counted, workers=cfg.workers, rules=rules)
+    how = reading(vars(cfg))
+    records = open_data(cfg.data, images=cfg.images, skips=counted, workers=cfg.workers, rules=rules, **how)
     return *split_holdout(records, cfg.hold_back), skips
 
 
@@ -80,7 +81,7 @@ def trained_images(
     if settings["data"] == "world" or source.resolve() != (root / user_path(data)).resolve():
         return 0, 0
 
-    records, held = split_holdout(open_data(data), settings["hold_back"])
+    records, held = split_holdout(open_data(data, **reading(settings)), settings["hold_back"])
     return len(records), len(records) + len(held)
 
 # %% ../../../nbs/6_training/10_run.ipynb #e9e0c6b7
@@ -279,7 +280,7 @@ def _train_here(setup):
     )
     validator = None
     if is_first:
-        counts = f"{len(samples)} images, {samples.records.phrase_count} phrases"
+        counts = f"{len(samples)} samples, {samples.records.phrase_count} phrases"
         print(f"{counts}; {setup.steps} steps of {cfg.batch_size} images; skipped: {samples.skips}", flush=True)
         if cfg.evaluate_every:
             validator = make_validator(cfg, setup.held, setup.folder)

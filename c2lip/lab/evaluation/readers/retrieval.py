@@ -17,6 +17,7 @@ from torch import Tensor
 from ....concepts import split_sentences
 from ....core import UserError
 from ....core.files import read_text
+from ...data.images import text_lines
 from c2lip.lab.evaluation.base import (
     Entry,
     Item,
@@ -61,10 +62,12 @@ def search_hits(
         parts.append(recall_hits(scores, positive[start : start + rows], ks))
 
     found: dict[int, Hits | None] = {}
-    fewest_wrong = len(gallery) - int(positive.sum(1).max())
+    wrong = (~positive).sum(1)
+    asks = wrong > 0  # a query that all candidates answer asks nothing
+    fewest_wrong = int(wrong[asks].min()) if asks.any() else 0
     for k in ks:
-        columns = zip(*(part[k][:3] for part in parts))
-        found[k] = Hits(*map(torch.cat, columns)) if k <= fewest_wrong else None
+        columns = [torch.cat(column)[asks] for column in zip(*(part[k][:3] for part in parts))]
+        found[k] = Hits(*columns) if k <= fewest_wrong else None
     return found
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #20aee1dd
@@ -75,9 +78,11 @@ def retrieval_task(
 ) -> Iterator[Row]:
     "Image to text (i2t) and text to image (t2i) over a whole file; None where fewer than K candidates are wrong"
     images = [item.image for item in items]
-    texts = [caption for item in items for caption in item.right]
-    owner = torch.tensor([n for n, item in enumerate(items) for _ in item.right])
-    right = owner == torch.arange(len(items))[:, None]
+    texts = list(dict.fromkeys(caption for item in items for caption in item.right))  # equal captions are one text
+    column = {text: n for n, text in enumerate(texts)}
+    right = torch.zeros(len(items), len(texts), dtype=torch.bool)
+    for row, item in enumerate(items):
+        right[row, [column[caption] for caption in item.right]] = True
 
     def pairs(image, text):
         return scorer.pairs([images[n] for n in image.tolist()], [texts[n] for n in text.tolist()])
@@ -153,8 +158,7 @@ def _read_shards(at):
     "clip-benchmark's retrieval layout"
     items = []
     for key, image, sample in shard_items(at, "test"):
-        lines = sample.get("txt", b"").decode("utf8", "replace").splitlines()
-        captions = [line.strip() for line in lines if line.strip()]
+        captions = text_lines(sample.get("txt", b"").decode("utf8", "replace"))
         if not captions:
             raise UserError(f"{key} has no captions: expected a .txt member with one in each line")
         items.append(Item(key, image, tuple(captions)))
