@@ -8,10 +8,18 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from pycocotools.mask import encode
 
 from c2lip.core import UserError
 from c2lip.lab.attention.maps import encode_view, head_attention
-from c2lip.lab.evaluation.localisation import coco_probes, coverage, localisation_rows, measure_map, scene_probes
+from c2lip.lab.data.images import _run_lengths
+from c2lip.lab.evaluation.localisation import (
+    coco_probes,
+    coverage,
+    localisation_rows,
+    measure_map,
+    scene_probes,
+)
 from c2lip.lab.evaluation.scores import score
 from c2lip.lab.world.drawn import Thing, object_mask
 from c2lip.lab.world.scenes import binding_scenes
@@ -126,10 +134,41 @@ def test_one_mask_in_every_notation(tmp_path):
         dict(segmentation=[[1, 2, 4, 2, 4, 6, 1, 6]]),
         dict(segmentation=[[1, 2, 4, 2, 4, 4, 1, 4], [1, 4, 4, 4, 4, 6, 1, 6]]),
         dict(segmentation=dict(size=[7, 9], counts=[9, 4, 3, 4, 3, 4, 36])),
+        dict(segmentation=dict(size=[7, 9], counts=encode(np.asfortranarray(BOX, np.uint8))["counts"].decode())),
         dict(bbox=[1, 2, 3, 4]),
     ):
         (probe,) = coco_probes(coco_file(tmp_path, segmentation), tmp_path)
         assert probe.phrase == "dog" and np.array_equal(probe.mask, BOX), segmentation
+
+
+def test_pycocotools_sees_only_masks_of_the_image(tmp_path):
+    "Its C checks nothing: what is beyond the image, or is too short, would be read from the heap or end the process"
+    draw = np.random.default_rng(0)
+    right = encode(np.asfortranarray(BOX, np.uint8))["counts"].decode()
+    wrong = [dict(size=size, counts=[9, 4, 3, 4, 3, 4, 36]) for size in ([9, 7], [7, 10], [10**5] * 2, [7])]
+    wrong += [
+        dict(size=[7, 9], counts=counts) for counts in ([], [63, -5, 5], [9, 4], [10**12], ["9", 54], "", right[:-1])
+    ]
+    wrong += [[[0, 0, far, 0, far, far]] for far in (1e9, -1e9, float("nan"), float("inf"), "1")] + [
+        [[1, 2, 3]],
+        [[]],
+        [7],
+    ]
+    for _ in range(100):
+        text = "".join(map(chr, draw.integers(48, 112, draw.integers(1, 9))))
+        if sum(_run_lengths(text)) != 63:
+            wrong.append(dict(size=[7, 9], counts=text))
+    for segmentation in wrong:
+        with pytest.raises(UserError, match="instances.json is not in COCO's format"):
+            coco_probes(coco_file(tmp_path, dict(segmentation=segmentation)), tmp_path)
+
+    file = coco_file(tmp_path, dict(bbox=[1, 2, 3, 4]))
+    data = json.loads(file.read_text())
+    for side in (10**6, 0, -1, 7.5, "7", None):
+        data["images"][0] |= dict(width=side, height=side)
+        file.write_text(json.dumps(data))
+        with pytest.raises(UserError, match="instances.json is not in COCO's format"):
+            coco_probes(file, tmp_path)
 
 
 def test_rivals_are_the_others_of_a_category_and_a_wrong_file_is_named(tmp_path):

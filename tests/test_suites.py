@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from benchmark_examples import EXAMPLE_COLOURS, put_image, put_json, say, two_squares, write_examples
 from PIL import Image
+from safetensors.torch import save_file
 from writing import encoded, write_tar
 
 from c2lip.core import UserError
@@ -396,13 +397,34 @@ def test_writers_at_once_leave_a_whole_file(tmp_path):
 
     def write(w):
         for i in range(w, w + 12):
-            keep_rows(tmp_path / "rows", {name(i): torch.full((3,), float(i))})
+            keep_rows(tmp_path / "rows", {name(i): torch.eye(19)[i]})
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
     rows = read_rows(tmp_path / "rows")
     found = {i: rows[name(i)] for i in range(19) if name(i) in rows}
-    assert found and all(row.eq(i).all() for i, row in found.items()) and len(list(tmp_path.iterdir())) == 1
+    assert found and all(row.argmax() == i for i, row in found.items()) and len(list(tmp_path.iterdir())) == 1
+
+
+def test_kept_embeddings_of_another_form_are_made_again(tmp_path):
+    "Whatever a file of the cache holds: rows are taken only where they could be this model's"
+    whole = {"keys": torch.arange(256, dtype=torch.uint8).view(8, 32), "rows": torch.eye(8)}
+    file = tmp_path / "rows"
+    for wrong in (
+        {},
+        {"rows": torch.full((8, 8), float("nan"))},
+        {"rows": 3 * torch.eye(8)},
+        {"rows": torch.eye(8).to(torch.int8)},
+        {"rows": torch.eye(9)[:8]},
+        {"rows": torch.eye(8)[:7]},
+        {"rows": torch.ones(8)},
+        {"keys": torch.zeros(8, 31, dtype=torch.uint8)},
+        {"keys": torch.zeros(8, 32)},
+    ):
+        save_file(whole | wrong, file)
+        assert len(read_rows(file, 8)) == (0 if wrong else 8), wrong
+    save_file({"keys": whole["keys"]}, file)
+    assert read_rows(file) == {}
 
 
 # --- files of the workbook's own layout

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['IMAGES', 'NOT_READ', 'SHARD_IMAGES', 'FORMATS', 'SCHEMES', 'PAUSES', 'MAX_MEMBER', 'LINES', 'PARTS', 'BadImage',
            'open_image', 'remote_scheme', 'version_of', 'version_or_none', 'local_copy', 'TarPart', 'kind_of',
-           'walk_files', 'text_lines', 'part_of', 'left_out', 'choose_part', 'Bar']
+           'walk_files', 'text_lines', 'part_of', 'left_out', 'choose_part', 'Bar', 'check_annotation']
 
 # %% ../../../nbs/4_data/02_images.ipynb #615c67d8
 import hashlib
@@ -23,7 +23,7 @@ from filelock import FileLock
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from ...core import UserError, short
+from ...core import Range, UserError, short
 from ...core.files import cache_folder, project_of, regular, replacing
 from .records import BadSample
 
@@ -302,3 +302,38 @@ class Bar(tqdm):
     "A progress bar without a thread of its own: workers are forked while it is shown"
 
     monitor_interval = 0
+
+# %% ../../../nbs/4_data/02_images.ipynb #752d3f76
+def _run_lengths(text):
+    "The numbers of COCO's compressed text: five bits a letter, from the third on the difference to two before"
+    counts: list[int] = []
+    place = value = 0
+    for letter in text:
+        bits = ord(letter) - 48
+        value |= (bits & 31) << place
+        place += 5
+        if not bits & 32:  # the last letter of a number
+            value -= (bits & 16) << (place - 4)
+            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+            place = value = 0
+    return counts
+
+
+def check_annotation(
+    image: dict,  # of a file in COCO's format, with height and width
+    annotation: dict,  # one of its, with a segmentation
+):
+    "Raise `ValueError` where pycocotools, whose C checks nothing, would read or write beyond the mask"
+    side = Range(1, 2**14)  # pixels
+    size = [image["height"], image["width"]]
+    good = all(type(length) is int and side.holds(length) for length in size)
+    parts = annotation["segmentation"]
+    if isinstance(parts, dict):
+        counts = parts["counts"] if isinstance(parts["counts"], list) else _run_lengths(parts["counts"])
+        whole = all(type(count) is int and count >= 0 for count in counts)
+        good = good and whole and parts["size"] == size and sum(counts) == size[0] * size[1]
+    for part in [] if isinstance(parts, dict) else parts:
+        numbers = all(type(x) in (int, float) and abs(x) <= 2 * side.most for x in part)
+        good = good and numbers and len(part) % 2 == 0 and len(part) >= 4
+    if not good:
+        raise ValueError(f"annotation {short(annotation.get('id'))} is no mask of its image of {short(size)}")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...concepts import canonical_caption, find_phrases, noun_phrases_many
-from ...core import Phrase, UserError, derive_seed, did_you_mean, one_line
+from ...core import Phrase, Range, UserError, derive_seed, did_you_mean, one_line
 from ...core.files import is_utf8, parse_json, regular
 
 # %% ../../../nbs/4_data/01_records.ipynb #b22fd0f3
@@ -73,6 +73,7 @@ class Skips:
     failed: int = 0  # those of them that could not be opened
 
     def __post_init__(self):
+        Range(0, 1).check("max_skipped", self.limit)
         self.rows = _rows_of(self.path)  # of a resumed run
 
     def add(
@@ -104,8 +105,7 @@ class Skips:
     @property
     def counts(self) -> dict[str, int]:
         "The number skipped by cause, the most frequent first"
-        causes = Counter(cause for cause, _ in self.rows.values())
-        return dict(causes.most_common())
+        return dict(Counter(cause for cause, _ in self.rows.values()).most_common())
 
     __str__ = _shown
 

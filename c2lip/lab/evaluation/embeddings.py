@@ -90,17 +90,21 @@ def _fingerprint(towers, part, precision="float32"):
 # %% ../../../nbs/5_evaluation/03_embeddings.ipynb #035d1e40
 def read_rows(
     file: Path,  # existing or not
+    width: int | None = None,  # D that they must have; None: any
 ) -> dict[bytes, Tensor]:  # digest of an input → its (D,) row
-    "The kept rows of a tower; a damaged file is reported and counts as missing"
+    "The kept rows of a tower; a file that holds anything else is reported and counts as missing"
     if not file.is_file():
         return {}
     try:
         held = safetensors.torch.load(file.read_bytes())
-    except (OSError, safetensors.SafetensorError):
-        print(f"the kept embeddings {file} are damaged; they are made again")
-        return {}
-    digests = map(bytes, held["keys"].numpy())
-    return dict(zip(digests, held["rows"]))
+        keys, rows = held["keys"], held["rows"]
+        unit = torch.allclose(rows.norm(dim=1), torch.ones(len(keys)), atol=1e-3)  # NaN is not close
+        if keys.dtype == torch.uint8 and keys.shape[1:] == (32,) and unit and rows.shape[1] == (width or rows.shape[1]):
+            return dict(zip(map(bytes, keys.numpy()), rows))
+    except (OSError, LookupError, RuntimeError, safetensors.SafetensorError):
+        pass  # no such file, or of another form
+    print(f"the kept embeddings {file} are damaged; they are made again")
+    return {}
 
 
 def keep_rows(
@@ -108,7 +112,7 @@ def keep_rows(
     rows: dict[bytes, Tensor],  # digest of an input, 32 bytes → its (D,) row
 ):
     "Add rows to those kept, in one step; where that cannot be written, say so"
-    rows = read_rows(file) | rows
+    rows = read_rows(file, len(next(iter(rows.values())))) | rows
     keys = torch.frombuffer(bytearray().join(rows), dtype=torch.uint8).view(-1, 32)
     content = safetensors.torch.save({"keys": keys, "rows": torch.stack([*rows.values()])})
     try:
@@ -141,7 +145,7 @@ def _rows_of(towers, part, inputs, digests, encode, options):
     if options.cache and isinstance(towers, Towers):
         name = f"{part}-{_fingerprint(towers, part, options.precision)}.safetensors"
         file = cache_folder(options.cache) / "embeddings" / name
-    rows = read_rows(file) if file else {}
+    rows = read_rows(file, towers.config.get("embed_dim")) if file else {}
     input_of = dict(zip(digests, inputs))
     new = [digest for digest in input_of if digest not in rows]
     if options.progress and len(new) < len(input_of):

@@ -25,7 +25,7 @@ from torch import Tensor
 from ...core import UserError
 from ...core.files import read_json
 from ...encoding import encode_images, evaluating
-from ..data.images import BadImage, open_image
+from ..data.images import BadImage, check_annotation, open_image
 from .base import Request, Row, Suite, require_files
 from .embeddings import embed_texts
 from .scores import Values
@@ -187,6 +187,7 @@ def _annotation_mask(index, annotation):
         bottom = top + height
         outline = [left, top, right, top, right, bottom, left, bottom]
         annotation = annotation | {"segmentation": [outline]}
+    check_annotation(index.imgs[annotation["image_id"]], annotation)
     mask = index.annToMask(annotation).astype(bool)
     step = math.ceil(max(mask.shape) / 160)
     return mask[step // 2 :: step, step // 2 :: step]

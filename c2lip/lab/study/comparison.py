@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch.utils.benchmark import Timer
 
-from ...core import UserError
+from ...core import Range, UserError
 from ...core.files import json_object, write_json
 from ..evaluation.records import read_record
 from ..relatives import build
@@ -74,6 +74,8 @@ def stored_costs(
             settings = method_settings(method, setup.settings, chosen)
             costs[method] = _step_cost(settings, samples, setup.device)
 
+    for method, seconds in costs.items():
+        Range(0, 3600, above=True).check(f"{file}: seconds of {method}", seconds)
     write_json(file, costs)
     return {method: costs[method] for method in methods}
 

@@ -18,11 +18,12 @@ import pandas as pd
 import torch
 
 from ...core import UserError, pick_device, seed_everything
-from ...core.files import read_json, write_json
+from ...core.files import json_object, write_json
 from ..data.loading import Samples
 from ..evaluation.records import keep_items
 from ..evaluation.suites import choose_benchmark, evaluate
 from ..relatives import build
+from ..training.checkpoint import disk_errors
 from ..training.config import SHARED, Config
 from ..training.fit import fit
 from ..training.interpolation import interpolate
@@ -31,6 +32,7 @@ from ..training.run import print_advice, read_records
 from ..training.step import choose_by_model, count_steps, fill_auto, values_by_model
 from ..world.scenes import write_groups
 from ...towers import Towers, load, save
+from ...towers.folders import digest
 
 # %% ../../../nbs/9_study/01_trials.ipynb #22f0b9d7
 class TrialSetup(NamedTuple):
@@ -99,39 +101,54 @@ def start_page(
     return start_trials(settings | given, run)
 
 # %% ../../../nbs/9_study/01_trials.ipynb #5d3d3cdc
+_MEASURED = ("table.csv", "items.parquet")
+
+
+def _is_measured(folder):
+    "Whether both files of `measure_model` are there as it wrote them"
+    kept = json_object(folder / "measured.json")
+    try:
+        return bool(kept) and all(digest(folder, name) == kept.get(name) for name in _MEASURED)
+    except OSError:  # a file is missing, or is none
+        return False
+
+
 def measure_model(
     model: Towers,
     setup: TrialSetup,  # with the benchmarks
     folder,  # becomes table.csv and, with what every item gave, items.parquet
 ) -> pd.DataFrame:  # suite, name, value (percent), se, n
     "Every row of every benchmark, with its standard error"
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     items: dict = {}
     tables = []
     for benchmark in setup.benchmarks:
         tables.append(evaluate(model, benchmark, batch_size=250, progress=False, hits=items, cache=None))
-    keep_items(items, Path(folder) / "items.parquet")
     table = pd.concat(tables, ignore_index=True)[["suite", "name", "value", "se", "n"]]
-    table.to_csv(Path(folder) / "table.csv", index=False)
+    with disk_errors(folder):
+        keep_items(items, folder / "items.parquet")
+        table.to_csv(folder / "table.csv", index=False)
+        write_json(folder / "measured.json", {name: digest(folder, name) for name in _MEASURED})
     return table
 
 # %% ../../../nbs/9_study/01_trials.ipynb #d41a646d
 def trial(
     settings: dict,  # of train.ipynb: method, seed, epochs …
     setup: TrialSetup,  # what all trials share
-    folder,  # of this trial; one that holds table.csv is done
+    folder,  # of this trial; one that holds a whole table.csv is done
 ) -> pd.DataFrame:  # suite, name, value, se, n
     "Train with `settings` and measure, unless the folder holds the result; a trial that was killed goes on"
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     trained = folder / "model"
-    measured = folder / "table.csv"
-    if trained.exists() or measured.exists():
-        before = read_json(folder / "params.json")
+    measured = _is_measured(folder)
+    if (folder / "params.json").exists():
+        before = json_object(folder / "params.json")
         if Config.of(before) != Config.of(settings):  # a default that is given makes no other trial
             raise UserError(f"{folder} holds a trial with other settings; give another run_dir or delete it")
-    if measured.exists():
-        return pd.read_csv(measured)
+    if measured:
+        return pd.read_csv(folder / "table.csv")
 
     write_json(folder / "params.json", settings)
     cfg = Config.of({"log_every": 100, "save_every": 10**9, **settings, "resume": True})
@@ -183,7 +200,10 @@ def run_trials(
     run,  # the run folder; trials.csv is written there
     samples_of: Callable[[PlannedTrial], Samples] | None = None,  # the images of a trial; None: the setup's, for all
 ) -> pd.DataFrame:  # as `read_trials` gives
-    "Measure the base, and run every trial that the run folder does not hold"
+    "Measure the base, and run every trial that the run folder does not hold; `UserError` for the same one twice"
+    names = [(planned.model, planned.budget, planned.folder) for planned in plan]
+    if len({*names}) < len(names):
+        raise UserError("a trial is in the plan twice: give each seed and each value once")
     measure_model(setup.base, setup, Path(run) / "base")
     begun = time.perf_counter()
     for number, planned in enumerate(plan, 1):
@@ -210,7 +230,7 @@ def measure_shares(
         name = f"{planned.model}, α {share:g}"
         folder = f"{planned.folder}-{share}"
         average = planned._replace(model=name, folder=folder, drawn=(*planned.drawn, ("share", share)))
-        if not (Path(run) / folder / "table.csv").exists():
+        if not _is_measured(Path(run) / folder):
             print(f"{name}, seed {planned.settings['seed']}", flush=True)
             trained = load(str(Path(run) / planned.folder / "model"), setup.device)
             measure_model(interpolate(setup.base, trained, share), setup, Path(run) / folder)

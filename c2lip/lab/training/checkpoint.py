@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ...core import UserError
+from ...core import UserError, one_line
 from ...core.files import regular, replacing
 from ..data.records import Records
 from .config import MAY_CHANGE, Config
@@ -60,6 +60,9 @@ def _write(state, path):
         os.fsync(f.fileno())
 
 
+_PARTS = {"step": int, "settings": dict, "model": dict, "objective": dict, "optimizer": dict}
+
+
 def _read(path):
     "The state in a checkpoint, None where it is damaged"
     try:
@@ -67,7 +70,9 @@ def _read(path):
         with open(path, "rb") as f:
             f.seek(size)
             intact = f.read() == _digest(path, size)
-        return torch.load(path, map_location="cpu", weights_only=True) if intact else None
+        state = torch.load(path, map_location="cpu", weights_only=True) if intact else {}
+        whole = all(isinstance(state[part], kind) for part, kind in _PARTS.items()) and state["step"] >= 0
+        return state if whole else None
     except Exception:
         return None  # whatever a damaged or hostile file does to the reader
 
@@ -168,7 +173,10 @@ def load_checkpoint(
     state = read_checkpoint(folder, settings)
     if state is None:
         return 0
-    towers.model.load_state_dict(state["model"])
-    method.objective.load_state_dict(state["objective"])
-    optimizer.load_state_dict(state["optimizer"])
+    try:
+        towers.model.load_state_dict(state["model"])
+        method.objective.load_state_dict(state["objective"])
+        optimizer.load_state_dict(state["optimizer"])
+    except (RuntimeError, ValueError, LookupError) as e:
+        raise UserError(f"the checkpoint in {folder} is of another model or method: {one_line(e, 200)}") from None
     return state["step"]

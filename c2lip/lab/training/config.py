@@ -290,6 +290,7 @@ def _check_value(name, setting, value):
         read, _ = KINDS[setting.kind]
         result = read(value)
         fits = setting.range.holds(result) if setting.range else not setting.words
+        fits = fits and (result != [] or not setting.default)  # a list that means something may not be empty
         if fits and b"\0" not in str(result).encode("utf8"):
             return result
     meant = did_you_mean(value, setting.words)

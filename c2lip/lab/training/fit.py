@@ -64,8 +64,11 @@ def _rows_of_skills(table):
 def skills(
     table: pd.DataFrame,  # of `evaluate`
 ) -> dict[str, float]:  # percent; NaN where nothing was measured
-    "Three means of a table, by v·t: composition, zero_shot and retrieval"
-    return {skill: float(rows.value.mean()) for skill, rows in _rows_of_skills(table).items()}
+    "Three means of a table, by v·t: composition, zero_shot and retrieval; and own captions without the image"
+    rows = _rows_of_skills(table)
+    if (rows["composition"].suite == "own_captions").any():
+        rows["without_image"] = table[(table.suite == "own_captions") & (table.name == "without the image")]
+    return {skill: float(of_skill.value.mean()) for skill, of_skill in rows.items()}
 
 # %% ../../../nbs/6_training/07_fit.ipynb #23d13360
 _LOGGED = {"composition": "composition", "zero_shot": "zero-shot", "retrieval": "R@1"}  # skill → its name in the log

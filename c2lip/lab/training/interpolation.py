@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 
-from ...core import UserError
+from ...core import Range, UserError
 from .fit import average_weights
 from ...towers import Towers, load
 
@@ -86,17 +86,22 @@ def choose_alpha(
     margin: float = 1.0,  # points that zero-shot and retrieval may lose against α = 0
 ) -> InterpolationChoice:
     "The α of the best composition that keeps the other skills; raise `UserError` if composition is missing"
-    if margin < 0:
-        raise UserError(f"margin is at least 0 points, not {margin}")
+    Range(0, 100).check("margin", margin)
     if swept.composition.isna().any():
         raise UserError("no sugarcrepe, sugarcrepe_pp or own_captions was measured: no composition to choose by")
+    if not (swept.alpha == 0).any():
+        raise UserError("the sweep has no α of 0, against which the others could be measured")
 
-    guarded = [skill for skill in ("zero_shot", "retrieval") if swept[skill].notna().all()]
-    before = swept[swept.alpha == 0].iloc[0]
-    kept = swept[guarded] >= before[guarded] - margin - 1e-9
-    allowed = (swept.alpha == 0) | kept.all(axis=1)
+    guarded = [skill for skill in ("zero_shot", "retrieval") if swept[skill].notna().any()]
+    gains = swept - swept[swept.alpha == 0].iloc[0]
+    allowed = (gains[guarded] >= -margin - 1e-9).all(axis=1)  # NaN, too, is not allowed
+    if "without_image" in swept:
+        allowed &= gains.composition > gains.without_image
+    allowed |= swept.alpha == 0
     best = swept[allowed].sort_values(["composition", "alpha"], ascending=[False, True]).iloc[0]
 
     names = " and ".join(guarded).replace("_", "-") or "any other skill (none was measured)"
+    if "without_image" in swept:
+        names += ", and gain more than without the image"
     rule = f"the best composition of all α that lose at most {margin:g} points of {names}; of equals the smallest α"
     return InterpolationChoice(float(best.alpha), rule, allowed)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
+from PIL import Image
+
 from ....core import UserError, did_you_mean
 from ..base import Item, Request, Suite, macro, pick, read_entries, require_files, suite_data
 from c2lip.lab.evaluation.choices import (
@@ -70,6 +72,22 @@ def _triple_rows(tasks, scorer):
         for question, hits in triple_hits(items, scorer).items():
             found[f"{task} {question}"] = clustered(hits, items)
     return {name: found[name] for name in dict.fromkeys([*TRIPLES, *found]) if name in found}
+
+
+def _grey():
+    return Image.new("RGB", (224, 224), "grey")
+
+
+def _read_own_captions(request: Request) -> Suite:
+    "Edited captions of held-back images, and the same with a grey image: what is right there needs no image"
+    suite = read_sugarcrepe(request, ("swap", "replace", "add"))
+    blind = [item._replace(image=_grey) for items in suite.items.values() for item in items]
+
+    def measure(scorer):
+        yield from suite.measure(scorer)
+        yield "without the image", choice_hits(blind, scorer)
+
+    return suite._replace(images=suite.images | {_grey: "own_captions"}, measure=measure)
 
 
 def _read_sugarcrepe_pp(request: Request) -> Suite:  # or a drawn one of its form
@@ -328,7 +346,7 @@ COMPOSITION = {
     "heldout/world_sugarcrepe": read_sugarcrepe,
     "heldout/world_sugarcrepe_pp": _read_sugarcrepe_pp,
     "heldout/binding": _binding,
-    "own_captions": partial(read_sugarcrepe, tasks=("swap", "replace", "add")),
+    "own_captions": _read_own_captions,
     "size_and_place": _sizes,
     "world_winoground": _read_winoground,
     "winoground": _read_winoground,
