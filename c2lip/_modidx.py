@@ -626,6 +626,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                  'c2lip/lab/dev/command.py'),
                                        'c2lip.lab.dev.command._print_table': ('dev/command.html#_print_table', 'c2lip/lab/dev/command.py'),
                                        'c2lip.lab.dev.command._read_rules': ('dev/command.html#_read_rules', 'c2lip/lab/dev/command.py'),
+                                       'c2lip.lab.dev.command._recipe': ('dev/command.html#_recipe', 'c2lip/lab/dev/command.py'),
                                        'c2lip.lab.dev.command._runs': ('dev/command.html#_runs', 'c2lip/lab/dev/command.py'),
                                        'c2lip.lab.dev.command._settings': ('dev/command.html#_settings', 'c2lip/lab/dev/command.py'),
                                        'c2lip.lab.dev.command._suites': ('dev/command.html#_suites', 'c2lip/lab/dev/command.py'),

@@ -355,9 +355,11 @@ const c2lip = (() => {
     },
   };
   function ask(question, phrases, caption) { // phrases, and what the question makes of them; a text where it changes nothing
-    const changed = phrases.map(phrase => QUESTIONS[question](phrase, [...phrases, ...caption]));
-    const wanted = unique([...phrases, ...changed.filter(Boolean)]).slice(0, 4);
-    return wanted.join('|') == phrases.join('|') ? `${question}: there is nothing to change in ${phrases.join(' | ') || 'no phrase'}` : wanted;
+    const made = phrases.map(phrase => [phrase, QUESTIONS[question](phrase, [...phrases, ...caption])])
+      .filter(([, other]) => other && !phrases.includes(other));
+    if (!made.length) return `${question} makes nothing new of ${phrases.join(' | ') || 'no phrase'}`;
+    const both = unique([...phrases, ...made.map(([, other]) => other)]);
+    return (both.length > 4 ? unique(made.flat()) : both).slice(0, 4);
   }
 
   function rivals(phrase, truth) { // kind → what the phrase might be mistaken for
@@ -513,9 +515,13 @@ const c2lip = (() => {
     return make('figure', {}, ...parts);
   }
 
-  function section(phrase, shown, i, ranked) { // shown: columns, whose map i is that of the phrase; ranked: of each model, its ranks
+  function outlinesOf(phrase) { // of the things that the phrase is true of
     const said = new Set(wordsOf(phrase).map(w => w.lower)), named = D.words.nouns.some(w => said.has(w));
-    const outlines = now.outlines.filter((_, i) => named && [...known].every(w => !said.has(w) || now.scene.things[i].words.includes(w)));
+    return now.outlines.filter((_, i) => named && [...known].every(w => !said.has(w) || now.scene.things[i].words.includes(w)));
+  }
+
+  function section(phrase, shown, i, ranked) { // shown: columns, whose map i is that of the phrase; ranked: of each model, its ranks
+    const outlines = outlinesOf(phrase);
     const concepts = [embed(0, phrase), embed(1, phrase)];
     const both = concepts.map((c, m) => scores(now.seen[m], c));
     both.push(both[1].map((s, i) => s - both[0][i]));
@@ -575,7 +581,10 @@ const c2lip = (() => {
     if (!phrases.length) return `${now.scene.name}: type a phrase, or a caption to take phrases from`;
     let label = D.labels[kind] + (kind == 'softmax' ? ` at β = ${+scale.toPrecision(3)}` : '');
     D.names.forEach((name, m) => notes.push(...doubts(name, now.scene.things.length > 0, phrases.map((p, i) => [p, ranked[i][m]]))));
-    return [`${now.scene.name}: ${phrases.map(p => `“${p}”`).join(', ')}`, D.names.join(' → '), label, ...notes].join(' · ');
+    const titles = list => list.map(p => `“${p}”`).join(', ');
+    const absent = now.scene.things.length ? phrases.filter(p => !outlinesOf(p).length) : [];
+    if (absent.length) notes.push(`nothing in this scene is called ${titles(absent)}`);
+    return [`${now.scene.name}: ${titles(phrases)}`, D.names.join(' → '), label, ...notes].join(' · ');
   }
 
   function show(phrases = now.phrases) { // draw what is chosen; what cannot be drawn changes the status alone

@@ -205,7 +205,7 @@ def test_a_visit(page, tmp_path):
     assert "Which sentence fits the image?" in page.inner_text(PANEL) and page.locator(".c2lip-scores tr").count() == 3
     chip = page.locator(".c2lip-chips button:not(.mod-primary)", has_text="a ").first
     wanted = chip.inner_text()
-    assert wanted != "a striped red key" and f"“{wanted}”" in after(page, chip.click)
+    assert wanted != "a striped yellow kite" and f"“{wanted}”" in after(page, chip.click)
     # another model of the menu
     menu = page.locator(f"{PANEL} select").nth(1)
     assert "→ tuned" in after(page, lambda: menu.select_option(label="tuned"))
@@ -357,11 +357,11 @@ def test_the_app(servers, browser):
     nameless = [role for role, name in found if role in CONTROLS and not name]
     assert not nameless, nameless
     controls = {name for role, name in found if role in CONTROLS}
-    assert {"β", "opacity", "phrase", "show “a striped red key” too"} <= controls
+    assert {"β", "opacity", "phrase", "show “a striped yellow kite” too"} <= controls
     assert any(name.startswith("binding 9: ") for name in controls), controls
     alts = [name for role, name in found if role in ("image", "img")]
     assert sum(name.startswith("map of “a red cat”, ") for name in alts) == 3, alts
-    assert sum(name.startswith("image: a spotted orange key, a striped red key") for name in alts) == 1
+    assert sum(name.startswith("image: a pink kite, a striped yellow kite") for name in alts) == 1
     assert all(alts) and page.get_attribute(".c2lip-live", "aria-live") == "polite"
     shown, link = settle(page)[0], page.get_by_text("link to this view").get_attribute("href")
     assert "empty" in enter(page, PHRASE, " ") and page.locator(".c2lip-wrong").count()

@@ -113,7 +113,8 @@ CAPTION = (
 SWAPPED = CAPTION.replace("white", "blue").replace("pink", "white").replace("blue", "pink")
 ACTS = (  # what is done on the page, and the same in the explorer
     ("click", "summary", {}),
-    ("press", "#chips span:nth-child(2) button", "Enter", dict(phrase="a striped red key")),
+    ("click", "text=without attribute", dict(question="without attribute")),  # with four on show
+    ("press", "#chips span:nth-child(2) button", "Enter", dict(phrase="a striped yellow kite")),
     ("click", "text=centred", dict(kind="centred")),
     ("uncheck", "#map-smooth", dict(smooth=False)),
     ("click", "text=similarity", dict(kind="similarity")),
@@ -129,6 +130,16 @@ ACTS = (  # what is done on the page, and the same in the explorer
     ("click", "text=swap nouns", dict(question="swap nouns")),
     ("fill", "#phrase", "a|b|c|d|e", dict(phrase="a|b|c|d|e")),
 )
+
+
+def test_a_models_name_stays_in_the_pages_data(tmp_path, monkeypatch):
+    import page as writer
+
+    names = ["<!--<script>", "</script>\\", "\u2028&'\""]
+    monkeypatch.setattr(writer, "data", lambda *models: dict(names=names))
+    writer.write_page(tmp_path / "maps.html")
+    held = (tmp_path / "maps.html").read_text().partition('id="data">')[2].partition("</script>")[0]
+    assert json.loads(held)["names"] == names and "<" not in held
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")

@@ -205,6 +205,9 @@ def _show(chosen, menu):
         embedded = kind_of_model(model.towers) == "embedded"
         shown.scores.append(scores)
         shown.doubts += questions.doubts(_short_name(name), embedded, exhibit.scene is not None, scores)
+    absent = [title for title, outline in zip(shown.titles, outlines) if exhibit.scene and outline is None]
+    if absent:
+        shown.doubts.append(f"nothing in this scene is called {', '.join(absent)}")
 
     if chosen.phrase:
         shown.columns = _columns(chosen, models, shown.scores)

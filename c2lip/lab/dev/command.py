@@ -127,8 +127,11 @@ def _suites():
 
 def _settings():
     from c2lip.lab.training.config import allowed_values, settings_of
+    from c2lip.lab.training.launchers import launcher, launcher_settings
 
-    for name, setting in settings_of().items():
+    known = launcher_settings(launcher("train"))
+    for name in settings_of():
+        setting = known[name]
         yield name, str(setting.default), f"{setting.help}; {allowed_values(setting)}"
 
 
@@ -198,11 +201,19 @@ def _add_runs(p):
     p.add_argument("folder", nargs="?", default="", metavar="FOLDER", help="where the runs lie (default: runs/)")
 
 
+def _recipe(word):
+    "A file as it is typed, else the recipe of that name that ships"
+    ships = shipped("recipes") / f"{Path(word).stem}.yaml"
+    return str(ships) if ships.exists() and not Path(word).exists() else word
+
+
 def _launch(name, words):
-    "Become papermill, which takes the words as they are"
+    "Become papermill, which takes the words as they are, but for a recipe's name"
     from c2lip.lab.training.launchers import launcher
 
     words = ["--help-notebook" if word in ("-h", "--help") else word for word in words]
+    options = ["", *words]
+    words = [_recipe(word) if option in ("-f", "--parameters_file") else word for option, word in zip(options, words)]
     os.execv(sys.executable, [sys.executable, "-m", "papermill", str(launcher(name)), *words])
 
 

@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from scipy.special import stdtrit
 
-from ...core import UserError, short
+from ...core import UserError, one_line, short
 from ...core.files import json_object, project_root, read_json, shipped, write_json
 from .scores import Hits, Mean, Values, differences, half_width, over_seeds, score, weighted
 
@@ -86,7 +86,7 @@ def name_models(
             parts = [part for part in Path(given).parts if part not in ("..", "/")]
             if parts[1:] and parts[-1] == "model":
                 parts.pop()  # the name of its run says more
-            label = parts[-1] if parts else ""
+            label = one_line(parts[-1], 60) if parts else ""
 
         if not label or not model:
             raise UserError(f"the model {given!r} has no name; give base, a release folder or an open_clip name")

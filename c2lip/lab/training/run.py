@@ -33,7 +33,7 @@ from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
 from ..relatives import build
 from .checkpoint import binding, disk_errors, read_checkpoint
-from .config import AUTO, Config, check, read_settings, reading, settings_of
+from .config import AUTO, Config, check, read_methods, read_settings, reading, settings_of
 from .fit import RUN_RESULTS, fit, make_validator
 from .launchers import save_parameters
 from .ranks import join_ranks, launch_ranks, supervised
@@ -92,6 +92,9 @@ def _warnings(cfg, steps, towers, records):
     if times > 9.99:
         yield f"lr {cfg.lr:g} is {times:g} times the {usual_lr:g} that suits this model; take -p lr {usual_lr:g}"
 
+    if cfg.lr * steps < 5e-4:
+        yield f"{steps} steps at lr {cfg.lr:g} move no weight by more than {cfg.lr * steps:.1g}: raise epochs, or lr"
+
     if cfg.warmup > steps:
         yield (
             f"warmup {cfg.warmup} is longer than the run ({steps} steps), which never reaches its lr; "
@@ -124,7 +127,7 @@ def _auto_values(given, taken):
     "Name → value of the settings that were auto"
     before = vars(given) | given.options
     after = vars(taken) | taken.options
-    return {name: after[name] for name in (*CHOSEN, *taken.options) if before[name] == AUTO}
+    return {name: after[name] for name in (*CHOSEN, *read_methods()[taken.method]) if before.get(name) == AUTO}
 
 
 def print_advice(

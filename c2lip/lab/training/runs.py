@@ -78,16 +78,16 @@ def _last_step(folder):
 
 
 def _scores(folder):
-    "(before, after) of a run's table, in percent; None where it has no such figure"
+    "What a run's table measured first, before and after, in percent; None where it has no such figure"
     with suppress(OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
-        table = pd.read_csv(regular(folder / "table.csv"))
+        table = pd.read_csv(regular(folder / "table.csv"), usecols=["suite", "name", "value", "against", "model"])
         table = table[table.against.isna() & (table.model != "blind")]
         rows = table[table.suite.isin(["sugarcrepe", "world_sugarcrepe"]) & (table.name == "average")]
         if rows.empty:
-            rows = table[(table.suite == table.suite[0]) & (table.name == table.name[0])]
+            rows = table[(table.suite == table.suite.iloc[0]) & (table.name == table.name.iloc[0])]
         *before, after = pd.to_numeric(rows.value, errors="coerce").tolist()
-        return before[0] if before else None, after
-    return None, None
+        return f"{rows.suite.iloc[0]} {rows.name.iloc[0]}", before[0] if before else None, after
+    return None, None, None
 
 
 def _row_of(folder):
@@ -96,20 +96,21 @@ def _row_of(folder):
     settings = json_object(params)
     method = settings.get("method") or settings.get("methods") or ""  # one, or those that the run compares
     started = (params if params.exists() else folder).stat().st_mtime
-    before, after = _scores(folder)
+    score, before, after = _scores(folder)
     return {
         "run": folder.name,
         "when": pd.Timestamp.fromtimestamp(started).floor("s"),
         "method": one_line(str(method).strip("[]").replace("'", ""), 200),
         "data": one_line(settings.get("data", ""), 200),
         "steps": _last_step(folder),
+        "score": score,
         "before": before,
         "after": after,
         "state": run_state(folder),
     }
 
 # %% ../../../nbs/6_training/08_runs.ipynb #057e623e
-_COLUMNS = ["run", "when", "method", "data", "steps", "before", "after", "state"]
+_COLUMNS = ["run", "when", "method", "data", "steps", "score", "before", "after", "state"]
 
 
 def list_runs(
