@@ -7,6 +7,7 @@ __all__ = ['method_settings', 'stored_costs', 'plan_comparison', 'at_share', 'fi
 
 # %% ../../../nbs/9_study/07_comparison.ipynb #33847394
 import itertools
+from copy import copy
 from pathlib import Path
 
 import pandas as pd
@@ -50,9 +51,13 @@ def _step_cost(settings, samples, device):
     method.objective.to(device).train()
     step = Step(model, method, autocast=autocast_of(cfg, device))
 
+    samples = copy(samples)
+    samples.whole = method.whole
+    drawn = [samples[i % len(samples)] for i in range(cfg.batch_size)]
+
     def two_steps():
         for number in (1, 2):  # a method may take turns itself
-            batch = method.view(samples, number).to(device)
+            batch = method.view(drawn, number).to(device)
             train_step(step, optimizer, batch, number)
 
     timer = Timer("two_steps()", globals={"two_steps": two_steps}, num_threads=torch.get_num_threads())
@@ -68,11 +73,10 @@ def stored_costs(
     "What a step costs, measured once: a comparison that goes on must go on with the same lengths"
     file = Path(run) / "cost.json"
     costs = json_object(file)
-    samples = [setup.samples[i % len(setup.samples)] for i in range(setup.settings["batch_size"])]
     for method in methods:
         if method not in costs:
             settings = method_settings(method, setup.settings, chosen)
-            costs[method] = _step_cost(settings, samples, setup.device)
+            costs[method] = _step_cost(settings, setup.samples, setup.device)
 
     for method, seconds in costs.items():
         Range(0, 3600, above=True).check(f"{file}: seconds of {method}", seconds)
