@@ -29,12 +29,10 @@ from c2lip.methods import Step
 from c2lip.towers import load, save
 from c2lip.towers.folders import base_folder
 
-METHODS = "plain c2lip clic negclip concrete_jungle macco labclip tripletclip beta_clip read_clip".split()
+METHODS = "plain c2lip clic negclip concrete_jungle macco labclip tripletclip".split()
 EQUAL = [{"concepts": "pool", "duplicates": duplicates} for duplicates in ("separate", "mask", "merge")]
 CASES = [("siglip", name, 1, {}) for name in METHODS]
-CASES += [
-    ("clip", name, 1, {}) for name in ("plain", "clic", "negclip", "tripletclip", "macco", "beta_clip", "read_clip")
-]
+CASES += [("clip", name, 1, {}) for name in ("plain", "clic", "negclip", "tripletclip", "macco")]
 CASES += [(kind, "c2lip", 1, options) for kind in ("siglip", "clip") for options in EQUAL]
 CASES += [("siglip", "clic", 2, {}), ("siglip", "clip", 1, {})]  # CLIC's second step is a plain one
 CASES += [("siglip", "c2lip", 1, {"trainable": r"text\..*"})]

@@ -8,11 +8,11 @@ __all__ = ['negclip', 'labclip', 'tripletclip']
 # %% ../../../nbs/3_relatives/08_negclip.ipynb #b6f50692
 import re
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
-from ...core import Range, UserError, check_choice
+from ...core import UserError, check_choice
 from .concrete_jungle import replaced_view
 from .edits import ALL_KINDS, edit_captions
 from ..world.captions import world_scene
@@ -21,8 +21,8 @@ from ...methods import Method, Objective, caption_view, further_texts, step_gene
 from ...towers import Towers, has_bias
 
 # %% ../../../nbs/3_relatives/08_negclip.ipynb #a192482a
-def _negclip_view(towers, kinds=ALL_KINDS, way="swap", hard=1):
-    "Images, captions and so many hard captions of each, where they can be made"
+def _negclip_view(towers, kinds=ALL_KINDS, way="swap"):
+    "Images, captions and a hard caption of each, where it can be made"
     plain = caption_view(towers)
 
     def view(samples, step):
@@ -31,15 +31,9 @@ def _negclip_view(towers, kinds=ALL_KINDS, way="swap", hard=1):
         captions = [sample.caption for sample in samples]
         phrases = [sample.phrases for sample in samples]
 
-        texts = []
-        owner = []
-        for _ in range(hard):
-            edits = edit_captions(way, captions, phrases, chance, kinds)
-            for i, edit in enumerate(edits):
-                if edit:
-                    texts.append(edit[1])
-                    owner.append(i)
-        batch.texts["hard"] = further_texts(towers, texts, owner)
+        edits = edit_captions(way, captions, phrases, chance, kinds)
+        hard = {i: edit[1] for i, edit in enumerate(edits) if edit}
+        batch.texts["hard"] = further_texts(towers, list(hard.values()), list(hard))
         return batch
 
     return view
@@ -90,10 +84,9 @@ def negclip(
     towers: Towers,  # of either kind
     kinds: list | str = "all",  # which kinds are exchanged: noun, adjective, verb, adverb, phrase; "all" of them
     negatives: Literal["swap", "replace", "add"] = "swap",  # how a hard caption is made
-    hard: Annotated[int, Range(1, 20)] = 1,  # hard captions of each caption
 ) -> Method:
     "NegCLIP: hard captions by exchanging words; softmax for CLIP towers, the sigmoid form for those with a bias"
-    view = _negclip_view(towers, _chosen_kinds(kinds), negatives, hard)
+    view = _negclip_view(towers, _chosen_kinds(kinds), negatives)
     loss = _hard_contrast(has_bias(towers))
 
     def losses(f, batch, terms):
