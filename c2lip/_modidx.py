@@ -2148,6 +2148,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                              'c2lip.trees._Tree': ('1_method/trees.html#_tree', 'c2lip/trees.py'),
                              'c2lip.trees._Tree.end': ('1_method/trees.html#_tree.end', 'c2lip/trees.py'),
                              'c2lip.trees._Tree.is_noun': ('1_method/trees.html#_tree.is_noun', 'c2lip/trees.py'),
+                             'c2lip.trees._address_match': ('1_method/trees.html#_address_match', 'c2lip/trees.py'),
                              'c2lip.trees._can_begin_compound': ('1_method/trees.html#_can_begin_compound', 'c2lip/trees.py'),
                              'c2lip.trees._is_ing_form': ('1_method/trees.html#_is_ing_form', 'c2lip/trees.py'),
                              'c2lip.trees._is_latin': ('1_method/trees.html#_is_latin', 'c2lip/trees.py'),
@@ -2159,4 +2160,5 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                              'c2lip.trees._without_verb_at_the_end': ('1_method/trees.html#_without_verb_at_the_end', 'c2lip/trees.py'),
                              'c2lip.trees.base_phrases': ('1_method/trees.html#base_phrases', 'c2lip/trees.py'),
                              'c2lip.trees.is_english': ('1_method/trees.html#is_english', 'c2lip/trees.py'),
-                             'c2lip.trees.load_pipeline': ('1_method/trees.html#load_pipeline', 'c2lip/trees.py')}}}
+                             'c2lip.trees.load_pipeline': ('1_method/trees.html#load_pipeline', 'c2lip/trees.py'),
+                             'c2lip.trees.whole_words': ('1_method/trees.html#whole_words', 'c2lip/trees.py')}}}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import ftfy
 
 from .core import Phrase, UserError, check_choice, in_workers
-from .trees import WORD_LISTS, Span, base_phrases, is_english, load_pipeline
+from .trees import HYPHENATED, WORD_LISTS, Span, base_phrases, is_english, load_pipeline, whole_words
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -268,8 +268,12 @@ def phrases_of(
     words = [token.lower_ for token in doc]
     text = doc.text
     found, seen = [], set()
-    for first, end in _candidates(doc, words, rules):
-        phrase = _characters(doc, text, first, end)
+    phrases = [_characters(doc, text, first, end) for first, end in _candidates(doc, words, rules)]
+    if HYPHENATED.search(text):
+        places = [(phrase.start, phrase.end) for phrase in phrases if phrase.text]
+        joined = whole_words(places, text, articles=not rules.strip_determiners)
+        phrases = [Phrase(text[start:end], start, end) for start, end in joined]
+    for phrase in phrases:
         number = phrase_number(phrase.text)
         if rules.drop_repeats and number in seen:
             continue

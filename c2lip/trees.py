@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['WORD_LISTS', 'WORD', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'BRACKETS', 'SIGNS',
-           'PARTICIPLE', 'NO_COMPOUND', 'is_english', 'load_pipeline', 'Span', 'base_phrases']
+__all__ = ['WORD_LISTS', 'WORD', 'HYPHENATED', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE',
+           'BRACKETS', 'SIGNS', 'PARTICIPLE', 'NO_COMPOUND', 'is_english', 'load_pipeline', 'whole_words', 'Span',
+           'base_phrases']
 
 # %% ../nbs/1_method/05_trees.ipynb #e4175a73
 WORD_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shipped("words.yaml")).items()}
@@ -42,7 +43,8 @@ def is_english(
     if not text.isascii() and not _is_latin(text):
         return False
     text = re.sub(rf"(?i:{_OF_NAME})(?=[A-Z])", "", text)  # "Los Angeles", "Leonardo da Vinci"
-    words = WORD.findall(re.sub(_OF_NAME, "", text.lower(), count=1))  # "los angeles"
+    at_start = rf"^\W*(?:\w+\s+(?=d[aei]l?\s))?{_OF_NAME}"  # "los angeles", "leonardo da vinci"
+    words = WORD.findall(re.sub(at_start, "", text.lower()))
     foreign = sum(word in WORD_LISTS["foreign"] for word in words)
     english = sum(word in WORD_LISTS["english"] for word in words)
     return bool(words) and foreign <= english
@@ -62,9 +64,16 @@ _BETWEEN_WORDS = re.compile(
 )
 
 
+def _address_match(own):
+    "An address as spaCy knows it, but no two words with a full stop and no space between: a mug.blue"
+    two_words = re.compile(r"[^\W\d_]+\.(?!(?:com|net|org|edu|gov)$)[^\W\d_]+", re.I)
+    return lambda word: None if two_words.fullmatch(word) else own(word)
+
+
 @lru_cache(maxsize=4)
 def _load(source):
     import spacy  # here, because it takes most of a second and imports torch
+    from spacy.util import compile_infix_regex
 
     try:
         for file in Path(source).rglob("*"):
@@ -83,13 +92,38 @@ def _load(source):
             f"{source}/config.cfg asks for code of its own, which is not run, or is damaged: {one_line(e, 200)}"
         ) from None
     tokenizer: Any = nlp.tokenizer
-    tokenizer.infix_finditer = _BETWEEN_WORDS.finditer
-    tokenizer.url_match = None  # it would take "a mug.blue" for an address
+    infixes = [*(nlp.Defaults.infixes or ()), _BETWEEN_WORDS.pattern]
+    tokenizer.infix_finditer = compile_infix_regex(infixes).finditer
+    tokenizer.url_match = _address_match(tokenizer.url_match) if tokenizer.url_match else None
 
     probe = nlp("A red couch stands by the tall building.")
     if not (probe.has_annotation("DEP") and probe[2].pos_):
         raise UserError(f"the spaCy pipeline {source!r} does not both tag and parse; expected one like en_core_web_sm")
     return nlp
+
+# %% ../nbs/1_method/05_trees.ipynb #359190d0
+HYPHENATED = re.compile(r"[^\W_]+(?:[-‐‑][^\W_]+)+")
+_ARTICLE = re.compile(r"(?<![-‐‑\w])(?:an?|the)\s+$", re.I)
+
+
+def whole_words(
+    places: list[tuple[int, int]],  # first character of each phrase and one past its last, in order
+    text: str,  # the caption
+    articles: bool = True,  # whether a phrase takes the article before such a word
+) -> list[tuple[int, int]]:  # in order; those that such a word joins are one
+    "Places of which none begins or ends inside a hyphenated word"
+    words = [match.span() for match in HYPHENATED.finditer(text)]
+    whole = []
+    for start, end in places:
+        for first, last in words:
+            if first <= start < last:
+                article = _ARTICLE.search(text[:first]) if articles else None
+                start = article.start() if article else first
+            end = last if first < end < last else end
+        if whole and (start < whole[-1][1] or any(text[last:start] == " " for _, last in words)):
+            start = min(start, whole.pop()[0])
+        whole.append((start, end))
+    return whole
 
 # %% ../nbs/1_method/05_trees.ipynb #f441c623
 UNIFIED = {"nmod:poss": "poss", "compound:prt": "prt", "npadvmod": "obl", "predet": "det", "preconj": "cc"}
