@@ -186,7 +186,7 @@ BUDGETS = {
     "rooms that export": 80,
     "rooms of the heart": 20,
     "lines of the largest room": 400,
-    "public functions and classes": 520,
+    "public functions and classes": 535,
     "parameters of train": 22,
     "parameters of all launchers": 115,
     "words of notebooks": 52_000,
@@ -194,8 +194,9 @@ BUDGETS = {
     "words of the study": 2_800,
     "cells of the study": 35,
 }
-# Of these, five percent stay free: who finds less removes a capability that nobody uses, and folds no line
-SLACK = ("nodes of the library", "nodes of the tests", "words of notebooks")
+# Of these, five percent stay free: who finds less removes a capability that nobody uses, and folds no line.
+# Of the library three: the second version of the benchmark, the score of parts and the doors used up the rest.
+SLACK = {"nodes of the library": 0.97, "nodes of the tests": 0.95, "words of notebooks": 0.95}
 DENSITY = {
     "nodes a statement": 8.5,
     "nodes a statement in the densest room": 10,
@@ -270,7 +271,7 @@ def density():
 
 def test_budgets():
     "A capability has one form; what is over its budget is cut elsewhere, or the budget is raised with a reason"
-    limits = {what: limit * 0.95 if what in SLACK else limit for what, limit in BUDGETS.items()}
+    limits = {what: limit * SLACK.get(what, 1) for what, limit in BUDGETS.items()}
     over = {what: size for what, size in sizes().items() if size > limits[what]}
     assert not over, f"over budget: {over}, of {limits}"
 

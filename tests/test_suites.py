@@ -20,9 +20,9 @@ from writing import encoded, write_tar
 
 from c2lip.core import UserError
 from c2lip.lab.evaluation.base import Item, Scorer
-from c2lip.lab.evaluation.blind import blind_table
 from c2lip.lab.evaluation.choices import choice_hits, winoground_hits
 from c2lip.lab.evaluation.embeddings import embed_images, embed_texts, keep_rows, read_rows
+from c2lip.lab.evaluation.published import blind_table
 from c2lip.lab.evaluation.readers.classes import read_classes
 from c2lip.lab.evaluation.readers.composition import word_orders
 from c2lip.lab.evaluation.readers.retrieval import search_hits

@@ -8,8 +8,9 @@ import pytest
 
 from c2lip.lab.relatives.edits import word_bag
 from c2lip.lab.world.benchmark import make_item, write_benchmark
-from c2lip.lab.world.captions import train_records
+from c2lip.lab.world.captions import numbered_scene, train_records
 from c2lip.lab.world.drawn import COLOURS, HELD_OUT, Scene, draw_scene, make_scene, object_mask
+from c2lip.lab.world.questions import DOUBTS, KINDS, _is_new, write_questions
 
 # Of the first sixteen training images, with Python 3.11; the drawing itself was compared with 3.12 and 3.13 before
 PIXELS = "dbb5f17de5f617be636e2ed33d84e645677ee002f18322631b467612541893c2"
@@ -72,3 +73,26 @@ def test_masks_cover_what_was_drawn():
         masks = np.any([object_mask(t) for t in scene.things], axis=0)
         assert (changed & ~masks).mean() < 0.05  # shadows are outside the masks
         assert (masks & changed).sum() > 0.5 * masks.sum()  # white objects on light ground hardly change a pixel
+
+
+def test_a_question_of_two_scenes_cannot_be_answered_without_an_image(tmp_path):
+    "Twins exchange their texts; so does every score of a text alone, which is then right once in two"
+    write_questions(tmp_path, 12, "validation")
+    rows = {}
+    for suite, kinds in (("world_sugarcrepe_2", KINDS), ("doubts", DOUBTS)):
+        for kind in kinds:
+            rows[kind] = list(json.loads((tmp_path / suite / f"{kind}.json").read_text()).values())
+
+    assert {len(of_kind) for of_kind in rows.values()} == {12, 8, 6}
+    for kind, of_kind in rows.items():
+        for first, second in zip(of_kind[::2], of_kind[1::2]):
+            assert first["question"] == second["question"] and first["filename"] != second["filename"], kind
+            assert (first["caption"], first["negative_caption"]) == (second["negative_caption"], second["caption"])
+            assert first["caption"] != second["caption"], kind
+            images = [(tmp_path / "images" / row["filename"]).read_bytes() for row in (first, second)]
+            assert images[0] != images[1], f"{kind}: both scenes look alike"
+
+
+def test_scenes_of_questions_are_new():
+    scenes = [numbered_scene("train", i) for i in range(200)]
+    assert not any(_is_new(scene) for scene in scenes if len(scene.things) > 1)
