@@ -27,14 +27,17 @@ from c2lip.lab.data.prepare import prepare
 from c2lip.lab.data.records import Skips
 from c2lip.lab.data.sources import Tables, find_source, open_data
 from c2lip.lab.evaluation.readers.classes import read_classes
+from c2lip.lab.evaluation.records import keep_record
 from c2lip.lab.evaluation.suites import read_folder
-from c2lip.lab.training.config import Config
+from c2lip.lab.training.config import Config, complete
 from c2lip.lab.training.launch import check_run, complete_line
+from c2lip.lab.training.launchers import save_parameters
 from c2lip.lab.training.log import read_log
 from c2lip.lab.training.run import train
 from c2lip.lab.world.base import new_towers
 from c2lip.towers import load, save
 from c2lip.towers.folders import base_folder
+from c2lip.towers.transformers import to_hugging_face
 
 pytestmark = pytest.mark.timeout(90)  # no case may wait for ever
 SMALL = dict(images=32, batch_size=8, epochs=1, warmup=1, log_every=1, save_every=2, threads=1, batches="random")
@@ -93,7 +96,7 @@ def test_a_full_disk(tmp_path, capfd):
             refused(lambda: train(SMALL, folder), str(folder), words, "there is no checkpoint yet")  # noqa: B023
         assert not list(folder.glob("checkpoint*"))
     with largest_file():
-        refused(lambda: save(load("base"), tmp_path / "model"), "the release folder", "cannot be written")
+        refused(lambda: save(load("base"), tmp_path / "model"), "model cannot be written (File too large)")
     assert not list((tmp_path / "model").glob("*.tmp"))
     train({**SMALL, "keep_checkpoint": True}, tmp_path / "run")
     (tmp_path / "run" / "checkpoint.pt").unlink()  # a kill between two: the one before is whole
@@ -102,6 +105,44 @@ def test_a_full_disk(tmp_path, capfd):
         refused(lambda: train(again, tmp_path / "run"), "step 4: the checkpoint", "from its last checkpoint")
     assert train({**SMALL, "resume": True}, tmp_path / "run")
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("moment", range(9))
+def test_a_release_is_the_old_one_or_the_new_one(tmp_path, monkeypatch, moment):
+    "A kill while it is written, or before one of its files is moved: what is loaded is whole"
+    older = load("base")
+    save(older, tmp_path / "model")
+    newer = load("base")
+    with torch.no_grad():
+        newer.model.logit_bias += 1
+    moved, replace = [], Path.replace
+
+    def killed(file, place):
+        if len(moved) == moment:
+            raise KeyboardInterrupt
+        moved.append(file)
+        return replace(file, place)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(newer, tmp_path / "model")
+    monkeypatch.undo()
+    finished = any((tmp_path / "model").glob(".whole/*"))
+    bias = load(str(tmp_path / "model")).model.logit_bias
+    assert torch.equal(bias, (newer if finished else older).model.logit_bias) and finished == (moment > 2)
+
+
+def test_what_is_written_on_a_full_disk_is_not_begun(tmp_path, monkeypatch):
+    "One line each, and an empty folder: a model for transformers, the explorer's figures, a record, a table"
+    explorer = Explorer(["base"])
+    clip = load("base_clip")
+    rows = pd.DataFrame({"value": range(10**5)})
+    writers = [lambda: to_hugging_face(clip, tmp_path / "a"), lambda: explorer.save(f"{tmp_path}/a")]
+    writers += [lambda: keep_record("a", {"trials": rows}, "a line", folder=tmp_path)]
+    for write in writers:
+        with largest_file(200_000):
+            refused(write, str(tmp_path / "a"), "cannot be written (File too large); make room")
+        assert not list((tmp_path / "a").iterdir())
 
 
 def test_a_run_is_not_written_over(tmp_path):
@@ -129,6 +170,7 @@ def test_a_resumed_run_has_what_it_began_with(tmp_path):
     rows = [{"image": (folder / f"i{i}.png").read_bytes(), "caption": f"a red mug {i} and a box"} for i in range(40)]
     settings = {**SMALL, "data": str(data), "hold_back": 0.0, "model": start, "batches": "neighbours", "resume": True}
     run.mkdir()
+    save_parameters(complete(settings), run)
     np.save(run / "neighbours.npy", np.zeros((40, 3), np.int32))  # of a run that died
     for change in ("", "captions", "image", "weights"):
         changed = [row | {"caption": row["caption"].replace("mug 5", "cup 5")} for row in rows]
@@ -157,7 +199,7 @@ def test_a_folder_of_the_users_own_is_no_run_dir(tmp_path):
         line = ["papermill", str(ROOT / "nbs" / "train.ipynb"), name]
         refused(partial(complete_line, line), f"{name} is no place for the executed notebook")
     call = partial(check_run, ROOT / "nbs" / "train.ipynb", {"run_dir": str(tmp_path), "data": str(tmp_path)})
-    refused(call, "holds the data", "another run_dir")
+    refused(call, "holds", "another run_dir")
     for left in ("checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl"):
         (tmp_path / left).write_text("")
         for launcher in ("compare", "ablation", "prepare"):
@@ -341,7 +383,7 @@ def test_what_is_small_and_unpacks_without_end(tmp_path):
     pd.DataFrame({"image": ["i0.png"] * 10**6, "caption": "a red mug"}).to_parquet(tmp_path / "t.parquet")
     refused(lambda: read(tmp_path / "t.parquet", tmp_path), "1,000,000 rows", "repeat each other")
     levels = (f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 9))
-    refused(lambda: parse_yaml("\n".join(["a0: &a0 {k: 1}", *levels]), "recipe.yaml"), "more than 10,000 entries")
+    refused(lambda: parse_yaml("\n".join(["a0: &a0 {k: 1}", *levels]), "recipe.yaml"), "more than 100,000 values")
 
 
 def counted(shards):

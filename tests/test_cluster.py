@@ -74,23 +74,24 @@ def test_a_killed_rank_ends_the_run_and_is_named(own, tmp_path, capfd):
     for i, row in enumerate(rows):
         row["image"] = str(own / row["image"]) if i != 9 else "broken.png"
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run_dir = tmp_path / "run"
     found = []
 
     def run():
         try:
-            train({**LONG, "data": str(tmp_path / "t.jsonl"), "gpus": 2}, tmp_path)
+            train({**LONG, "data": str(tmp_path / "t.jsonl"), "gpus": 2}, run_dir)
         except UserError as e:
             found.append(str(e))
 
     job = threading.Thread(target=run)
     job.start()
-    wait_for(lambda: steps(tmp_path))
-    os.kill(ranks(tmp_path)[1], signal.SIGKILL)
+    wait_for(lambda: steps(run_dir))
+    os.kill(ranks(run_dir)[1], signal.SIGKILL)
     job.join(60)
     assert not job.is_alive() and "rank 1 was killed by signal 9" in found[0]
-    wait_for(lambda: not ranks(tmp_path), 10)
-    listed = sum(len((tmp_path / name).read_text().splitlines()) for name in ("skipped.jsonl", "skipped-1.jsonl"))
-    assert listed in (1, 2) and read_log(tmp_path)[-1]["skipped"] == listed, "by the rank that met it, or by both"
+    wait_for(lambda: not ranks(run_dir), 10)
+    listed = sum(len((run_dir / name).read_text().splitlines()) for name in ("skipped.jsonl", "skipped-1.jsonl"))
+    assert listed in (1, 2) and read_log(run_dir)[-1]["skipped"] == listed, "by the rank that met it, or by both"
 
 
 def kernel(_, folders):
@@ -133,7 +134,7 @@ def test_a_rank_that_raises_ends_the_run_with_its_own_traceback(own, tmp_path, c
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     write_json(tmp_path / "ranks.json", {**LONG, "data": str(own), "gpus": 2})
     with pytest.raises(UserError, match="rank 1: RuntimeError: a GPU fell off the bus"):
-        launch_ranks("broken_run", [tmp_path / "ranks.json", tmp_path], 2)
+        launch_ranks("broken_run", [tmp_path / "ranks.json", tmp_path / "run"], 2)
     end, out = time.time(), capfd.readouterr().out
     assert "[rank 1] Traceback (most recent call last):" in out
     assert re.search(r'broken_run.py", line \d+, in broken', out)
@@ -181,6 +182,7 @@ def test_two_machines_train_what_one_process_does(own, tmp_path):
 
 def test_after_several_ranks_the_model_is_loaded_where_the_base_was(tmp_path, monkeypatch):
     monkeypatch.setattr(run_room, "launch_ranks", lambda *words: None)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     monkeypatch.setattr(run_room, "load", lambda name, device="cpu": (Path(name), device))
     monkeypatch.setattr(run_room, "pick_device", lambda name: f"where {name} is")
     assert train({**SMALL, "gpus": 8, "device": "auto"}, tmp_path) == (tmp_path / "model", "where auto is")
@@ -194,6 +196,6 @@ def test_slurm_s_file_may_be_submitted_again_before_the_first_checkpoint(own, tm
     recipe = write_recipe(tmp_path, SMALL | {"data": own})
     home = tmp_path / "run"
     home.mkdir()
-    (home / "params.json").write_text("{}")  # a job that ended while it loaded
+    (home / "params.json").write_text(json.dumps(complete({"data": str(own)})))  # of a job that ended while it loaded
     run_room.train_from_terminal([str(recipe), str(home), words[-1]])
     assert read_log(home)[-1]["step"] == 4

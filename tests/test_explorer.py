@@ -123,7 +123,7 @@ def test_everything_comes_back(state, tmp_path):
     assert other.update(state="http://127.0.0.1:8866/?" + selection_text(state.selection)), other.error
     assert replace(other.selection, image=state.selection.image) == state.selection
     (tmp_path / "maps.png").write_text("mine")
-    with pytest.raises(UserError, match="not the explorer's"):
+    with pytest.raises(UserError, match="holds maps.png"):
         state.save(str(tmp_path))
     (tmp_path / "maps.png").unlink()
     data = json.loads((state.save(str(tmp_path)) / "maps.json").read_text())

@@ -8,13 +8,15 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import socketserver
 import struct
 import threading
 import warnings
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -30,7 +32,9 @@ from c2lip.concepts import load_pipeline, make_rules, noun_phrases
 from c2lip.core import UserError
 from c2lip.core.files import shipped
 from c2lip.lab.attention.controls import read_selection
+from c2lip.lab.attention.explorer import Explorer
 from c2lip.lab.data.images import NOT_READ, BadImage, open_image
+from c2lip.lab.data.prepare import prepare
 from c2lip.lab.data.records import Skips
 from c2lip.lab.data.shards import index_captions
 from c2lip.lab.data.sources import find_source, open_data
@@ -41,11 +45,13 @@ from c2lip.lab.training.config import Config, check, read_settings
 from c2lip.lab.training.launch import check_run, failure
 from c2lip.lab.training.launchers import read_parameters
 from c2lip.lab.training.log import read_log
+from c2lip.lab.training.run import train
 from c2lip.lab.training.runs import list_runs
 from c2lip.lab.training.step import parameter_groups
 from c2lip.methods.c2lip import c2lip
-from c2lip.towers import load
+from c2lip.towers import load, save
 from c2lip.towers.folders import RELEASED, base_folder
+from c2lip.towers.transformers import to_hugging_face
 
 LAUNCHERS = sorted(path for path in (ROOT / "nbs").glob("*.ipynb") if path.stem != "index")
 TIMES = int(os.environ.get("C2LIP_FUZZ", 1))  # as many cases as written below
@@ -469,8 +475,85 @@ def ends_of_papermill(dice, folder):
     assert len(lines) == 2 and all(line.isprintable() for line in lines) and len(lines[0]) < 2500, lines
 
 
+def training(place):
+    train(dict(images=8, batch_size=8, epochs=1, warmup=0, threads=1, device="cpu", evaluate_every=0), place)
+
+
+def releasing(place):
+    save(load("base"), place)
+
+
+def exporting(place):
+    to_hugging_face(load("base_clip"), place)
+
+
+explorer = cache(partial(Explorer, ("base",)))  # one for all cases
+
+
+def exploring(place):
+    explorer().save(place)
+
+
+def preparing(place):
+    prepare(str(Path(place).resolve().parent / "t.csv"), place, progress=False)
+
+
+WRITTEN = {
+    training: [
+        "params.json",
+        "given.json",
+        "metrics.jsonl",
+        "model",
+        "checkpoint.pt",
+        "lock",
+        "benchmark",
+        "notes.txt",
+    ],
+    releasing: [*RELEASED, "record.json", "README.md"],
+    exporting: ["config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"],
+    exploring: ["maps.json", "maps.png", "maps.svg", "maps.pdf"],
+    preparing: ["captions.parquet", "manifest.json", "prepare.json", "part-00000.parquet"],
+}
+"What writes into a folder → names that it writes, or that are of no run"
+MINE = [b"mine", b"{}", b'{"state": 1, "made_by": null}', b'{"cells": [], "metadata": {}}']
+
+
+def everything(folder):
+    "What lies in a folder: each file's bytes, each link's target, each folder"
+    paths = sorted(folder.rglob("*"))
+    return {p: os.readlink(p) if p.is_symlink() else p.is_file() and p.read_bytes() for p in paths}
+
+
+def output_places(dice, folder):
+    "A file, folder or link of the user's where something would be written: a refusal, and every byte is as before"
+    write_rows(folder / "t.csv", ROWS)
+    put_small_images(folder)
+    target = folder / "target"
+    target.mkdir()
+    (folder / "link").symlink_to(target)
+    (folder / "elsewhere").write_bytes(b"linked")
+    writer = dice.choice(list(WRITTEN))
+    theirs = target / dice.choice(WRITTEN[writer])
+    how = dice.randrange(4)
+    if how == 0:
+        (theirs / "images").mkdir(parents=True)
+        (theirs / "images" / "000000.png").write_bytes(b"mine")
+    elif how == 1:
+        theirs.symlink_to(folder / "elsewhere")
+    else:
+        theirs.write_bytes(dice.choice(MINE))
+    before = everything(folder)
+
+    spelt = dice.choice([f"{target}/", f"{target}/../target", f"{folder}//target", f"{folder}/link"])
+    with pytest.raises(UserError, match=re.escape(theirs.name)):
+        writer(spelt)
+    after = everything(folder)
+    assert {path: after.get(path) for path in before} == before
+
+
 KINDS = {papermill_line: 80, settings_of_a_run: 40, rules_of_a_run: 60, table: 80, data_folder: 50, shards: 50}
 KINDS |= {
+    output_places: 28,
     layout: 60,
     names_in_shards: 60,
     cached: 20,

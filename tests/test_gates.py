@@ -195,8 +195,9 @@ BUDGETS = {
     "cells of the study": 35,
 }
 # Of these, five percent stay free: who finds less removes a capability that nobody uses, and folds no line.
-# Of the library three: the second version of the benchmark, the score of parts and the doors used up the rest.
-SLACK = {"nodes of the library": 0.97, "nodes of the tests": 0.95, "words of notebooks": 0.95}
+# Of the library three, of the tests four: the second version of the benchmark, the score of parts and the doors used
+# up the rest.
+SLACK = {"nodes of the library": 0.97, "nodes of the tests": 0.96, "words of notebooks": 0.95}
 DENSITY = {
     "nodes a statement": 8.5,
     "nodes a statement in the densest room": 10,

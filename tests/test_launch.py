@@ -42,6 +42,7 @@ for i in range(1, 10):
 print(flush=True)
 print("step 9, validation: " + " · ".join(f"suite {i} 98.5 (-0.4)" for i in range(6)))
 print("step 1 loss 0.5", flush=True)"""
+BOMB = "\n".join(["data: &a0 [1]", *(f"b{i}: &a{i} [{9 * f'*a{i - 1}, '}]" for i in range(1, 19))])
 IMPORTS = """import os, time
 from c2lip.core.files import project_root
 from c2lip.lab.training import launchers
@@ -130,8 +131,10 @@ def test_any_setting_may_be_given(toy):
     [
         ("-p run_dir settings.ini", 2, "cannot be written"),
         ("-p run_dir nbs/x", 2, "belongs to the workbook"),
-        ("-f absent.yaml", 1, "absent.yaml"),
-        ("-f /dev/zero", 2, "/dev/zero cannot be read"),
+        ("-f absent.yaml", 2, "absent.yaml"),
+        ("-f/dev/zero", 2, "/dev/zero cannot be read"),
+        (["-y", BOMB], 2, "-y is not valid YAML: more than 100,000 values"),
+        ("-p run_dir " + 300 * "x", 2, "cannot be written: File name too long"),
         (["-r", "lr = 1e-5; open('gone', 'w').close(); x", "1"], 2, "has no setting"),  # it would go into a cell
     ],
 )
@@ -143,11 +146,45 @@ def test_refused_before_any_work(toy, run, words, code, message):
     assert done.out.startswith("c2lip: ") and {path for path in toy.rglob("*") if path.name != "runs"} == before
 
 
+@pytest.mark.parametrize("text", ["007", "2024_01_05", "nan", "None"])
+def test_a_text_is_as_typed_and_every_terminal_shows_it(toy, run, text):
+    "papermill guesses numbers; this terminal knows ASCII alone"
+    ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run("papermill", "nbs/train.ipynb", "-prun_dir", f"{text}/", cwd=toy, env=ascii)
+    assert done.returncode == 0 and "total 4" in done.out and "step 9, validation: suite 0 98.5" in done.out, done.out
+    assert (toy / text / "train.ipynb").exists()
+
+
+def test_a_kernel_that_does_not_start(toy, run):
+    "Another Python's: one line, and no folder is left"
+    spec = toy / "kernels" / "python3" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    spec.write_text('{"argv": ["false"], "display_name": "x", "language": "python"}')
+    done = run("papermill", "nbs/train.ipynb", "-p", "run_dir", "x", cwd=toy, env={"JUPYTER_PATH": str(toy)})
+    assert done.returncode == 2 and "the kernel did not start" in done.out.splitlines()[-1], done.out
+    assert not (toy / "x").exists()
+
+
+def test_two_runs_at_once(toy, run):
+    "The second one is refused before it writes, and the first one ends as it would alone"
+    words = ["papermill", "nbs/train.ipynb", "-p", "run_dir", "x", "-p", "fail"]
+    with subprocess.Popen([*words, "wait"], cwd=toy, stdout=subprocess.PIPE, text=True) as job:
+        next(line for line in job.stdout if line.startswith("kernel "))
+        before = {path: path.read_bytes() for path in (toy / "x").iterdir()}
+        done = run(*words, "no", cwd=toy)
+        assert {path: path.read_bytes() for path in (toy / "x").iterdir()} == before
+        job.terminate()
+    assert done.returncode == 2 and done.out.count("\n") == 1, done.out
+
+
 def test_a_second_path_is_kept(toy, monkeypatch):
     monkeypatch.chdir(toy)
     for words in (["out.ipynb", "-p", "lr", "1"], ["-p", "lr", "1", "out.ipynb"]):
         line = complete_line(["papermill", "nbs/train.ipynb", *words])
         assert line[-len(words) :] == words and "{run_dir}/train.ipynb" not in line
+    (toy / "mine.ipynb").write_text("{}")
+    with pytest.raises(UserError, match="papermill has not written"):
+        complete_line(["papermill", "-plr", "1", "nbs/train.ipynb", "mine.ipynb"])
     with pytest.raises(UserError, match="belongs to the workbook"):
         complete_line(["papermill", "nbs/train.ipynb", "nbs/train.ipynb"])
     assert not (toy / "runs").exists()

@@ -54,9 +54,8 @@ WRONG = {  # check → files of the run folder, settings, words of the refusal
     "data": ({}, {"data": HERE + "s"}, "there is no data at "),
     "resume": ({}, {"resume": True, "run_dir": ""}, "needs the run_dir of a run"),
     "other_launcher": ({"params.json": '{"methods": []}'}, {}, "the run of another launcher than train"),
-    "not_data": ({}, {"data": HERE}, "holds the data"),
     "no_run": (OURS, {"seed": 0}, "holds a run (params.json)"),
-    "no_own_file": ({"train.ipynb": "{}"}, {}, "holds train.ipynb, which is of no run"),
+    "check_own": ({"train.ipynb": "{}"}, {}, "holds train.ipynb, which is of no run"),
 }
 
 

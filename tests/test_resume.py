@@ -68,9 +68,9 @@ def arm(place, step):
 
 
 def one_rank(rank, folder):
-    ranks, attempt, workers, strike = json.loads(Path(folder, "how.json").read_text())
+    ranks, attempt, workers, strike = json.loads(Path(f"{folder}.json").read_text())
     if ranks > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meet{attempt}", rank=rank, world_size=ranks)
+        dist.init_process_group("gloo", init_method=f"file://{folder}.meet{attempt}", rank=rank, world_size=ranks)
     if strike and strike[0] == rank:
         arm(*strike[1:])
     train({**SETTINGS, "workers": workers, "gpus": ranks}, folder)
@@ -78,7 +78,7 @@ def one_rank(rank, folder):
 
 def start(folder, ranks, *how):
     "Run to the end or to the first death, which ends all ranks; their exit codes"
-    (folder / "how.json").write_text(json.dumps([ranks, *how]))
+    Path(f"{folder}.json").write_text(json.dumps([ranks, *how]))
     return on_ranks(one_rank, folder, ranks)
 
 

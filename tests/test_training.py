@@ -207,13 +207,13 @@ def test_own_images_or_a_folder_validate_a_run(tmp_path, validation):
 
     settings = dict(method="plain", data=str(data), epochs=1, batch_size=16, warmup=1, lr=1e-3, log_every=1)
     settings |= dict(evaluate_every=1, hold_back=0.3, device="cpu", threads=1, validation=validation)
-    train(settings, tmp_path)
+    train(settings, tmp_path / "run")
     measured = "R@1" if validation == "auto" else "zero-shot"
-    assert f"validation/{measured}" in read_log(tmp_path)[0]
+    assert f"validation/{measured}" in read_log(tmp_path / "run")[0]
 
 
 def test_two_runs_do_not_write_into_one_folder(samples, tmp_path, monkeypatch):
-    monkeypatch.setattr("c2lip.lab.training.fit.sole_writer", partial(sole_writer, patience=0.5))
+    monkeypatch.setattr("c2lip.lab.training.checkpoint.sole_writer", partial(sole_writer, patience=0.5))
     code = """import filelock, sys, time
 with filelock.FileLock(sys.argv[1]):
     print("held", flush=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import ctypes
 import difflib
 import hashlib
+import os
 import random
 import reprlib
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError', 'did_you_mean', 'check_choice',
-           'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'rank_and_world_size', 'Outcomes',
-           'in_workers', 'full_precision']
+           'lenient', 'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'rank_and_world_size',
+           'Outcomes', 'in_workers', 'full_precision']
 
 # %% ../../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -166,6 +167,20 @@ def check_choice(
     "Raise `UserError` where `value` is none of `known`"
     if value not in known:
         raise UserError(f"{what} is one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}")
+
+# %% ../../nbs/1_method/01_core.ipynb #21345ae1
+def lenient(
+    stream: Any,  # sys.stdout or sys.stderr; None where it is closed
+    number: int = 1,  # its descriptor
+) -> Any:  # the stream
+    "A stream that prints ? for what its encoding lacks; a closed one takes all, and shows nothing, children's too"
+    if stream is None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        os.set_inheritable(number, True)
+        return open(number, "w", closefd=False)
+    with suppress(AttributeError):  # a notebook's lacks nothing
+        stream.reconfigure(errors="replace")
+    return stream
 
 # %% ../../nbs/1_method/01_core.ipynb #c4a7d211
 class Range(NamedTuple):

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['RUN_FILES', 'MAX_TEXT', 'project_of', 'project_root', 'is_utf8', 'user_path', 'output_place', 'check_free',
-           'run_folder', 'cache_instead', 'shipped', 'cache_folder', 'regular', 'replacing', 'write_json', 'read_text',
-           'parse_json', 'read_json', 'read_by_key', 'json_object', 'parse_yaml', 'read_yaml', 'folder_digest',
-           'markdown_text', 'markdown_table', 'sole_writer']
+           'run_folder', 'cache_instead', 'shipped', 'cache_folder', 'regular', 'replacing', 'settle', 'write_json',
+           'read_text', 'parse_json', 'read_json', 'read_by_key', 'json_object', 'parse_yaml', 'read_yaml',
+           'disk_errors', 'whole', 'folder_digest', 'markdown_text', 'markdown_table', 'sole_writer']
 
 # %% ../../nbs/1_method/02_files.ipynb #1f897a56
 import errno
@@ -80,7 +80,7 @@ def output_place(
         raise UserError(f"the folder {path} is not named in UTF-8: choose another one")
     place = project_root() / user_path(path)
     root, real = project_of(place), place.resolve()
-    if root is None or real.is_relative_to(root / "data" / "cache"):
+    if root is None or any(real.is_relative_to(root / "data" / name) for name in ("cache", "results")):
         return place
     if real == root or any(real.is_relative_to(root / name) for name in _SOURCES):
         raise UserError(f"{place} belongs to the workbook itself and is not written to: choose another folder")
@@ -111,8 +111,7 @@ def run_folder(
     folder = output_place(run_dir or f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass  # a random name, since several ranks test the folder at once
+        tempfile.TemporaryFile(dir=folder).close()  # a random name, since several ranks test the folder at once
     except OSError as e:
         raise UserError(f"the run folder {folder} cannot be written: {e.strerror}") from None
     return folder
@@ -185,6 +184,12 @@ def replacing(
         temp.replace(path)
     finally:
         temp.unlink(missing_ok=True)
+
+
+def settle(folder: Path | str):  # existing or not
+    "Move what a killed `whole` had finished into its place"
+    for file in Path(folder, ".whole").glob("*"):
+        file.replace(Path(folder, file.name))
 
 
 def write_json(
@@ -264,6 +269,15 @@ def json_object(
     return {}
 
 
+def _size(node, known):
+    "How many values a node of YAML has, those of its aliases at each place; without end where it holds itself"
+    if node not in known:
+        known[node] = math.inf
+        parts = getattr(node, "value", node)  # those of a mapping are pairs
+        known[node] = 1 + sum(_size(part, known) for part in parts if not isinstance(parts, str))
+    return known[node]
+
+
 def parse_yaml(
     text: str,  # one YAML document
     name: Path | str,  # for the message
@@ -271,14 +285,12 @@ def parse_yaml(
     "Read YAML; a `UserError` says what is wrong with it, and calls it `name`"
     import yaml  # here: papermill loads this module at each of its starts
 
-    class Loader(yaml.SafeLoader):
-        def flatten_mapping(self, node):  # of merge keys, whose entries can multiply at each level
-            super().flatten_mapping(node)
-            if len(node.value) > 10_000:
-                raise yaml.YAMLError("a mapping of more than 10,000 entries")
-
     try:
-        return yaml.load(text, Loader)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node and not _size(node, {}) <= 100_000:
+            raise yaml.YAMLError("more than 100,000 values, its aliases written out")
+        return node and loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError) as e:  # the 99th of a month, a number of 5,000 digits
         raise UserError(f"{name} is not valid YAML: {one_line(e, 300)}") from None
 
@@ -288,6 +300,49 @@ def read_yaml(
 ) -> Any:
     "Read YAML; a broken or missing file is a `UserError` that names it"
     return parse_yaml(read_text(path), path)
+
+# %% ../../nbs/1_method/02_files.ipynb #6570cdd9
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+
+
+@contextmanager
+def disk_errors(
+    folder: Path | str,  # that is written to
+    way: Callable[[], str] = str,  # gives the end of the message, on how to go on
+):
+    "Turn what the disk refuses into a `UserError`: what happened, and how to go on"
+    try:
+        yield
+    except Exception as e:
+        told = re.search(r"os error (\d+)", str(e))  # by safetensors
+        error = OSError(int(told[1]), os.strerror(int(told[1]))) if told else e
+        if not isinstance(error, OSError) or (error.errno not in _DISK_ERRORS and not error.filename):
+            raise
+        room = "; make room" if error.errno in _DISK_ERRORS else ""
+        place = error.filename if str(folder) in str(error.filename) else folder
+        raise UserError(f"{place} cannot be written ({error.strerror}){room}{way()}") from None
+
+
+@contextmanager
+def whole(
+    folder: Path | str,  # made if missing
+    mark: str,  # a JSON file that is written with the others
+    *keys: str,  # of it, by which a folder that was written before is known
+):
+    """Inside, a folder to write in. Its files then take their places in `folder`, all or none, kills included. Raise
+    `UserError` where one would replace what was not written in this way, or the disk refuses"""
+    folder = output_place(Path(folder).absolute())
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        settle(folder)
+        with tempfile.TemporaryDirectory(prefix=".", dir=folder) as stage:
+            yield Path(stage)
+            theirs = [name for name in sorted(os.listdir(stage)) if os.path.lexists(folder / name)]
+            if theirs and not set(keys) <= json_object(folder / mark).keys():
+                raise UserError(f"{folder} holds {theirs[0]}, which is not written over: choose another folder")
+            os.rename(stage, folder / ".whole")
+            settle(folder)
+            os.rename(folder / ".whole", stage)
 
 # %% ../../nbs/1_method/02_files.ipynb #dd28b381
 def folder_digest(
@@ -322,14 +377,16 @@ def markdown_table(
 # %% ../../nbs/1_method/02_files.ipynb #8b7d1194
 @contextmanager
 def sole_writer(
-    folder: Path | str,  # an existing one
+    folder: Path | str,  # made if missing
     busy: str,  # what to say where another process holds it
     patience: float = 30.0,  # seconds to wait for a process that is just ending
     name: str = "lock",  # of the file in it
 ):
     "Hold a folder, as far as its file system has locks; raise `UserError` where another process holds it"
-    # a file that merely exists, filelock's way out where there are no locks, would outlive a killed run
-    lock = FileLock(Path(folder) / name, poll_interval=0.2, fallback_to_soft=False)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    # a file that merely exists, filelock's way out where there are no locks, would outlive a killed run;
+    # a singleton may be held several times in a process
+    lock = FileLock(Path(folder).resolve() / name, poll_interval=0.2, fallback_to_soft=False, is_singleton=True)
     try:
         lock.acquire(timeout=patience)
     except Timeout:

@@ -21,9 +21,9 @@ from c2lip.core.files import (
     markdown_text,
     project_root,
     read_json,
-    replacing,
     shipped,
     user_path,
+    whole,
     write_json,
 )
 from .folders import EMBEDDED, RELEASED, base_folder, check_finite, digest
@@ -134,10 +134,8 @@ def _with_transformers(kind):
     return f"For transformers there is no equal model; {kind}."
 
 
-def _write_card(folder):
+def _write_card(record, config, folder, stage):
     "Write README.md of a release folder from its record and configuration; its text"
-    record = read_json(folder / "record.json")
-    config = read_json(folder / "open_clip_config.json")
     sigmoid = config["model_cfg"].get("init_logit_bias") is not None
     fields = {
         "resize_mode": "shortest",
@@ -156,34 +154,34 @@ def _write_card(folder):
 
     template = Template(shipped("card.md").read_text(encoding="utf8"))
     text = template.substitute(fields)
-    (folder / "README.md").write_text(text, encoding="utf8")
+    (stage / "README.md").write_text(text, encoding="utf8")
     return text
 
 # %% ../../nbs/1_method/14_release.ipynb #c3503555
 def _write_release(towers, folder, record):
-    "The files of a release: weights, configuration, tokenizer, record, card"
+    "The files of a release: configuration, weights, tokenizer, record, card"
     made_from = origin(towers)  # first: the weights that are replaced may be those the towers came from
     weights = {name: w.detach().float().contiguous().cpu() for name, w in towers.model.state_dict().items()}
     check_finite(weights, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / RELEASED[0]) as temporary:
-        safetensors.torch.save_file(weights, temporary)
-        temporary.chmod(0o644)
-    write_json(folder / "open_clip_config.json", {"model_cfg": towers.config, "preprocess_cfg": towers.preprocess_cfg})
-    if hasattr(towers.tokenizer, "save_pretrained"):
-        save_tokenizer(towers.tokenizer, folder)
+    config = {"model_cfg": towers.config, "preprocess_cfg": towers.preprocess_cfg}
+    with whole(folder, "record.json", "parameters", "sha256") as stage:
+        write_json(stage / RELEASED[1], config)
+        safetensors.torch.save_file(weights, stage / RELEASED[0])
+        (stage / RELEASED[0]).chmod((stage / RELEASED[1]).stat().st_mode)  # safetensors knows no umask
+        if hasattr(towers.tokenizer, "save_pretrained"):
+            save_tokenizer(towers.tokenizer, stage)
 
-    kind, why_not = expressible(towers)
-    whole = {
-        **({"made_from": made_from} if made_from else {}),
-        **record,
-        "parameters": sum(p.numel() for p in towers.model.parameters()),
-        "transformers": kind or why_not,
-        "files": {name: digest(folder, name) for name in RELEASED[1:] if (folder / name).exists()},
-        "sha256": digest(folder),
-    }
-    write_json(folder / "record.json", whole)
-    _write_card(folder)
+        kind, why_not = expressible(towers)
+        known = {
+            **({"made_from": made_from} if made_from else {}),
+            **record,
+            "parameters": sum(p.numel() for p in towers.model.parameters()),
+            "transformers": kind or why_not,
+            "files": {name: digest(stage, name) for name in RELEASED[1:] if (stage / name).exists()},
+            "sha256": digest(stage),
+        }
+        write_json(stage / "record.json", known)
+        _write_card(known, config, folder, stage)
 
 # %% ../../nbs/1_method/14_release.ipynb #2bf46379
 def save(
@@ -204,11 +202,11 @@ def save(
     Returns
     -------
     The folder: open_clip_model.safetensors (float32), open_clip_config.json, the tokenizer's files, record.json, and
-    README.md, a model card. The weights are written beside the old file and then moved into its place.
+    README.md, a model card. All are written beside the old ones and then moved into their places.
 
     Raises
     ------
-    UserError : the folder cannot be written, a full disk included.
+    UserError : the folder cannot be written, a full disk included, or holds such files that no release wrote.
 
     Examples
     --------
@@ -217,12 +215,8 @@ def save(
     True
     >>> model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     """
-    folder = Path(folder)
-    try:
-        _write_release(towers, folder, record or {})
-    except (OSError, safetensors.SafetensorError) as e:  # the latter for a full disk
-        raise UserError(f"the release folder {folder} cannot be written: {getattr(e, 'strerror', e)}") from None
-    return folder
+    _write_release(towers, Path(folder), record or {})
+    return Path(folder)
 
 # %% ../../nbs/1_method/14_release.ipynb #baef235c
 def add_results(
@@ -240,5 +234,7 @@ def add_results(
     part = {"on": on, "columns": [str(column) for column in shown], "rows": values.values.tolist()}
 
     others = [older for older in record.get("results", []) if older["on"] != on]
-    write_json(folder / "record.json", {**record, "results": [*others, part]})
-    return _write_card(folder)
+    known = {**record, "results": [*others, part]}
+    with whole(folder, "record.json") as stage:
+        write_json(stage / "record.json", known)
+        return _write_card(known, read_json(folder / RELEASED[1]), folder, stage)

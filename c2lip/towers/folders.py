@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..core import Range, UserError, one_line, short
-from ..core.files import read_json, regular, shipped
+from ..core.files import read_json, regular, settle, shipped
 from .architectures import side_of
 from c2lip.towers.foreign import (
     check_tokenizer,
@@ -329,6 +329,7 @@ def load_folder(
 ) -> tuple[Any, Any, dict]:  # model, tokenizer, open_clip's model_cfg
     "What a release folder holds; raise `UserError` where its parts do not fit each other, or are not finite"
     try:
+        settle(folder)
         for file in folder.glob("*.json"):
             regular(file)
         cfg = _read_config(folder)

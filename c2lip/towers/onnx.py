@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from ..core import UserError
-from ..core.files import write_json
+from ..core.files import whole, write_json
 from ..encoding import encode_images, evaluating
 from . import Towers
 from .transformers import save_tokenizer
@@ -68,20 +68,19 @@ def export_onnx(
         import onnxscript  # noqa: F401  (torch.onnx needs it)
     except ImportError as e:
         raise UserError(f"{e.name} is missing: pip install 'c2lip[onnx]'") from None
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     noise = [towers.preprocess(Image.effect_noise((64, 64), 80).convert("RGB")) for _ in range(3)]
     ids = towers.tokenizer(["a red mug", "a blue fish near a cat", "a key"])
 
     image = _Tower(towers.model, partial(encode_images, towers.model, tokens=True))
     text = _Tower(towers.model, lambda ids: (towers.model.encode_text(ids, normalize=True),))
-    of_images = _export(image, folder / "image.onnx", torch.stack(noise), ["image", "tokens"])
-    of_texts = _export(text, folder / "text.onnx", ids, ["text"])
-    largest = float(torch.maximum(of_images, of_texts))
-    if not largest <= 1e-4:
-        raise UserError(f"the exported towers differ from {towers.name} by {largest:.1e}: do not use {folder}")
+    with whole(folder, "preprocess.json", "made_by") as stage:
+        of_images = _export(image, stage / "image.onnx", torch.stack(noise), ["image", "tokens"])
+        of_texts = _export(text, stage / "text.onnx", ids, ["text"])
+        largest = float(torch.maximum(of_images, of_texts))
+        if not largest <= 1e-4:
+            raise UserError(f"the exported towers differ from {towers.name} by {largest:.1e}: nothing was written")
 
-    if hasattr(towers.tokenizer, "save_pretrained"):
-        save_tokenizer(towers.tokenizer, folder)
-    write_json(folder / "preprocess.json", towers.preprocess_cfg)
+        if hasattr(towers.tokenizer, "save_pretrained"):
+            save_tokenizer(towers.tokenizer, stage)
+        write_json(stage / "preprocess.json", {**towers.preprocess_cfg, "made_by": "c2lip"})
     return largest

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..core import UserError, one_line
-from ..core.files import read_json, write_json
+from ..core.files import read_json, whole, write_json
 from .architectures import side_of, translate
 from .towers import Towers, is_clip_tower, is_siglip_tower
 
@@ -155,7 +155,7 @@ def to_hugging_face(
     folder: Path | str,  # made if missing
 ) -> float:  # the largest difference that was found in the comparison
     """Write the model for transformers: SiglipModel or CLIPModel with tokenizer and image processor.
-    Raise `UserError` where it cannot be expressed, would differ, or cannot be written"""
+    Raise `UserError` where it cannot be expressed, would differ, or the folder cannot be written or holds such files"""
     import transformers
 
     config, weights = _translate(towers.model)
@@ -172,13 +172,14 @@ def to_hugging_face(
                 f"transformers' {kind}Model would differ from this model by {difference:.1e}: "
                 "a part of it is not expressed there, and nothing was written"
             )
-        model.save_pretrained(folder)
-        processor.save_pretrained(folder)
-        images.save_pretrained(folder)  # preprocessor_config.json, for transformers 4
-        save_tokenizer(tokenizer, folder)
     except RuntimeError as e:
         cause = one_line(e, 300)
         raise UserError(f"this model has parts that transformers' {kind}Model has not: {cause}") from None
-    except OSError as e:
-        raise UserError(f"the folder {folder} cannot be written: {e.strerror or e}") from None
+
+    model.config.made_by = "c2lip"
+    with whole(folder, "config.json", "made_by") as stage:
+        model.save_pretrained(stage)
+        processor.save_pretrained(stage)
+        images.save_pretrained(stage)  # preprocessor_config.json, for transformers 4
+        save_tokenizer(tokenizer, stage)
     return difference

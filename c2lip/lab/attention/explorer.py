@@ -22,7 +22,7 @@ from matplotlib import rc_context
 from torch import Tensor
 
 from ...core import UserError, one_line
-from ...core.files import project_root, run_folder, write_json
+from ...core.files import project_root, run_folder, whole, write_json
 from . import questions
 from .controls import Selection, read_selection, selection_text, typed
 from .figures import ImageMaps, map_columns, maps_figure, maps_html
@@ -254,23 +254,18 @@ def _page_file(page, kind, dpi):
 
 
 def _save(run_dir, shown):
-    "Write a figure in three forms and, in maps.json, what it shows; `UserError` where maps of others lie"
+    "Write a figure in three forms and, in maps.json, what it shows"
     folder = run_folder(run_dir, "explore")
-    file = folder / "maps.json"
-    ours = file.exists() and b'"state"' in file.read_bytes()
-    if any(folder.glob("maps.*")) and not ours:
-        raise UserError(f"{folder} holds files maps.* that are not the explorer's: choose another folder")
-
     page = maps_figure(shown)
-    for kind in ("png", "svg", "pdf"):
-        (folder / f"maps.{kind}").write_bytes(_page_file(page, kind, 300))
-
     chosen = shown.chosen
     scores = {}
     for model, of_model in zip(chosen.model, shown.scores):
         scores[model] = {phrase: score._asdict() for phrase, score in of_model.items()}
     about = {"image": chosen.image.name, "scores": scores, "status": shown.status, "state": selection_text(chosen)}
-    write_json(file, vars(chosen) | about)
+    with whole(folder, "maps.json", *about) as stage:
+        for kind in ("png", "svg", "pdf"):
+            (stage / f"maps.{kind}").write_bytes(_page_file(page, kind, 300))
+        write_json(stage / "maps.json", vars(chosen) | about)
     return folder
 
 # %% ../../../nbs/7_attention/05_explorer.ipynb #8905a525

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from ...core import UserError
+from ...core.files import replacing
 from .records import split_changes, summarise
 from .tables import model_label, pick_rows, suite_label, task_label
 
@@ -53,7 +54,8 @@ class Page(Figure):
         file,  # a PNG file, as large as 150 dots an inch make it
     ) -> Image:  # of IPython, as wide in a notebook as the page itself
         "Write the page into a file and show that: drawing takes most of the time, and is done once"
-        self.savefig(file, format="png", dpi=150)
+        with replacing(file) as temporary:
+            self.savefig(temporary, format="png", dpi=150)
         width = round(self.get_figwidth() * self.shown_dpi)
         return Image(Path(file).read_bytes(), format="png", width=width)
 

@@ -21,7 +21,7 @@ import torch
 from scipy.special import stdtrit
 
 from ...core import UserError, one_line, short
-from ...core.files import json_object, project_root, read_json, shipped, write_json
+from ...core.files import json_object, project_root, read_json, replacing, shipped, whole, write_json
 from .scores import Hits, Mean, Values, differences, half_width, over_seeds, score, weighted
 
 # %% ../../../nbs/5_evaluation/02_records.ipynb #02e0a006
@@ -170,7 +170,8 @@ def keep_items(
             if part.cluster is not None:
                 row["cluster"] = part.cluster.int().numpy().tobytes()
             rows.append(row)
-    pd.DataFrame(rows).to_parquet(file, index=False)
+    with replacing(file) as temporary:
+        pd.DataFrame(rows).to_parquet(temporary, index=False)
 
 
 def kept_items(
@@ -251,7 +252,8 @@ def _index_records(home):
     if "machine.gpu" in index:
         index["machine"] = index["machine.gpu"].fillna(index.machine)
     columns = ["record", "question", "command", "commit", "machine", "date"]
-    index.to_csv(home / "index.csv", columns=columns, index=False)
+    with replacing(home / "index.csv") as file:
+        index.to_csv(file, columns=columns, index=False)
 
 
 def keep_record(
@@ -267,16 +269,14 @@ def keep_record(
         raise UserError(f"a record is named by letters, digits and _, not {name!r}")
     home = Path(folder or project_root() / "data" / "results")
     kept = home / name
-    kept.mkdir(parents=True, exist_ok=True)
-
-    for what, table in tables.items():
-        if "answers" in table:
-            table.to_parquet(kept / f"{what}.parquet", index=False, compression="zstd", compression_level=19)
-        else:
-            table.round({"value": 4, "se": 4}).to_csv(kept / f"{what}.csv", index=False)
-
-    file = kept / "record.json"
-    question = question or json_object(file).get("question", "")
-    write_json(file, {"question": question, "command": command, "commit": _commit(), "machine": machine(device)})
+    question = question or json_object(kept / "record.json").get("question", "")
+    about = {"question": question, "command": command, "commit": _commit(), "machine": machine(device)}
+    with whole(kept, "record.json", *about) as stage:
+        for what, table in tables.items():
+            if "answers" in table:
+                table.to_parquet(stage / f"{what}.parquet", index=False, compression="zstd", compression_level=19)
+            else:
+                table.round({"value": 4, "se": 4}).to_csv(stage / f"{what}.csv", index=False)
+        write_json(stage / "record.json", about)
     _index_records(home)
     return kept

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from ...core.files import markdown_table, read_yaml, shipped
+from ...core.files import markdown_table, read_yaml, replacing, shipped
 from .records import BLIND, FRAME, change_text, split_changes, summarise
 
 # %% ../../../nbs/5_evaluation/14_tables.ipynb #0c1f2a06
@@ -124,7 +124,8 @@ class Table:
         file,  # ends in .md
     ):
         "Write the table in Markdown"
-        Path(file).write_text(self.markdown() + "\n", encoding="utf8")
+        with replacing(file) as temporary:
+            temporary.write_text(self.markdown() + "\n", encoding="utf8")
 
     def _repr_html_(self):
         return _folded_html(self)

@@ -18,12 +18,12 @@ import pandas as pd
 import torch
 
 from ...core import UserError, pick_device, seed_everything
-from ...core.files import json_object, write_json
+from ...core.files import json_object, replacing, write_json
 from ..data.loading import Samples
 from ..evaluation.records import keep_items
 from ..evaluation.suites import choose_benchmark, evaluate
 from ..relatives import build
-from ..training.checkpoint import disk_errors
+from ..training.checkpoint import run_disk_errors
 from ..training.config import SHARED, Config
 from ..training.fit import fit
 from ..training.interpolation import interpolate
@@ -126,7 +126,7 @@ def measure_model(
     for benchmark in setup.benchmarks:
         tables.append(evaluate(model, benchmark, batch_size=250, progress=False, hits=items, cache=None))
     table = pd.concat(tables, ignore_index=True)[["suite", "name", "value", "se", "n"]]
-    with disk_errors(folder):
+    with run_disk_errors(folder):
         keep_items(items, folder / "items.parquet")
         table.to_csv(folder / "table.csv", index=False)
         write_json(folder / "measured.json", {name: digest(folder, name) for name in _MEASURED})
@@ -214,7 +214,8 @@ def run_trials(
         of_trial = setup._replace(samples=samples_of(planned)) if samples_of else setup
         trial(planned.settings, of_trial, Path(run) / planned.folder)
     trials = read_trials(plan, run)
-    trials.to_csv(Path(run) / "trials.csv", index=False)
+    with replacing(Path(run) / "trials.csv") as temporary:
+        trials.to_csv(temporary, index=False)
     return trials
 
 # %% ../../../nbs/9_study/01_trials.ipynb #d19c0008

@@ -23,12 +23,19 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ...core import UserError, derive_seed, seeded
-from ...core.files import check_free, sole_writer
+from ...core.files import check_free
 from ...encoding import rank_and_world_size, sum_over_ranks
 from ..data.loading import Samples, batches, loader, neighbours_of
 from ..data.records import Records
 from ..evaluation.suites import choose_benchmark, evaluate
-from .checkpoint import CHECKPOINTS, binding, disk_errors, load_checkpoint, save_checkpoint
+from c2lip.lab.training.checkpoint import (
+    CHECKPOINTS,
+    binding,
+    load_checkpoint,
+    run_disk_errors,
+    save_checkpoint,
+    sole_run,
+)
 from .config import Config, reading
 from .log import Log
 from c2lip.lab.training.step import (
@@ -370,10 +377,9 @@ def fit(
 ) -> int:  # steps done
     "Train `towers` in place; with `alpha` below 1 they end as an average with the first weights"
     run = _Run(towers, method, samples, cfg, folder, device, validator)
-    busy = f"another process is training in {folder}; stop it, or take another run_dir"
-    with sole_writer(folder, busy) if run.rank == 0 else nullcontext():
+    with sole_run(folder) if run.rank == 0 else nullcontext():
         _start(run)
-        with disk_errors(folder), _ends_after_step(run), _keeps_weights(run):
+        with run_disk_errors(folder), _ends_after_step(run), _keeps_weights(run):
             if run.done == 0 and run.start:
                 _record_validation(run, run.start)
             for part in _feed(run):

@@ -15,69 +15,119 @@ import signal
 import sys
 import textwrap
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
-from ...core import UserError, did_you_mean, one_line
-from ...core.files import output_place, read_yaml, run_folder
-from .launchers import HANDED_OVER, check_run, root_of
+from ...core import UserError, did_you_mean, lenient, one_line, short
+from ...core.files import output_place, parse_yaml, read_yaml, replacing, run_folder, sole_writer
+from .launchers import HANDED_OVER, check_run, launcher_settings, papermill_notes, root_of
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a35
 _PLAIN = ("-h", "--help", "--version", "--help-notebook", "--engine")  # words of a line that is papermill's own
 _dated: list[str] = []  # run_dir of the line, where the user gave none
 
 
-def _check_files(words):
-    "papermill would wait for a pipe, and read a device or a YAML that multiplies without end"
-    for option, file in zip(words, words[1:]):
-        if option in ("-f", "--parameters_file") and os.path.exists(file):
-            read_yaml(file)
+_OPTIONS = {
+    "pairs": "-p --parameters",
+    "raw": "-r --parameters_raw",
+    "files": "-f --parameters_file",
+    "yaml": "-y --parameters_yaml",
+    "base64": "-b --parameters_base64",
+    "others": "--autosave-cell-every -k --kernel -l --language --cwd --stdout-file --stderr-file --log-level "
+    "--start-timeout --start_timeout --execution-timeout --execution_timeout",
+}
+"papermill's options that take a value"
 
 
-def _executed_place(words):
-    "Where the user puts the executed notebook; empty where the line names no place"
-    for place in words[:1] + words[-1:]:
-        if place.endswith(".ipynb"):
-            return place
-    if words and not words[0].startswith("-"):
-        raise UserError(f"{words[0]} is no place for the executed notebook: give a name that ends in .ipynb")
-    return ""
+def _split(words):
+    "A line as papermill splits it: `places`, and the values of each of `_OPTIONS`; None where papermill refuses it"
+    import click
+
+    options = []
+    for name, words_of in _OPTIONS.items():
+        nargs = 2 if name in ("pairs", "raw") else 1
+        options.append(click.Option([name, *words_of.split()], nargs=nargs, multiple=True))
+    command = click.Command("", params=[click.Argument(["places"], nargs=-1), *options], add_help_option=False)
+    with suppress(click.UsageError):
+        found = command.make_context("papermill", words, ignore_unknown_options=True).params
+        found["places"] = [word for word in found["places"] if word == "-" or not word.startswith("-")]
+        return found
+    return None
+
+# %% ../../../nbs/6_training/03_launch.ipynb #50397b37
+def _decoded(text):
+    with suppress(ValueError):
+        return base64.b64decode(text).decode()
+    raise UserError(f"-b {short(text)} is no text in Base64")
+
+
+def _given(found):
+    "Name → value of all that a line gives, in papermill's order; a file or a text that is not plain is a `UserError`"
+    read = [(parse_yaml(_decoded(text), "-b"), "-b") for text in found["base64"]]
+    read += [(read_yaml(file), file) for file in found["files"] if "://" not in file]
+    read += [(parse_yaml(text, "-y"), "-y") for text in found["yaml"]]
+    given: dict = {}
+    for values, where in read:
+        if not isinstance(values, dict | None):
+            raise UserError(f"{where} is not of the form name: value")
+        given |= values or {}
+    return given | dict(found["pairs"]) | dict(found["raw"])
+
+
+def _check_place(place):
+    "Raise `UserError` where the executed notebook may not be put"
+    if not place.endswith(".ipynb"):
+        raise UserError(f"{place} is no place for the executed notebook: give a name that ends in .ipynb")
+    if "://" not in place and os.path.lexists(output_place(Path.cwd() / place)) and not papermill_notes(place):
+        raise UserError(f"{place} is a notebook that papermill has not written: give another name")
 
 # %% ../../../nbs/6_training/03_launch.ipynb #50397b35
 def complete_line(
     argv: list[str],  # a command line, program first
 ) -> list[str]:  # the line that papermill shall read; the same where it is left to papermill
     "Choose our engine and a run folder where the line names no second path; `UserError` where there is no notebook"
-    root = root_of(argv[1]) if len(argv) > 1 else None
-    if root is None or set(_PLAIN).intersection(argv):
+    found = None if set(_PLAIN).intersection(argv) else _split(argv[1:])
+    if not found or not found["places"]:
+        return argv
+    launcher, *places = found["places"]
+    root = root_of(launcher)
+    if root is None:
         return argv
 
-    program, launcher, *rest = argv
     notebook = Path(launcher)
     if not notebook.is_file():
         others = [path.name for path in root.glob("nbs/*.ipynb")]
         raise UserError(f"there is no notebook {notebook}{did_you_mean(notebook.name, others)}")
-    _check_files(rest)
-    place = _executed_place(rest)
-    if place:
-        if "://" not in place:
-            output_place(Path.cwd() / place)  # not the launcher itself
-        return argv
 
-    words = ["--engine", "c2lip", "--no-progress-bar", "--log-level", "CRITICAL", *rest]
-    if not any("run_dir" in word for word in rest):
+    given = _given(found)
+    line = list(argv)
+    settings = launcher_settings(notebook, given)
+    for name, value in found["pairs"]:  # papermill takes 007 for 7, and nan for a number
+        if name in settings and settings[name].kind in ("str", "Regex") and name not in dict(found["raw"]):
+            line += ["-r", name, value]
+    for place in places:
+        if place != "-":  # the terminal
+            _check_place(place)
+    if places:
+        return line
+
+    if "--prepare-only" in argv:
+        raise UserError("--prepare-only runs nothing: name the notebook to be written, such as prepared.ipynb")
+    if not given.get("run_dir"):
         run_dir = f"runs/{notebook.stem}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
         _dated.append(run_dir)
-        words += ["-b", base64.b64encode(f"run_dir: {run_dir}".encode()).decode()]
-    return [program, launcher, f"{{run_dir}}/{notebook.name}", *words]
+        line += ["-r", "run_dir", run_dir]
+    engine = ["--engine", "c2lip", "--no-progress-bar", "--log-level", "CRITICAL"]
+    return [*line, f"{{run_dir}}/{notebook.name}", *engine]
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a3a
 class _Screen:
     "A file for the output of cells, as papermill writes it"
 
     def __init__(self, file):
-        self.file = file
+        self.file = lenient(file)
         self.drawn = ""  # what the next carriage return replaces
         self.next = 0.0  # moment of the next line of progress in a file
         self.printed = ""  # the last one
@@ -111,6 +161,12 @@ def _print(text):
     _Screen(sys.stderr).write(f"c2lip: {text}\n")
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a3d
+_KERNEL = (
+    "`jupyter kernelspec list` shows its Python, which needs c2lip, "
+    "and HOME, or IPYTHONDIR, must be a folder that can be written"
+)
+
+
 def _cause_of(error):
     kind = type(error).__name__
     if isinstance(error, SystemExit):  # of `_stop`
@@ -148,7 +204,7 @@ class _Run:
         self.notebook = Path(notebook)
         self.notes = nb.metadata.papermill
         self.given = self.notes["parameters"]
-        self.run_dir = self.given.get("run_dir", "")
+        self.run_dir = str(self.given["run_dir"])  # a file of YAML may have a number
         self.root = root_of(notebook) or Path.cwd()
         self.folder = self.root / self.run_dir
         self.output = Path(os.path.relpath(self.folder)) / self.notebook.name
@@ -168,7 +224,7 @@ class _Run:
         from papermill.iorw import papermill_io
 
         run_folder(str(self.folder))
-        papermill_io.get_handler("local").cwd(str(self.root))
+        papermill_io.get_handler("local").write = partial(_write, self.root)
         _print(f"the executed notebook and the results go to {self.output.parent}")
 
     def check_cells(self, nb):
@@ -184,9 +240,13 @@ class _Run:
         raise_for_execution_errors(nb, self.notes["output_path"])
 
     def end(self, nb, error):
-        "Mark the notebook, and print the cause; exit code 1: an error, 138: a dead kernel"
+        "Mark the notebook, and print the cause; exit code 1: an error, 2: nothing was begun, 138: a dead kernel"
         from papermill.iorw import write_ipynb
 
+        begun = any(cell.metadata.get("papermill", {}).get("start_time") for cell in nb.cells)
+        if not begun and not isinstance(error, SystemExit):
+            _print(f"the kernel did not start ({one_line(error, 300)}): {_KERNEL}")
+            raise SystemExit(2) from None
         if not hasattr(error, "ename"):  # no cell shows it
             self.notes["stopped" if isinstance(error, SystemExit) else "exception"] = True
             with suppress(OSError):
@@ -210,12 +270,21 @@ def _catch_signals():
             signal.signal(number, _stop)
 
 
+def _write(root, text, path):
+    "For papermill, which would write through a link, and leave half a notebook on a full disk"
+    with replacing(root / path) as temporary:
+        temporary.write_text(text, encoding="utf8")
+
+
+_LOCK = ".papermill.lock"
+
+
 def _clean(folder):
     "A folder in which nothing was begun is left as it was"
-    os.environ.pop(HANDED_OVER, None)
     with suppress(OSError):
-        (folder / "unfinished.ipynb").unlink()
-        folder.rmdir()
+        (folder / "unfinished.ipynb").unlink(missing_ok=True)
+        if set(os.listdir(folder)) <= {_LOCK, "lock"}:
+            shutil.rmtree(folder)
 
 # %% ../../../nbs/6_training/03_launch.ipynb #5219b3e1
 class Engine:
@@ -240,20 +309,24 @@ class Engine:
         options |= {"stdout_file": run.screen, "stderr_file": run.screen, "coalesce_streams": True}
         options["extra_arguments"] = ["--IPKernelApp.log_level=50"]
         options["config"] = Config(KernelManager={"shutdown_wait_time": 60})  # time for a step and its checkpoint
-        try:
-            run.check()
-            run.open_folder()
-            _catch_signals()
-            unfinished = str(run.folder / "unfinished.ipynb")
-            nb = NBClientEngine.execute_notebook(nb, kernel_name, output_path=unfinished, **options)
-            run.check_cells(nb)
-        except UserError as e:
-            _print(e)
-            raise SystemExit(2) from None
-        except BaseException as e:
-            run.end(nb, e)
-        finally:
-            _clean(run.folder)
+        busy = f"another run writes to {run.folder}: wait for it, or take another run_dir"
+        with ExitStack() as held:
+            held.callback(os.environ.pop, HANDED_OVER, None)
+            try:
+                run.check()
+                run.open_folder()
+                held.enter_context(sole_writer(run.folder, busy, 5.0, _LOCK))
+                held.callback(_clean, run.folder)
+                run.check()  # another run may have begun in between
+                _catch_signals()
+                unfinished = str(run.folder / "unfinished.ipynb")
+                nb = NBClientEngine.execute_notebook(nb, kernel_name, output_path=unfinished, **options)
+                run.check_cells(nb)
+            except UserError as e:
+                _print(e)
+                raise SystemExit(2) from None
+            except BaseException as e:
+                run.end(nb, e)
 
         minutes, seconds = divmod(round(time.time() - run.start), 60)
         _print(f"done in {minutes} min {seconds} s; everything is in {run.output.parent}")
@@ -262,6 +335,8 @@ class Engine:
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a41
 def enter():
     "Called as papermill's command starts: complete its line, or stop it with one line and exit code 2"
+    sys.stdout = lenient(sys.stdout)
+    sys.stderr = lenient(sys.stderr, 2)
     try:
         line = complete_line(sys.argv)
     except (UserError, OSError) as e:

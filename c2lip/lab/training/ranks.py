@@ -50,13 +50,14 @@ def launch_ranks(
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [*torchrun, "-m", module, *map(str, arguments)]
     path = os.pathsep.join([str(project_root()), os.environ.get("PYTHONPATH", "")])
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "C2LIP_WATCHED": "1"}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "PYTHONUTF8": "1", "C2LIP_WATCHED": "1"}
     last_lines: deque[str] = deque(maxlen=500)
 
     with subprocess.Popen(
         command,
         env=environment,
-        text=True,
+        encoding="utf8",
+        errors="replace",
         stdin=subprocess.PIPE,  # the ranks read from it until this process is gone
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -9,14 +9,17 @@ __all__ = ['read_records', 'trained_images', 'print_advice', 'Setup', 'set_up', 
 import math
 import os
 import sys
+import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 
 import torch
+import torch.distributed as dist
 
 from ...concepts import make_rules
-from ...core import UserError, pick_device, seed_everything
+from ...core import UserError, lenient, pick_device, seed_everything
 from c2lip.core.files import (
     check_free,
     json_object,
@@ -32,10 +35,10 @@ from ..data.loading import Samples
 from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
 from ..relatives import build
-from .checkpoint import binding, disk_errors, read_checkpoint
-from .config import AUTO, Config, check, read_methods, read_settings, reading, settings_of
+from .checkpoint import binding, read_checkpoint, run_disk_errors, sole_run
+from .config import AUTO, Config, check, complete, read_methods, read_settings, reading, settings_of
 from .fit import RUN_RESULTS, fit, make_validator
-from .launchers import save_parameters
+from .launchers import check_own, save_parameters
 from .ranks import join_ranks, launch_ranks, supervised
 from c2lip.lab.training.step import (
     CHOSEN,
@@ -154,13 +157,24 @@ def print_advice(
 
 # %% ../../../nbs/6_training/10_run.ipynb #9db83680
 def _check_folder(cfg, folder):
-    "Raise `UserError` where the run folder holds another run, or one that cannot go on"
+    "Raise `UserError` where the run folder is the user's, holds another run, or one that cannot go on"
+    check_own("train", folder, vars(cfg) | cfg.options | {"run_dir": str(folder)})
     if not cfg.resume:
         check_free(folder, RUN_RESULTS)
     elif (folder / "model" / "record.json").exists() and not list(folder.glob("checkpoint*.pt")):
         raise UserError(
             f"{folder} holds a finished run without its checkpoint (keep_checkpoint False): "
             f"its model is {folder / 'model'}; take another run_dir to train anew"
+        )
+
+
+def _check_gpus(cfg):
+    "Raise `UserError` for more processes than GPUs, unless they are meant to share the CPU"
+    there = torch.cuda.device_count()
+    if cfg.gpus > max(1, there) and cfg.device != "cpu":
+        raise UserError(
+            f"gpus {cfg.gpus}: this machine has {there}; take -p gpus {max(1, there)}, or -p device cpu for "
+            f"{cfg.gpus} processes on its {os.cpu_count()} CPU cores"
         )
 
 
@@ -212,6 +226,7 @@ class Setup:
     records: Records  # to train on
     held: Records  # held back from training, to evaluate on
     skips: Skips  # what was left out while reading
+    lock: ExitStack  # on the folder, until `train` ends
 
 
 def set_up(
@@ -220,51 +235,40 @@ def set_up(
 ) -> Setup:
     "Check the settings, seed, and load towers, method and data; raise `UserError` where one of them is wrong"
     folder = Path(folder)
-    with disk_errors(folder):
+    with run_disk_errors(folder):
         given = Config.of(settings)
-        _check_folder(given, folder)
+        rank, ranks = rank_and_world_size()
+        if rank == 0:
+            _check_folder(given, folder)
+        if ranks == 1:
+            _check_gpus(given)
         device = _start_process(given)
         towers = load(given.model, device, given.check_release)
         options = fill_auto(given.options, WEIGHTS[kind_of_model(towers)])
         method = build(given.method, towers, options)
 
-        rank, _ = rank_and_world_size()
         left_out = folder / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
         records, held, skips = read_records(given, left_out if given.resume else None)
         cfg, steps = _suit(given, options, towers, records)
         if given.resume:
-            read_checkpoint(folder, binding(cfg, records))  # the last check: from here on the folder is written
+            read_checkpoint(folder, binding(cfg, records))
 
-        folder.mkdir(parents=True, exist_ok=True)
-        _keep_list(skips, left_out)
         chosen = {name: getattr(cfg, name) for name in (*CHOSEN, "batch_size")}
-        taken = settings | chosen | options
+        taken = complete(settings) | chosen | options
+        lock = ExitStack()
         if rank == 0:
-            save_parameters(settings, folder, "given.json")
+            lock.enter_context(sole_run(folder))  # from here on the folder is written
+            _check_folder(given, folder)  # another run may have begun in between
             save_parameters(taken, folder)
+            save_parameters(settings, folder, "given.json")
             print_advice(given, cfg, steps, towers, records)
+        if ranks > 1:
+            dist.barrier()
+        _keep_list(skips, left_out)
         auto = _auto_values(given, cfg)
-        return Setup(taken, auto, cfg, steps, folder, device, towers, method, records, held, skips)
+        return Setup(taken, auto, cfg, steps, folder, device, towers, method, records, held, skips, lock)
 
-# %% ../../../nbs/6_training/10_run.ipynb #277580fe
-def train(
-    settings: dict,  # flat, of a launcher
-    folder: Path | str,  # the run folder
-    setup: Setup | None = None,  # of `set_up`, where the caller has needed it
-) -> Towers:  # tuned
-    "Load, train and release in folder/model, in this process or over `gpus` processes"
-    cfg = setup.cfg if setup else Config.of(settings)
-    with disk_errors(folder):
-        if cfg.gpus == 1 or rank_and_world_size()[1] > 1:
-            return _train_here(setup or set_up(settings, folder))
-
-        file = Path(folder) / "ranks.json"
-        write_json(file, settings)
-        torch.cuda.empty_cache()  # what an evaluation before left, which the first rank needs
-        launch_ranks("c2lip.lab.training.run", [file, folder], cfg.gpus)
-        return load(str(Path(folder) / "model"), pick_device(cfg.device))  # where `set_up` loaded them
-
-
+# %% ../../../nbs/6_training/10_run.ipynb #277580fd
 def _train_here(setup):
     "Train and release in this process, as one rank of a run or the only one"
     cfg = setup.cfg
@@ -307,6 +311,30 @@ def _release(setup):
         for file in setup.folder.glob("checkpoint*.pt"):
             file.unlink()
 
+# %% ../../../nbs/6_training/10_run.ipynb #277580fe
+def train(
+    settings: dict,  # flat, of a launcher
+    folder: Path | str,  # the run folder
+    setup: Setup | None = None,  # of `set_up`, where the caller has needed it
+) -> Towers:  # tuned
+    "Load, train and release in folder/model, in this process or over `gpus` processes"
+    cfg = setup.cfg if setup else Config.of(settings)
+    with run_disk_errors(folder):
+        if cfg.gpus == 1 or rank_and_world_size()[1] > 1:
+            setup = setup or set_up(settings, folder)
+            with setup.lock:
+                return _train_here(setup)
+
+        if not setup:
+            _check_gpus(cfg)
+            _check_folder(cfg, Path(folder))
+        with setup.lock if setup else sole_run(folder), tempfile.TemporaryDirectory() as home:
+            file = Path(home) / "ranks.json"
+            write_json(file, settings)
+            torch.cuda.empty_cache()  # what an evaluation before left, which the first rank needs
+            launch_ranks("c2lip.lab.training.run", [file, folder], cfg.gpus)
+        return load(str(Path(folder) / "model"), pick_device(cfg.device))  # where `set_up` loaded them
+
 # %% ../../../nbs/6_training/10_run.ipynb #690f8752
 def train_from_terminal(
     argv: list[str] | None = None,  # file, folder, name=value …; None: the process's own
@@ -317,6 +345,8 @@ def train_from_terminal(
         raise SystemExit("usage: torchrun … -m c2lip.lab.training.run RECIPE.yaml|params.json FOLDER [name=value …]")
 
     file, folder, *words = argv
+    sys.stdout = lenient(sys.stdout)
+    sys.stderr = lenient(sys.stderr, 2)
     with supervised():
         is_record = file.endswith(".json") and not words  # written by `train`, already checked
         settings = read_json(file) if is_record else read_settings(os.path.abspath(file), words)

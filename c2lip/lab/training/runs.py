@@ -16,15 +16,13 @@ import pandas as pd
 
 from ...core import UserError, one_line
 from ...core.files import is_utf8, json_object, project_root, read_text, regular
+from .launchers import papermill_notes
 
 # %% ../../../nbs/6_training/08_runs.ipynb #9dc399b6
 def _papermill_notes(folder):
     "papermill's notes on the folder's executed notebook; empty where there are none"
-    for notebook in sorted(folder.glob("*.ipynb")):
-        metadata = json_object(notebook).get("metadata")
-        with suppress(AttributeError, TypeError, KeyError):
-            return dict(metadata["papermill"].items())
-    return {}
+    found = map(papermill_notes, sorted(folder.glob("*.ipynb")))
+    return next(filter(None, found), {})
 
 
 def _is_run(folder):

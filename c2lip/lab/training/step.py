@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import open_clip
+import regex
 import torch
 
 from ...core import Batch, UserError
@@ -119,10 +120,13 @@ _FIRST = re.compile("^(?!.*pool).*(emb|conv1|_pre|cls_t)")
 
 def _choose_trained(model, text):
     "Freeze all parameters but those whose whole name the pattern matches; those, by name"
-    pattern = re.compile(text)
     trained = []
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(pattern.fullmatch(name) is not None)
+        try:
+            matches = regex.fullmatch(text, name, timeout=1.0)  # seconds, far more than a usual pattern takes
+        except TimeoutError:
+            raise UserError(f"the pattern {text!r} takes too long: write it without a repetition in another") from None
+        parameter.requires_grad_(matches is not None)
         if parameter.requires_grad:
             trained.append((name, parameter))
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NOUNS', 'COLOURS', 'PATTERNS', 'GRID', 'SIZES', 'HELD_OUT', 'CONTACTS', 'PLACES', 'Thing', 'Scene', 'draw_scene',
-           'object_mask', 'Dice', 'pairs_of_scene', 'make_scene', 'settle']
+           'object_mask', 'Dice', 'pairs_of_scene', 'make_scene', 'settle_scene']
 
 # %% ../../../nbs/2_world/01_drawn.ipynb #a59cbdcf
 import itertools
@@ -378,7 +378,7 @@ def _is_clear(scene):
     return bool(reach.max() < 0.501 and apart.min() > -0.02)
 
 
-def settle(
+def settle_scene(
     scene: Scene,  # after a change
 ) -> Scene | None:  # None where something would leave the image, or meet another thing
     "The scene with its first two things where their contact has them, about the place where they were"

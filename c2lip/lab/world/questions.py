@@ -37,7 +37,7 @@ from c2lip.lab.world.drawn import (
     Scene,
     Thing,
     draw_scene,
-    settle,
+    settle_scene,
 )
 from .scenes import save_scene
 
@@ -92,7 +92,7 @@ def _changed(fact, **things):
     "The fact's scene with `a` or `b` changed; None where it cannot be drawn"
     new = {getattr(fact, name): thing for name, thing in things.items()}
     changed = tuple(new.get(thing, thing) for thing in fact.scene.things)
-    return settle(replace(fact.scene, things=changed))
+    return settle_scene(replace(fact.scene, things=changed))
 
 
 def _in_place_of(thing, other):
@@ -174,7 +174,7 @@ def _replace_relation(fact, words, dice):
     from_a = fact.a == fact.scene.things[0]
     where = contact if from_a else OPPOSITE[contact]
     texts = (words(fact.a, fact.where, fact.b), words(fact.a, where, fact.b))
-    return _twins(fact, settle(replace(fact.scene, contact=contact)), texts)
+    return _twins(fact, settle_scene(replace(fact.scene, contact=contact)), texts)
 
 
 def _add_pattern(fact, words, dice):
@@ -198,7 +198,7 @@ def _add_object(fact, words, dice):
     start = words(fact.a, fact.where, fact.b)
     sentence = dice.pick((" There is also {}.", " Nearby there is {}.", " The scene also has {}."))
     texts = tuple(start + sentence.format(name_thing(thing, pattern=True)) for thing in (third, new))
-    return _twins(fact, settle(replace(fact.scene, things=things)), texts)
+    return _twins(fact, settle_scene(replace(fact.scene, things=things)), texts)
 
 
 KINDS: dict[str, Callable] = {
@@ -292,7 +292,7 @@ def _count(fact, words, dice):
     if fact.scene.contact:
         return None
     places = [replace(fact.a, x=dice.between(0.2, 0.8), y=dice.between(0.2, 0.8)) for _ in range(20)]
-    scenes = (settle(replace(fact.scene, things=(*fact.scene.things, second))) for second in places)
+    scenes = (settle_scene(replace(fact.scene, things=(*fact.scene.things, second))) for second in places)
     scene = next(filter(None, scenes), None)
     plural = _without_article(fact.a) + ("" if fact.a.noun == "fish" else "s")
     texts = (_listed(fact.a, "", fact.b), f"There are two {plural} and {_called(fact.b)}.")
