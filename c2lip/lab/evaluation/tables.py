@@ -369,5 +369,5 @@ def score_table(
     keys = measured.intersection(row_list("two scores"))
     if not keys:
         keys = measured.intersection(zip(suites[mixed], frame.name[mixed])) or measured
-    both = frame[FRAME].assign(suite=suites, model=models)
+    both = frame.reindex(columns=FRAME).assign(suite=suites, model=models)
     return frame_table(pick_rows(both, keys), caption)
