@@ -29,10 +29,10 @@ from c2lip.methods import Step
 from c2lip.towers import load, save
 from c2lip.towers.folders import base_folder
 
-METHODS = "plain c2lip clic negclip concrete_jungle macco labclip tripletclip".split()
+METHODS = "plain c2lip clic negclip concrete_jungle macco".split()
 EQUAL = [{"concepts": "pool", "duplicates": duplicates} for duplicates in ("separate", "mask", "merge")]
 CASES = [("siglip", name, 1, {}) for name in METHODS]
-CASES += [("clip", name, 1, {}) for name in ("plain", "clic", "negclip", "tripletclip", "macco")]
+CASES += [("clip", name, 1, {}) for name in ("plain", "clic", "negclip", "macco")]
 CASES += [(kind, "c2lip", 1, options) for kind in ("siglip", "clip") for options in EQUAL]
 CASES += [("siglip", "clic", 2, {}), ("siglip", "clip", 1, {})]  # CLIC's second step is a plain one
 CASES += [("siglip", "c2lip", 1, {"trainable": r"text\..*"})]
@@ -199,9 +199,7 @@ def test_two_and_three_ranks_give_what_one_gives(folder):
     assert len(list(folder.glob("equal*"))) == 3
 
 
-@pytest.mark.parametrize(
-    "name, moved", [("macco", ".*"), ("clic", "(?!visual[.]).*"), ("labclip", "text[.]text_projection")]
-)
+@pytest.mark.parametrize("name, moved", [("macco", ".*"), ("clic", "(?!visual[.]).*")])
 def test_the_release_holds_the_towers_alone(name, moved, samples, tmp_path):
     "Names as before, weights that are trained moved, others bit for bit as they were, without a gradient"
     towers, method = made(name)
