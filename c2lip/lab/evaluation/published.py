@@ -17,7 +17,7 @@ import torch
 from scipy.sparse import vstack
 
 from ...core.files import shipped
-from .base import Item, Scorer, Suite
+from .base import Item, Scorer, Suite, suite_table
 from .records import FRAME, change_text, split_changes
 from .scores import half_width
 from .suites import measure, tabulate
@@ -73,7 +73,9 @@ def brief(
     "The rows of a table for a first look: averages, and the whole of some suites"
     average = frame.name.str.startswith("average") | frame.name.isin(["AUROC", "pointing"])
     whole = frame.suite.str.fullmatch("sugarcrepe|world_sugarcrepe|(.*/)?(binding|retrieval|zeroshot)")
-    without = ~frame.suite.isin(frame.suite[average])  # such as Winoground, ARO, MSCOCO and ImageNet
+    drawn = [name for name, about in suite_table().items() if not about.home]
+    of_ours = frame.suite.str.rpartition("/")[2].isin(drawn)
+    without = ~frame.suite.isin(frame.suite[average]) & ~of_ours  # such as Winoground, ARO, MSCOCO and ImageNet
     shown = (average | whole | without) & frame.value.notna()
     return frame[shown].reset_index(drop=True)
 

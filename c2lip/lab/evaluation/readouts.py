@@ -179,6 +179,7 @@ class Reading(_Phrases):
         return torch.zeros(len(counts)).index_add(0, text_of, x[pair_of]) / counts
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #228e194e
+_NEARNESS = 20.0  # of a cosine, before the softmax over known wordings
 _RELATIONS: dict[str, list[Relation]] = {}  # text → its relations, for the next model
 
 
@@ -188,45 +189,53 @@ def _relations(texts):
     return [_RELATIONS[text] for text in texts]
 
 
-class _Pairs(NamedTuple):
-    "Two phrases of a text in an image"
+def _maps(reading, rows, phrases, scale):
+    "(P,M) where phrases look in images: rows of the reading, and the phrases' texts"
+    concepts = reading.concepts[[reading.number[phrase] for phrase in phrases]]
+    cosines = torch.linalg.vecdot(reading.tokens[rows], concepts[:, None])
+    return (scale * cosines).softmax(-1)
 
-    image: Tensor  # (P) rows of the reading
-    a: Tensor  # (P) numbers of the first phrases
-    b: Tensor  # (P) of the second
 
-
-def _features(reading, pairs, scale):
-    "(P,13) of pairs of phrases, some images at a time"
+def _features(reading, rows, relations, scale):
+    "(P,13) of the phrases of relations, each in an image; some at a time"
+    reading.encode([phrase for relation in relations for phrase in (relation.a, relation.b)])
     _, M, D = reading.tokens.shape
     step = max(1, 2**24 // (M * D))
-    parts = []
-    for start in range(0, len(pairs.image), step):
-        rows = slice(start, start + step)
-        tokens = reading.tokens[pairs.image[rows]]
-        maps = []
-        for number in (pairs.a, pairs.b):
-            cosines = (tokens @ reading.concepts[number[rows], :, None]).squeeze(-1)
-            maps.append((scale * cosines).softmax(-1))
-        parts.append(pair_features(*maps))
-    return torch.cat(parts)
+    features = []
+    for start in range(0, len(relations), step):
+        some = relations[start : start + step]
+        images = rows[start : start + step]
+        of_a = _maps(reading, images, [relation.a for relation in some], scale)
+        of_b = _maps(reading, images, [relation.b for relation in some], scale)
+        features.append(pair_features(of_a, of_b))
+    return torch.cat(features)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #bd7e9ee7
-def _wordings(reading, head, words):
-    "(U,W) weights of the head's wordings for each of some wordings: itself, or those whose vectors are near"
-    known = {word: i for i, word in enumerate(head.words)}
-    weights = torch.zeros(len(words), len(known))
-    strange = [word for word in words if word not in known]
+def _wordings(reading, head, relations):
+    "(P,W) which of the head's wordings a relation's is: itself, or those whose vectors are near"
+    words = list(dict.fromkeys(relation.words for relation in relations))
+    weights = torch.zeros(len(words), len(head.words))
+    unseen = [word for word in words if word not in head.words]
     for row, word in enumerate(words):
-        if word in known:
-            weights[row, known[word]] = 1.0
-    if strange:
-        told = [f"a thing {word} a thing" for word in [*head.words, *strange]]
-        vectors = reading.embed(told)
-        near = (20.0 * vectors[len(known) :] @ vectors[: len(known)].T).softmax(-1)
-        for word, row in zip(strange, near):
-            weights[words.index(word)] = row
-    return weights
+        if word in head.words:
+            weights[row, head.words.index(word)] = 1.0
+
+    if unseen:
+        vectors = reading.embed([f"a thing {word} a thing" for word in [*head.words, *unseen]])
+        known, new = vectors.split([len(head.words), len(unseen)])
+        weights[[words.index(word) for word in unseen]] = (_NEARNESS * new @ known.T).softmax(-1)
+
+    row_of = {word: row for row, word in enumerate(words)}
+    return weights[[row_of[relation.words] for relation in relations]]
+
+
+def _gains(reading, head, scale, rows, relations):
+    "(P,) how well each relation's wording fits the maps of its phrases in its image"
+    features = _features(reading, rows, relations, scale)
+    weights = _wordings(reading, head, relations)
+    prior = torch.tensor(head.prior)
+    fits = (head.log_gains(features) + prior).exp()
+    return (weights * fits).sum(-1).log() - (weights * prior.exp()).sum(-1).log()
 
 
 def _relation_gains(
@@ -239,30 +248,20 @@ def _relation_gains(
     "How well the relations of texts fit the maps of their phrases"
     of_text = _relations(texts)
     relations = list(dict.fromkeys(relation for stated in of_text for relation in stated))
-    gains = torch.zeros(len(texts))
     if not relations:
-        return gains
+        return torch.zeros(len(texts))
 
-    reading.encode([phrase for relation in relations for phrase in (relation.a, relation.b)])
-    words = list(dict.fromkeys(relation.words for relation in relations))
-    wordings = _wordings(reading, head, words)
     number = {relation: i for i, relation in enumerate(relations)}
     counts = torch.tensor([len(stated) for stated in of_text])
-    rows = torch.tensor([reading.row[image] for image in images])
+    rows = torch.tensor([reading.row[image] for image in images]).repeat_interleave(counts)
     stated = torch.tensor([number[relation] for of_one in of_text for relation in of_one])
-    pairs, pair_of = (rows.repeat_interleave(counts) * len(relations) + stated).unique(return_inverse=True)
+    pairs, pair_of = (rows * len(relations) + stated).unique(return_inverse=True)  # each once, by image
 
-    relation = [relations[i] for i in (pairs % len(relations)).tolist()]
-    a = torch.tensor([reading.number[one.a] for one in relation])
-    b = torch.tensor([reading.number[one.b] for one in relation])
-    features = _features(reading, _Pairs(pairs // len(relations), a, b), scale)
-    fits = head.log_gains(features) + torch.tensor(head.prior)
-    chosen = wordings[[words.index(one.words) for one in relation]]
-    prior = (chosen * torch.tensor(head.prior).exp()).sum(-1).log()
-    gain = (chosen * fits.exp()).sum(-1).log() - prior
-
+    of_pair = [relations[i] for i in (pairs % len(relations)).tolist()]
+    gains = _gains(reading, head, scale, pairs // len(relations), of_pair)
     text_of = torch.arange(len(texts)).repeat_interleave(counts)
-    return gains.index_add(0, text_of, gain[pair_of]) / counts.clamp_min(1)
+    sums = torch.zeros(len(texts)).index_add(0, text_of, gains[pair_of])
+    return sums / counts.clamp_min(1)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #1f7e64e6
 _FILE = "parts.json"
@@ -289,8 +288,9 @@ class Parts(NamedTuple):
             raise UserError("the parts need a share of phrases above 0")
 
         def beside(images, texts):
-            gains = _relation_gains(reading, self.head, self.readout.scale, images, texts)
-            return whole / phrases * by_phrases(images, texts) + self.weight / share * whole / relations * gains
+            x = by_phrases(images, texts) / phrases
+            r = _relation_gains(reading, self.head, self.readout.scale, images, texts) / relations
+            return whole * (x + self.weight / share * r)
 
         return replace(scorer, phrases=beside, share=share)
 
@@ -303,6 +303,19 @@ class Parts(NamedTuple):
         write_json(Path(folder) / _FILE, content)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #e230287d
+def _spread(reading, readout, head, images, captions):
+    "Standard deviations of v·t, phrases and relations over a thousand random pairs of an image and another's caption"
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:1000]
+    some = [images[i] for i in order]
+    others = [captions[i] for i in order.roll(-1)]
+
+    rows = [reading.row[image] for image in some]
+    whole = similarity(reading.vectors[rows], reading.embed(others))
+    phrases = reading.mean_over_phrases(readout, some, others)
+    relations = _relation_gains(reading, head, readout.scale, some, others)
+    return [part.std().item() for part in (whole, phrases, relations)]
+
+
 def fit_parts(
     towers: Any,  # Towers: model, tokenizer, preprocess
     images: Sequence,  # of training: paths, bytes, or callables that draw them
@@ -314,22 +327,15 @@ def fit_parts(
     "The three parts of a model, fitted on true captions alone; `UserError` where they state too few relations"
     readout = readout or Readout()
     reading = Reading(towers, dict.fromkeys(images, "training"), **how)
-    stated = [(image, relation) for image, of_one in zip(images, _relations(captions)) for relation in of_one[:1]]
+    stated = [(image, relations[0]) for image, relations in zip(images, _relations(captions)) if relations]
     if not stated:
         raise UserError(f"{len(captions):,} captions state no relation")
-    reading.encode([phrase for _, relation in stated for phrase in (relation.a, relation.b)])
     rows = torch.tensor([reading.row[image] for image, _ in stated])
-    a = torch.tensor([reading.number[relation.a] for _, relation in stated])
-    b = torch.tensor([reading.number[relation.b] for _, relation in stated])
-    head = fit_head(_features(reading, _Pairs(rows, a, b), readout.scale), [relation.words for _, relation in stated])
+    relations = [relation for _, relation in stated]
+    features = _features(reading, rows, relations, readout.scale)
+    head = fit_head(features, [relation.words for relation in relations])
 
-    chance = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:1000].tolist()
-    some = [images[i] for i in chance]
-    others = [captions[i] for i in [*chance[1:], chance[0]]]
-    whole = similarity(reading.vectors[[reading.row[image] for image in some]], reading.embed(others))
-    phrases = reading.mean_over_phrases(readout, some, others)
-    relations = _relation_gains(reading, head, readout.scale, some, others)
-    spread = [part.std().item() for part in (whole, phrases, relations)]
+    spread = _spread(reading, readout, head, images, captions)
     return Parts(readout, weight, head, spread)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #b8b8d57d

@@ -39,14 +39,14 @@ def _is_behind(token):
 
 def _descriptions(doc):
     "Numbers of the words that describe an object outside of its phrase: that is red, in red, with stripes"
-    found = set()
+    numbers = set()
     for token in doc:
         if token.dep_ == "acl" and any(child.dep_ == "cop" for child in token.children):
-            found.update(word.i for word in token.subtree if word.pos_ != "VERB")
-    return found
+            numbers.update(word.i for word in token.subtree if word.pos_ != "VERB")
+    return numbers
 
 
-def _told(doc, first, end, skipped):
+def _relation_words(doc, first, end, skipped):
     "The words of a stretch that say a relation"
     kept = []
     for token in doc[first:end]:
@@ -61,34 +61,31 @@ def _relations_of(
     rules: Rules | None = None,  # of its phrases; None: the usual ones
 ) -> list[Relation]:  # in reading order
     "The relations that a parsed caption states between neighbouring phrases of a sentence"
-    phrases = []
-    for phrase in phrases_of(doc, rules or Rules()):
-        phrases.append((phrase, doc.char_span(phrase.start, phrase.end, alignment_mode="expand")))
-
     skipped = _descriptions(doc)
     things = []
-    for phrase, span in phrases:
+    for phrase in phrases_of(doc, rules or Rules()):
+        span = doc.char_span(phrase.start, phrase.end, alignment_mode="expand")
         if len(span) > 1 or not _is_behind(span[0]):
             things.append((phrase, span))
             continue
         marks = [child.i for child in span[0].children if child.dep_ == "case"]
         skipped.update([span.start, *marks])
 
-    found = []
+    relations = []
     for (first, a), (second, b) in zip(things, things[1:]):
         if any(token.text in _ENDS for token in doc[a.end : b.start]):
             continue
-        words = _told(doc, a.end, b.start, skipped)
+        words = _relation_words(doc, a.end, b.start, skipped)
         if words:
-            found.append(Relation(first.text, words, second.text))
+            relations.append(Relation(first.text, words, second.text))
             continue
 
         start = max((token.i + 1 for token in doc[: a.start] if token.text in _ENDS), default=0)
-        words = _told(doc, start, a.start, skipped)
+        words = _relation_words(doc, start, a.start, skipped)
         turned = any(token.lower_ in _EMPTY_VERBS for token in doc[a.end : b.start])
         if words and turned:
-            found.append(Relation(second.text, words, first.text))
-    return found
+            relations.append(Relation(second.text, words, first.text))
+    return relations
 
 
 def relations_many(
@@ -118,13 +115,12 @@ def pair_features(
     b: Tensor,  # (R,M) of the second
 ) -> Tensor:  # (R,13)
     "What two maps say of each other"
-    of_a, of_b = _place_and_spread(a), _place_and_spread(b)
-    dx, dy = (of_a[:, :2] - of_b[:, :2]).unbind(-1)
-    product = dx * dy
+    of_a = _place_and_spread(a)
+    of_b = _place_and_spread(b)
+    apart = of_a[:, :2] - of_b[:, :2]
     overlap = (a * b).sum(-1, keepdim=True)
 
-    apart = of_a[:, :2] - of_b[:, :2]
-    places = [apart, apart.abs(), apart**2, product[:, None]]
+    places = [apart, apart.abs(), apart**2, apart.prod(-1, keepdim=True)]
     spreads = [of_a[:, 2:], of_b[:, 2:]]
     return torch.cat([*places, overlap.sqrt(), overlap, *spreads], dim=-1)
 

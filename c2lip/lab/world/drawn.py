@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['NOUNS', 'COLOURS', 'PATTERNS', 'GRID', 'SIZES', 'HELD_OUT', 'CONTACTS', 'PLACES', 'Thing', 'Scene', 'draw_scene',
-           'object_mask', 'Dice', 'pairs_of_scene', 'make_scene', 'settle_scene']
+           'object_mask', 'Dice', 'touching_box', 'pairs_of_scene', 'make_scene']
 
 # %% ../../../nbs/2_world/01_drawn.ipynb #a59cbdcf
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 
 import numpy as np
@@ -266,10 +266,15 @@ def _joined_spans(offset, a, b):
     return high - low, offset - middle, -middle
 
 
-def _touching_box(dice, contact, nouns, sides):
-    "Two touching objects as one box: its (width, height), and both centres as seen from the box's own"
+def touching_box(
+    contact: str,  # one of `CONTACTS`
+    nouns: Sequence[str],  # of the two objects, the first one touches the second
+    sides: Sequence[float],  # of both, as shares of the image's
+    mirrored: bool = False,  # the first one lies on the other side
+) -> tuple:  # (width, height), and both centres
+    "Two touching objects as one box: its width and height, and both centres as seen from the box's own"
     x, y = _touching(contact, nouns, sides)
-    if dice.chance(0.5):
+    if mirrored:
         x = -x
     a, b = (side / 2 for side in sides)
     width, first_x, second_x = _joined_spans(x, a, b)
@@ -309,7 +314,7 @@ def _lay_out(dice, nouns, contact):
         boxes = [(side, side) for side in sides]
         offsets = [(0.0, 0.0)]
         if contact:
-            joined, offsets = _touching_box(dice, contact, nouns[:2], sides[:2])
+            joined, offsets = touching_box(contact, nouns[:2], sides[:2], dice.chance(0.5))
             boxes[:2] = [joined]
 
         centres = _find_centres(dice, boxes)
@@ -342,7 +347,9 @@ def pairs_of_scene(
     place: int | None = None,  # of `PLACES`
 ) -> frozenset:  # of (noun, colour)
     "Which objects the scene of a seed shows, forty times as fast as the scene"
-    return frozenset(_scene_pairs(Dice("c2lip scene", *seed, count, False), count, place, False))
+    dice = Dice("c2lip scene", *seed, count, False)
+    pairs = _scene_pairs(dice, count, place, held_out=False)
+    return frozenset(pairs)
 
 
 def make_scene(
@@ -364,37 +371,3 @@ def make_scene(
     floor = tuple(round(dice.between(190, 232)) for _ in range(3))
     border = round(dice.between(0.45, 0.9), 3)
     return Scene(tuple(things), (sky, floor, border), touching)
-
-# %% ../../../nbs/2_world/01_drawn.ipynb #6f493df7
-def _is_clear(scene):
-    "Whether every thing lies in the image, and none meets another but in the contact"
-    centres = np.array([[thing.x, thing.y] for thing in scene.things])
-    halves = np.array([[thing.side / 2] for thing in scene.things])
-    reach = np.abs(centres - 0.5) + halves
-    apart = np.abs(centres[:, None] - centres).max(-1) - (halves + halves.T)
-    np.fill_diagonal(apart, 1)
-    if scene.contact:
-        apart[:2, :2] = 1
-    return bool(reach.max() < 0.501 and apart.min() > -0.02)
-
-
-def settle_scene(
-    scene: Scene,  # after a change
-) -> Scene | None:  # None where something would leave the image, or meet another thing
-    "The scene with its first two things where their contact has them, about the place where they were"
-    if not scene.contact:
-        return scene if _is_clear(scene) else None
-
-    a, b, *rest = scene.things
-    x, y = _touching(scene.contact, (a.noun, b.noun), (a.side, b.side))
-    x = -abs(x) if a.x < b.x else abs(x)
-    width, ax, bx = _joined_spans(x, a.side / 2, b.side / 2)
-    height, ay, by = _joined_spans(y, a.side / 2, b.side / 2)
-
-    centres = np.array([[a.x, a.y], [b.x, b.y]])
-    halves = np.array([[a.side], [b.side]]) / 2
-    middle = ((centres - halves).min(0) + (centres + halves).max(0)) / 2
-    half = np.array([width, height]) / 2
-    (ax, ay), (bx, by) = np.round(middle.clip(half, 1 - half) + ((ax, ay), (bx, by)), 4).tolist()
-    settled = replace(scene, things=(replace(a, x=ax, y=ay), replace(b, x=bx, y=by), *rest))
-    return settled if _is_clear(settled) else None
