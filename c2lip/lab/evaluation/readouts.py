@@ -237,7 +237,7 @@ def _gains(reading, head, scale, rows, relations):
     fits = (head.log_gains(features) + prior).exp()
     return (weights * fits).sum(-1).log() - (weights * prior.exp()).sum(-1).log()
 
-
+# %% ../../../nbs/5_evaluation/12_readouts.ipynb #35a91900
 def _relation_gains(
     reading: Reading,  # of the images
     head: Head,  # of the model
