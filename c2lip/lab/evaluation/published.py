@@ -59,12 +59,12 @@ class Column(NamedTuple):
 @cache
 def layouts() -> dict[str, list[Column]]:  # name of a table → its columns
     "The papers' tables, each as the order of its columns"
-    found: dict[str, list[Column]] = {}
+    columns: dict[str, list[Column]] = {}
     for table, groups in read_layouts()["layouts"].items():
-        found[table] = []
+        columns[table] = []
         for group, keys in groups.items():
-            found[table] += [Column(group, label, tuple(key)) for label, key in keys.items()]
-    return found
+            columns[table] += [Column(group, label, tuple(key)) for label, key in keys.items()]
+    return columns
 
 
 def brief(
@@ -79,7 +79,7 @@ def brief(
     shown = (average | whole | without) & frame.value.notna()
     return frame[shown].reset_index(drop=True)
 
-
+# %% ../../../nbs/5_evaluation/15_published.ipynb #6018127e
 def _paper_means():
     "(suite, name) of a mean → the rows that it is the mean of; a part may be a mean above it"
     found = {}

@@ -126,7 +126,7 @@ def _wording(seed):
 
     return words
 
-
+# %% ../../../nbs/2_world/05_questions.ipynb #0dba8b21
 def _twins(fact, scene, texts):
     "Twins, where both scenes can be drawn and are new"
     if scene is None or not _is_new(scene):
