@@ -159,7 +159,7 @@ def test_the_page_answers_as_the_notebook_does(tmp_path):
         for name, (words, seen) in zip(("base", "tuned"), page.evaluate(ASK, [texts, packed])):
             own = explorer.menu.of(name).towers
             close(unpacked(words), embed_texts(own, texts, progress=False).flatten(), 1e-4)
-            whole = embed_images(own, images, cache=None, progress=False)[:, None]
+            whole = embed_images(own, images, progress=False)[:, None]
             wanted = torch.cat([whole, embed_tokens(own, images, progress=False)[1]], 1)
             close(unpacked(seen), wanted.flatten(), 1e-4)
         for act, *args, changes in ACTS:

@@ -15,13 +15,12 @@ import torch
 import torch.nn.functional as F
 from benchmark_examples import EXAMPLE_COLOURS, put_image, put_json, say, two_squares, write_examples
 from PIL import Image
-from safetensors.torch import save_file
 from writing import encoded, write_tar
 
 from c2lip.core import UserError
 from c2lip.lab.evaluation.base import Item, Scorer
 from c2lip.lab.evaluation.choices import choice_hits, winoground_hits
-from c2lip.lab.evaluation.embeddings import embed_images, embed_texts, keep_rows, read_rows
+from c2lip.lab.evaluation.embeddings import embed_images, embed_texts
 from c2lip.lab.evaluation.published import blind_table
 from c2lip.lab.evaluation.readers.classes import read_classes
 from c2lip.lab.evaluation.readers.composition import word_orders
@@ -74,7 +73,7 @@ def towers(model, tokenizer=tokenize):
 
 
 def run(folder, names=None, model=None, tokenizer=tokenize, hits=None):
-    return evaluate(towers(model or Eyes(), tokenizer), folder, names, progress=False, cache=None, hits=hits)
+    return evaluate(towers(model or Eyes(), tokenizer), folder, names, progress=False, hits=hits)
 
 
 def same(a, b):
@@ -341,27 +340,16 @@ def test_thousand_numbered_folders_are_imagenet(tmp_path):
 NAMES = ["aro", "whatsup", "winoground", "iiw", "flickr8k"]
 
 
-def test_what_suites_share_is_embedded_once_and_kept(examples, tmp_path, monkeypatch):
+def test_what_suites_share_is_embedded_once(examples):
     model, suites = towers(Eyes()), read_folder(examples, NAMES)
     embed_images(model, [image for suite in suites.values() for image in suite.images], progress=False)
     assert model.model.seen <= 12 + 4 + 12  # as many images as differ: side by side, upright, and cut from wide ones
-
-    def scored(names, cache):
-        return evaluate(load("base"), examples, names, progress=False, cache=cache, readouts={})
-
-    first = scored(NAMES, tmp_path)
-    for name in ("encode_images", "encode_texts"):
-        monkeypatch.setattr(f"c2lip.lab.evaluation.embeddings.{name}", lambda *a, **k: pytest.fail("embedded again"))
-    same(scored(NAMES, tmp_path), first)
-    same(scored("iiw", tmp_path), first[first.suite == "iiw"])
-    monkeypatch.undo()
-    same(scored(NAMES, None), first)
 
 
 def test_two_scores(examples, capsys):
     "Of a CLIP too; a model without tokens has v·t alone, and says so"
     home = benchmark_folder("world", "validation", items=6, images=30)
-    one, two = (evaluate(load("base_clip"), home, progress=False, cache=None, readouts=r) for r in ({}, None))
+    one, two = (evaluate(load("base_clip"), home, progress=False, readouts=r) for r in ({}, None))
     assert two[: len(one)].equals(one)
     mixed = two[len(one) :].set_index(["suite", "name"]).value
     assert {"mixture/retrieval", "mixture/heldout/zeroshot"} <= set(mixed.index.get_level_values(0))
@@ -385,46 +373,6 @@ def test_embedded_once_and_in_order(tmp_path):
     assert torch.allclose(alone, v[:6], atol=1e-5)
     t.model.bfloat16()
     assert embed_images(t, files, progress=False).dtype == torch.float32
-
-
-def test_writers_at_once_leave_a_whole_file(tmp_path):
-    "Eight writers at once, each a few rows and some of them the same: what is there is whole and right"
-    import hashlib
-    from concurrent.futures import ThreadPoolExecutor
-
-    def name(i):
-        return hashlib.sha256(str(i).encode()).digest()
-
-    def write(w):
-        for i in range(w, w + 12):
-            keep_rows(tmp_path / "rows", {name(i): torch.eye(19)[i]})
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, range(8)))
-    rows = read_rows(tmp_path / "rows")
-    found = {i: rows[name(i)] for i in range(19) if name(i) in rows}
-    assert found and all(row.argmax() == i for i, row in found.items()) and len(list(tmp_path.iterdir())) == 1
-
-
-def test_kept_embeddings_of_another_form_are_made_again(tmp_path):
-    "Whatever a file of the cache holds: rows are taken only where they could be this model's"
-    whole = {"keys": torch.arange(256, dtype=torch.uint8).view(8, 32), "rows": torch.eye(8)}
-    file = tmp_path / "rows"
-    for wrong in (
-        {},
-        {"rows": torch.full((8, 8), float("nan"))},
-        {"rows": 3 * torch.eye(8)},
-        {"rows": torch.eye(8).to(torch.int8)},
-        {"rows": torch.eye(9)[:8]},
-        {"rows": torch.eye(8)[:7]},
-        {"rows": torch.ones(8)},
-        {"keys": torch.zeros(8, 31, dtype=torch.uint8)},
-        {"keys": torch.zeros(8, 32)},
-    ):
-        save_file(whole | wrong, file)
-        assert len(read_rows(file, 8)) == (0 if wrong else 8), wrong
-    save_file({"keys": whole["keys"]}, file)
-    assert read_rows(file) == {}
 
 
 # --- files of the workbook's own layout

@@ -141,13 +141,9 @@ def shipped(
     return home / name
 
 
-def cache_folder(
-    chosen: str | Path = "auto",  # chosen by the user; auto: the usual one
-) -> Path:  # existing or not
-    """Where indexes, embeddings and drawn benchmarks are kept: C2LIP_CACHE, else data/cache of a clone,
+def cache_folder() -> Path:  # existing or not
+    """Where indexes and drawn benchmarks are kept: C2LIP_CACHE, else data/cache of a clone,
     else c2lip in XDG_CACHE_HOME or ~/.cache, on every system, as the hub's library does"""
-    if chosen != "auto":
-        return project_root() / user_path(chosen)
     if own := os.environ.get("C2LIP_CACHE"):
         return user_path(own).absolute()
     clone = project_of(Path.cwd()) or _own_clone()

@@ -13,7 +13,7 @@ list(map(import_module, MODULES.split()))
 load_pipeline()
 # The phrases of the texts that small evaluations share, and what the first one reads
 for split in ("validation", "test"):
-    evaluate(load("base"), benchmark_folder("world", split, items=2, images=20), progress=False, cache=None)
+    evaluate(load("base"), benchmark_folder("world", split, items=2, images=20), progress=False)
 for finalizer in weakref.finalize._registry:  # torch has 200, which take a twentieth of a second in every child
     finalizer.atexit = False
 gc.freeze()

@@ -54,7 +54,7 @@ def our_zero_shot(towers, sets, names):
 
     READERS["shards"] = read_class_set
     try:
-        return evaluate(towers, sets, names, progress=False, cache=None)
+        return evaluate(towers, sets, names, progress=False)
     finally:
         del READERS["shards"]
 
@@ -67,7 +67,7 @@ def both(tmp_path_factory):
     from c2lip.towers.folders import base_folder
 
     folder = benchmark_folder("world", "test", items=10, images=60, single=204)
-    ours = evaluate(load("base"), folder, ["world_sugarcrepe", "retrieval"], ks=(1, 5, 10), progress=False, cache=None)
+    ours = evaluate(load("base"), folder, ["world_sugarcrepe", "retrieval"], ks=(1, 5, 10), progress=False)
     sets = tmp_path_factory.mktemp("classes") / "sets"
     zero_shot = our_zero_shot(load("base"), sets, write_class_sets(folder, sets))
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # the workbook's packages are not theirs

@@ -109,8 +109,7 @@ class _Phrases:
         self,
         towers,  # Towers: model, tokenizer, preprocess
         images: dict,  # all that will be scored → who asks for each
-        cache="auto",  # folder of embeddings, for the phrases; None: none are kept
-        **options,  # further fields of `EmbedOptions`
+        **options,  # fields of `EmbedOptions`
     ):
         names = list(images)
         _, first = embed_tokens(towers, names[:1], progress=False)
@@ -121,7 +120,7 @@ class _Phrases:
             )
         self.row = {name: i for i, name in enumerate(names)}
         self.vectors, self.tokens = embed_tokens(towers, names, images, **options)  # (N,D), (N,M,D)
-        self.embed = partial(embed_texts, towers, cache=cache, **options)
+        self.embed = partial(embed_texts, towers, **options)
         self.number: dict[str, int] = {}  # phrase → row of `concepts`
         self.concepts = torch.empty(0, first.shape[-1])  # (U,D) unit
 

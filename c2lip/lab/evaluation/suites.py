@@ -112,17 +112,16 @@ def embed_suites(
     towers: Any,  # Towers: model, tokenizer, preprocess
     suites: dict[str, Suite],  # what `read_folder` gave
     known: dict | None = None,  # image → its embedding (D,), where there is one
-    **how: Any,  # fields of `EmbedOptions`; embeddings are kept in the usual folder unless cache says otherwise
+    **how: Any,  # fields of `EmbedOptions`
 ) -> Scorer:
     "Embed every image and every text once; raise `UserError` with the first image that is missing"
     images = _images_of(suites)
     texts = list(dict.fromkeys(text for suite in suites.values() for text in suite.texts))
-    options = {"cache": "auto"} | how
     v = dict(known or {})
     new = [image for image in images if image not in v]
     if new:
-        v |= zip(new, embed_images(towers, new, images, **options))
-    t = dict(zip(texts, embed_texts(towers, texts, **options))) if texts else {}
+        v |= zip(new, embed_images(towers, new, images, **how))
+    t = dict(zip(texts, embed_texts(towers, texts, **how))) if texts else {}
     return Scorer(_rows_by_name(v), _rows_by_name(t), towers)
 
 
@@ -165,7 +164,7 @@ def evaluate(
     ks: Iterable[int] = (1, 5),  # the K of R@K, where a benchmark does not fix them
     hits: dict | None = None,  # filled, if given, with (suite, name) → its items, for paired changes
     readouts: dict[str, Readout | Parts] | None = None,  # NAME → it; None: the model's own; {}: v·t alone
-    **how: Any,  # batch_size, progress, cache, precision: fields of `EmbedOptions`
+    **how: Any,  # batch_size, progress, precision: fields of `EmbedOptions`
 ) -> pd.DataFrame:  # columns suite, name, value (percent), se, n, ties, nan
     """The rows of a model on every suite of a folder, all embedded once, every comparison strict.
 
@@ -181,8 +180,7 @@ def evaluate(
         ks: K of R@K in `retrieval`; published retrieval sets have 1, 5 and 10.
         hits: receives the items of every row, in the order of the table. `change_of_items` compares two models by them.
         readouts: scores beside v·t. A model without visual tokens in the joint space has v·t alone, and says so.
-        how: `batch_size` images at a time; `progress` shows counts; `cache` is a folder of kept embeddings, "auto" for
-            the usual one, None for none; `precision` is "float32" or "bf16".
+        how: `batch_size` images at a time; `progress` shows counts; `precision` is "float32" or "bf16".
 
     Returns:
         A row for each task and mean: `value` and its standard error `se` in percent, 0 to 100; `n` items; `ties`, wrong

@@ -124,7 +124,7 @@ def measure_model(
     items: dict = {}
     tables = []
     for benchmark in setup.benchmarks:
-        tables.append(evaluate(model, benchmark, batch_size=250, progress=False, hits=items, cache=None))
+        tables.append(evaluate(model, benchmark, batch_size=250, progress=False, hits=items))
     table = pd.concat(tables, ignore_index=True)[["suite", "name", "value", "se", "n"]]
     with run_disk_errors(folder):
         keep_items(items, folder / "items.parquet")

@@ -124,7 +124,7 @@ def make_validator(
         return None
 
     def _validate(towers):
-        table = evaluate(towers, home, batch_size=250, progress=False, cache=None, readouts={})
+        table = evaluate(towers, home, batch_size=250, progress=False, readouts={})
         return _summary(table)
 
     return _validate
