@@ -173,7 +173,6 @@ class PlannedTrial(NamedTuple):
     model: str  # what the result is called in tables
     settings: dict  # of train.ipynb, seed and method among them
     folder: str  # its name in the run folder
-    budget: str = ""  # what is equal between the models: steps or seconds; may be empty
     drawn: tuple = ()  # (name, value) of each way in which its images and captions, or its weights, are its own
 
 
@@ -181,17 +180,15 @@ def read_trials(
     plan: list[PlannedTrial],  # run
     run,  # the run folder
     file: str = "table.csv",  # of each trial; or items.parquet
-) -> pd.DataFrame:  # suite, name, value, se, n, model, seed, and budget where the plan has budgets; or packed answers
+) -> pd.DataFrame:  # suite, name, value, se, n, model, seed; or packed answers
     "The base and every trial of a plan, one row a figure; or what every item gave, for the answers of a record"
     read = pd.read_csv if file.endswith(".csv") else pd.read_parquet
     base = read(Path(run) / "base" / file)
-    budgets = dict.fromkeys(planned.budget for planned in plan)
-    parts = [base.assign(model="base", budget=budget, seed=0) for budget in budgets]
+    parts = [base.assign(model="base", seed=0)]
     for planned in plan:
         table = read(Path(run) / planned.folder / file)
-        parts.append(table.assign(model=planned.model, budget=planned.budget, seed=planned.settings["seed"]))
-    trials = pd.concat(parts, ignore_index=True)
-    return trials if any(budgets) else trials.drop(columns="budget")
+        parts.append(table.assign(model=planned.model, seed=planned.settings["seed"]))
+    return pd.concat(parts, ignore_index=True)
 
 
 def run_trials(
@@ -201,16 +198,15 @@ def run_trials(
     samples_of: Callable[[PlannedTrial], Samples] | None = None,  # the images of a trial; None: the setup's, for all
 ) -> pd.DataFrame:  # as `read_trials` gives
     "Measure the base, and run every trial that the run folder does not hold; `UserError` for the same one twice"
-    names = [(planned.model, planned.budget, planned.folder) for planned in plan]
+    names = [(planned.model, planned.folder) for planned in plan]
     if len({*names}) < len(names):
         raise UserError("a trial is in the plan twice: give each seed and each value once")
     measure_model(setup.base, setup, Path(run) / "base")
     begun = time.perf_counter()
     for number, planned in enumerate(plan, 1):
         minutes = (time.perf_counter() - begun) / 60
-        budget = f", equal {planned.budget}" if planned.budget else ""
         seed = planned.settings["seed"]
-        print(f"\n{planned.model}, seed {seed}{budget} ({number} of {len(plan)}, after {minutes:.0f} min)", flush=True)
+        print(f"\n{planned.model}, seed {seed} ({number} of {len(plan)}, after {minutes:.0f} min)", flush=True)
         of_trial = setup._replace(samples=samples_of(planned)) if samples_of else setup
         trial(planned.settings, of_trial, Path(run) / planned.folder)
     trials = read_trials(plan, run)
