@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 from scipy.ndimage import maximum_filter
 from torch import Tensor
@@ -188,38 +189,6 @@ _STYLE: dict[Any, Any] = {
 }  # of matplotlib: no text is smaller than 8 points
 
 
-class _Inches(NamedTuple):
-    "The sizes of a figure"
-
-    width: float
-    height: float
-    side: float  # width of a panel
-    tall: float  # its height
-    under: float  # of the lines under it
-    foot: float  # from the last panel to the edge
-
-    margin = 0.06
-    gap = 0.11  # between panels
-    title = 0.3
-
-
-def _measure(shown):
-    "The sizes of a figure: it grows by a row without moving what is above"
-    columns = len(shown.columns)
-    width = max(7.2, 1.75 * (1 + columns)) if columns else 3.0
-    side = (width - 2 * _Inches.margin - columns * _Inches.gap) / (1 + columns)
-    tall = side * min(2.0, shown.image.height / shown.image.width)
-
-    lines = [len(line) for column in shown.columns for line in column.lines]
-    under = 0.1 + 0.14 * max(lines, default=0)
-    bars = 0.58 if columns else 0.0
-    foot = under + bars + 0.17 * len(shown.note.splitlines())
-    rows = len(shown.titles)
-    height = _Inches.title + rows * (_Inches.title + tall)
-    height = height + (rows - 1) * under + foot
-    return _Inches(width, height, side, tall, under, foot)
-
-# %% ../../../nbs/7_attention/02_figures.ipynb #d4e39cb0
 def _draw_row(axes_of_row, panels, i):
     "The panels of a phrase"
     for axes, (column, pixels, _) in zip(axes_of_row, panels):
@@ -229,47 +198,52 @@ def _draw_row(axes_of_row, panels, i):
             axes.set_xlabel("\n".join(column.lines[i]), loc="left", labelpad=3)
 
 
-def _draw_bar(axes, column, opacity, inches):
+def _draw_bar(axes, column, opacity):
     "The colour bar of a column, under its last panel"
     ticks = column.ticks
-    below = -(inches.under + 0.14) / inches.tall
-    bar = axes.inset_axes((0, below, 1, 0.08 / inches.tall))
-    bar.imshow(column.bar(opacity), aspect="auto", extent=(0, 1, 0, 1))
+    axes.imshow(column.bar(opacity), aspect="auto", extent=(0, 1, 0, 1))
     places = np.linspace(0, 1, len(ticks))
-    bar.set(yticks=[], xticks=places, xticklabels=ticks, xlabel=column.label)
-    first, *_, last = bar.get_xticklabels()
+    axes.set(yticks=[], xticks=places, xticklabels=ticks, xlabel=column.label)
+    first, *_, last = axes.get_xticklabels()
     first.set_ha("left")
     last.set_ha("right")
 
-
+# %% ../../../nbs/7_attention/02_figures.ipynb #a0fb2af9
 def maps_figure(
     shown: ImageMaps,  # image, columns and phrases
 ) -> Page:
     "Image and columns of maps, a row for every phrase; without a phrase the image alone"
-    inches = _measure(shown)
-    width, height = inches[:2]
-    left = inches.margin / width
-    spaces = {
-        "left": left,
-        "right": 1 - left,
-        "top": 1 - 2 * inches.title / height,
-        "bottom": inches.foot / height,
-        "wspace": inches.gap / inches.side,
-        "hspace": (inches.under + inches.title) / inches.tall,
-    }
+    names = ["image", *(textwrap.fill(column.name, 24) for column in shown.columns)]
+    width = max(7.2, 1.75 * len(names)) if shown.columns else 3.0
+    tall = min(2.0, shown.image.height / shown.image.width)
+    titles = [textwrap.fill(title, 40) for title in shown.titles]
+    shapes = [tall] * len(titles)
+    if shown.columns:
+        shapes.append(0.05)  # a row of colour bars
+
     with rc_context(_STYLE):
-        page = Page((width, height))
-        grid = page.subplots(len(shown.titles), 1 + len(shown.columns), squeeze=False, gridspec_kw=spaces)
-        for i, title in enumerate(shown.titles):
+        layout = ConstrainedLayoutEngine(compress=True, h_pad=0.07)
+        page = Page((width, 9 + 9 * len(titles)), layout=layout)
+        grid = page.subplots(len(shapes), len(names), squeeze=False, height_ratios=shapes)
+        for shape, axes_of_row in zip(shapes, grid):
+            for axes in axes_of_row:
+                axes.set_box_aspect(shape)
+        for i, title in enumerate(titles):
             _draw_row(grid[i], shown.panels(i), i)
             grid[i, 0].set_title(title, loc="left", fontsize=11, pad=5)
 
-        names = ["image", *(column.name for column in shown.columns)]
+        above = 12 + 13 * len(titles[0].splitlines())
         for axes, name in zip(grid[0], names):
-            page.text(axes.get_position().x0, 1 - 0.2 / height, name, color="#6b6b70")
+            axes.annotate(name, (0, 1), (0, above), "axes fraction", "offset points", color="#6b6b70")
         for axes, column in zip(grid[-1, 1:], shown.columns):
-            _draw_bar(axes, column, shown.opacity, inches)
-        page.text(left, 0.06 / height, shown.note, va="bottom", color="#6b6b70")
+            _draw_bar(axes, column, shown.opacity)
+        if shown.columns:
+            grid[-1, 0].set_axis_off()
+
+        layout.execute(page)  # the page is too high: what is not needed is taken off
+        height = page.get_tightbbox().height + 0.12
+        page.supxlabel(shown.note, x=0.01, ha="left", fontsize=8, color="#6b6b70")
+        page.set_figheight(height + 0.17 * len(shown.note.splitlines()))
     return page
 
 # %% ../../../nbs/7_attention/02_figures.ipynb #3f70a6d1
