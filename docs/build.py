@@ -19,6 +19,7 @@ import re
 import shutil
 import sys
 import time
+from configparser import ConfigParser
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -28,7 +29,7 @@ from reference import reference_pages
 
 HERE = Path(__file__).resolve().parent
 NBS = ROOT / "nbs"
-PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "docs/cards.md")  # of the project, which are pages of the site
+PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "docs/cards.md", "docs/glossary.md")  # of the project, which are pages of the site
 LAUNCHERS = "train evaluate explore prepare ablation compare interpolate walkthrough study benchmark pretrain".split()
 
 
@@ -102,6 +103,8 @@ class Site:
                 if len(imports) > max(4, cell["source"].count("\n") // 2):
                     cell["metadata"] = {"tags": ["hide-input"]}  # folded
             cells.append(cell)
+        if room in ("tour", *LAUNCHERS) and (line := colab_line(room, settings()["git_url"])):
+            cells.insert(1, {"cell_type": "markdown", "id": "colab", "metadata": {}, "source": line})
         self.write(self.place_of(path), json.dumps(page | {"cells": cells}))
 
     def door(self, chapter: str):
@@ -122,6 +125,26 @@ class Site:
         text = text.replace("<!-- rooms -->", toctree(rooms))
         exercises = [row for row in rows() if row["room"].startswith(f"{chapter}/")]
         self.write(f"{chapter}/index.md", text.replace("<!-- exercises -->", exercises_text(exercises)))
+
+
+def settings():
+    "settings.ini"
+    parser = ConfigParser(delimiters=["="])
+    parser.read(ROOT / "settings.ini", encoding="utf8")
+    return parser["DEFAULT"]
+
+
+def colab_line(
+    room: str,  # such as train
+    address: str,  # git_url, of a repository at GitHub
+) -> str:  # empty where there is no address
+    "A link that opens a launcher in Colab, and the line that installs the workbook there"
+    if not address:
+        return ""
+    repository = address.rstrip("/").removesuffix(".git")
+    there = repository.replace("https://github.com/", "https://colab.research.google.com/github/")
+    install = f"%pip install -q 'c2lip[lab] @ git+{repository}'"
+    return f"[Open in Colab]({there}/blob/main/nbs/{room}.ipynb), and run `{install}` there first."
 
 
 def chapters() -> list[str]:
@@ -172,7 +195,7 @@ def write_source(source: Path, only: tuple[str, ...] = ()) -> Site:
         toctree(start, ":hidden:\n:caption: Start"),
         toctree([f"{chapter}/index" for chapter in site.chapters], ":hidden:\n:caption: Chapters"),
         toctree(pages, ":hidden:\n:caption: Launchers and study"),
-        toctree(["reference/index", "cards", "CONTRIBUTING", "CHANGELOG"], ":hidden:\n:caption: Reference"),
+        toctree(["glossary", "reference/index", "cards", "CONTRIBUTING", "CHANGELOG"], ":hidden:\n:caption: Reference"),
     ]
     first = json.loads((source / "index.ipynb").read_text(encoding="utf8"))
     cell = {"cell_type": "markdown", "id": "contents", "metadata": {}, "source": "\n\n".join(contents)}

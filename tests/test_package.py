@@ -39,6 +39,51 @@ def distributions(tmp_path_factory, run):
     return sdist, home / "site-packages"
 
 
+UV = """#!/bin/sh
+env | grep -E '^(UV_|SSL_CERT_FILE|ALL_PROXY)' > "$0.env"
+echo "$@" > "$0.words"
+echo 'warning: copied, not linked' >&2
+test -z "$UV_BREAKS" || { printf 'error: no such thing\n  cause: one\n  cause: no route\n\nhint: none\n' >&2; exit 2; }
+"""
+
+
+def test_uv_installs_from_where_pip_would(tmp_path, monkeypatch, run):
+    "pip's settings reach uv, unless it has an index of its own; a failure is one line"
+    uv = tmp_path / "uv"
+    uv.write_text(UV)
+    uv.chmod(0o755)
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://a.test/simple\n[install]\nfind-links = x y\n")
+    own = [name for name in os.environ if name.startswith(("UV_", "PIP_"))]
+    for name in (*own, "TORCH", "SSL_CERT_FILE", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://b.test/simple https://c.test/simple")
+
+    def install(**variables):
+        done = run(sys.executable, ROOT / "docs" / "install.py", "P", "-e", ".", env=os.environ | variables)
+        got = dict(line.split("=", 1) for line in (tmp_path / "uv.env").read_text().splitlines())
+        return done, got
+
+    done, got = install(TORCH="cpu")
+    assert (done.returncode, done.out) == (0, "")
+    assert (tmp_path / "uv.words").read_text().split() == "pip install -q --python P -e .".split()
+    assert (
+        got.items()
+        >= {
+            "UV_INDEX_URL": "https://a.test/simple",
+            "UV_EXTRA_INDEX_URL": "https://b.test/simple https://c.test/simple",
+            "UV_INDEX_STRATEGY": "unsafe-best-match",
+            "UV_FIND_LINKS": "x,y",
+            "UV_TORCH_BACKEND": "cpu",
+        }.items()
+    )
+    _, got = install(UV_DEFAULT_INDEX="https://own.test")
+    assert "UV_INDEX_URL" not in got and "UV_TORCH_BACKEND" not in got
+    done, _ = install(UV_BREAKS="1")
+    assert done.returncode == 1 and done.out.count("\n") == 1 and "no such thing; no route; is the" in done.out
+
+
 def below(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 

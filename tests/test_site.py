@@ -70,9 +70,19 @@ def test_a_student_solves_an_exercise(tmp_path, monkeypatch):
 
 
 def test_no_link_is_dead(tmp_path):
-    "In the source of every page"
+    "In the source of every page; each chapter has its link to the glossary"
     site = build.write_source(tmp_path)
     assert not site.dead and site.links > 150
+    assert not [c for c in site.chapters if "(../glossary.md)" not in (tmp_path / c / "index.md").read_text()]
+
+
+def test_colab_is_one_setting(tmp_path, monkeypatch):
+    "Without an address no page has the link"
+    for address, linked in ("", False), ("https://github.com/someone/a_fork.git", True):
+        monkeypatch.setattr(build, "settings", lambda address=address: {"git_url": address})
+        build.Site(tmp_path).notebook(build.NBS / "tour.ipynb")
+        page = (tmp_path / "index.ipynb").read_text()
+        assert ("/github/someone/a_fork/blob/main/nbs/tour.ipynb" in page) == linked == ("colab" in page)
 
 
 @pytest.mark.timeout(400)

@@ -297,13 +297,15 @@ def _end_with_parent(worker):
 def in_workers(
     function: Callable,  # of one job
     jobs: Iterable,  # with workers, what can be pickled
-    workers: int = 0,  # processes; 0: this one
+    workers: int = 0,  # processes, as many as this machine has cores at most; 0: this one
     context: str | None = None,  # how processes start: "fork", "spawn"; None: as usual on this system
 ) -> Iterator:  # the results, in the order of the jobs
     "Call a function for each job; raises what the function raises, `UserError` where a process was killed"
     from torch import Generator, nn
     from torch.utils.data import DataLoader
 
+    if hasattr(os, "sched_getaffinity"):  # torch would warn of more, in every process
+        workers = min(workers, len(os.sched_getaffinity(0)))
     outcomes: Any = Outcomes(function)
     loader = DataLoader(
         outcomes,
