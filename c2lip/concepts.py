@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import ftfy
 
 from .core import Phrase, UserError, check_choice, in_workers
-from .trees import HYPHENATED, WORD_LISTS, Span, base_phrases, is_english, load_pipeline, whole_words
+from .trees import WORD_LISTS, Span, base_phrases, is_english, load_pipeline, whole_words
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -247,17 +247,18 @@ def phrase_number(
 _TRIMMED = re.compile(r"(?:[^\W_]|[#$]).*(?:[^\W_]|[.%°])", re.S)  # two characters or more
 
 
-def _characters(doc, text, first, end):
-    # the characters of some words, without punctuation at either end; `text` is the doc's, joined once
-    last = doc[end - 1]
-    match = _TRIMMED.search(text, doc[first].idx, last.idx + len(last))
-    if not match:
-        return Phrase("", -1, -1)
-    start, end = match.span()
-    if text.count('"', start, end) % 2:  # a cup labeled "Boss|"
-        end += text[end : end + 1] == '"'
-        start -= text[start - 1 : start] == '"'
-    return Phrase(text[start:end], start, end)
+def _places(doc, text, candidates):
+    # the characters of the candidates' words, without punctuation at either end; `text` is the doc's, joined once
+    for first, end in candidates:
+        last = doc[end - 1]
+        match = _TRIMMED.search(text, doc[first].idx, last.idx + len(last))
+        if not match:
+            continue
+        start, stop = match.span()
+        if text.count('"', start, stop) % 2:  # a cup labeled "Boss|"
+            stop += text[stop : stop + 1] == '"'
+            start -= text[start - 1 : start] == '"'
+        yield start, stop
 
 
 def phrases_of(
@@ -267,13 +268,10 @@ def phrases_of(
     "The concepts of a parsed caption"
     words = [token.lower_ for token in doc]
     text = doc.text
+    places = _places(doc, text, _candidates(doc, words, rules))
     found, seen = [], set()
-    phrases = [_characters(doc, text, first, end) for first, end in _candidates(doc, words, rules)]
-    if HYPHENATED.search(text):
-        places = [(phrase.start, phrase.end) for phrase in phrases if phrase.text]
-        joined = whole_words(places, text, articles=not rules.strip_determiners)
-        phrases = [Phrase(text[start:end], start, end) for start, end in joined]
-    for phrase in phrases:
+    for start, end in whole_words(places, text, articles=not rules.strip_determiners):
+        phrase = Phrase(text[start:end], start, end)
         number = phrase_number(phrase.text)
         if rules.drop_repeats and number in seen:
             continue
@@ -378,9 +376,8 @@ def find_phrases(
     found = []
     for item in phrases:
         text, start, end = (item, -1, -1) if isinstance(item, str) else item
-        if text != text.strip() or not Phrase(text, start, end).is_in(
-            caption
-        ):  # a bare text, or characters counted in the uncleaned caption
+        is_placed = text == text.strip() and Phrase(text, start, end).is_in(caption)
+        if not is_placed:  # a bare text, or characters counted in the uncleaned caption
             text = canonical_caption(text)
             start, end = _search(caption, text)
         if text:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['WORD_LISTS', 'WORD', 'HYPHENATED', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE',
-           'BRACKETS', 'SIGNS', 'PARTICIPLE', 'NO_COMPOUND', 'is_english', 'load_pipeline', 'whole_words', 'Span',
-           'base_phrases']
+__all__ = ['WORD_LISTS', 'WORD', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'BRACKETS', 'SIGNS',
+           'PARTICIPLE', 'NO_COMPOUND', 'is_english', 'load_pipeline', 'whole_words', 'Span', 'base_phrases']
 
 # %% ../nbs/1_method/05_trees.ipynb #e4175a73
 WORD_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shipped("words.yaml")).items()}
@@ -64,10 +64,7 @@ _BETWEEN_WORDS = re.compile(
 )
 
 
-def _address_match(own):
-    "An address as spaCy knows it, but no two words with a full stop and no space between: a mug.blue"
-    two_words = re.compile(r"[^\W\d_]+\.(?!(?:com|net|org|edu|gov)$)[^\W\d_]+", re.I)
-    return lambda word: None if two_words.fullmatch(word) else own(word)
+_TWO_WORDS = re.compile(r"[^\W\d_]+\.(?!(?:com|net|org|edu|gov)$)[^\W\d_]+", re.I)  # a mug.blue is no address
 
 
 @lru_cache(maxsize=4)
@@ -94,7 +91,8 @@ def _load(source):
     tokenizer: Any = nlp.tokenizer
     infixes = [*(nlp.Defaults.infixes or ()), _BETWEEN_WORDS.pattern]
     tokenizer.infix_finditer = compile_infix_regex(infixes).finditer
-    tokenizer.url_match = _address_match(tokenizer.url_match) if tokenizer.url_match else None
+    is_address = tokenizer.url_match
+    tokenizer.url_match = is_address and (lambda word: None if _TWO_WORDS.fullmatch(word) else is_address(word))
 
     probe = nlp("A red couch stands by the tall building.")
     if not (probe.has_annotation("DEP") and probe[2].pos_):
@@ -102,17 +100,19 @@ def _load(source):
     return nlp
 
 # %% ../nbs/1_method/05_trees.ipynb #359190d0
-HYPHENATED = re.compile(r"[^\W_]+(?:[-‐‑][^\W_]+)+")
+_HYPHENATED = re.compile(r"[^\W_]+(?:[-‐‑][^\W_]+)+")
 _ARTICLE = re.compile(r"(?<![-‐‑\w])(?:an?|the)\s+$", re.I)
 
 
 def whole_words(
-    places: list[tuple[int, int]],  # first character of each phrase and one past its last, in order
+    places: Iterable[tuple[int, int]],  # first character of each phrase and one past its last, in order
     text: str,  # the caption
     articles: bool = True,  # whether a phrase takes the article before such a word
 ) -> list[tuple[int, int]]:  # in order; those that such a word joins are one
     "Places of which none begins or ends inside a hyphenated word"
-    words = [match.span() for match in HYPHENATED.finditer(text)]
+    words = [match.span() for match in _HYPHENATED.finditer(text)]
+    if not words:
+        return [*places]
     whole = []
     for start, end in places:
         for first, last in words:
