@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import ftfy
 
+from .attributes import described_phrases, phrase_with
 from .core import Phrase, UserError, check_choice, in_workers
 from .trees import WORD_LISTS, Span, base_phrases, is_english, load_pipeline, whole_words
 
@@ -104,6 +105,7 @@ class Rules:
     drop_places : drop bare general places too: home, street, school.
     drop_pronouns : drop it, she, someone, others.
     drop_repeats : of equal phrases of a caption keep the first alone.
+    join : what a sentence says of a noun joins its phrase: "The red house" for "The house is red".
     none : a caption without a phrase gives nothing ("skip") or itself ("caption", as the reference).
     max_phrases : a caption, the first ones; 0: all.
     max_words : longer phrases are dropped; 0: none is.
@@ -124,6 +126,7 @@ class Rules:
     drop_places: bool = False
     drop_pronouns: bool = True
     drop_repeats: bool = True
+    join: bool = True
     none: str = "skip"
     max_phrases: int = 16
     max_words: int = 10
@@ -217,9 +220,8 @@ def _pronouns(doc, spans):
             yield Span(token.i, token.i + 1, token.i)
 
 
-def _candidates(doc, words, rules):
+def _candidates(doc, spans, words, rules):
     # the spans that the rules leave, as (first word, one past the last)
-    spans = base_phrases(doc)
     if not rules.drop_pronouns:
         spans = sorted([*spans, *_pronouns(doc, spans)])
     if rules.of_merge != "none":
@@ -264,14 +266,16 @@ def _places(doc, text, candidates):
 def phrases_of(
     doc: Doc,  # a parsed caption
     rules: Rules = Rules(),  # what counts
-) -> list[Phrase]:  # in reading order; characters count in `doc.text`
+    caption: str = "",  # the doc's text in its own letter case; empty: the same
+) -> list[Phrase]:  # in reading order
     "The concepts of a parsed caption"
     words = [token.lower_ for token in doc]
-    text = doc.text
-    places = _places(doc, text, _candidates(doc, words, rules))
+    text = caption[: len(doc.text)] or doc.text  # a longer caption is parsed up to there
+    spans, attributes = described_phrases(doc) if rules.join else (base_phrases(doc), [])
+    places = _places(doc, text, _candidates(doc, spans, words, rules))
     found, seen = [], set()
-    for start, end in whole_words(places, text, articles=not rules.strip_determiners):
-        phrase = Phrase(text[start:end], start, end)
+    for place in whole_words(places, text, articles=not rules.strip_determiners):
+        phrase = phrase_with(doc, text, place, attributes)
         number = phrase_number(phrase.text)
         if rules.drop_repeats and number in seen:
             continue
@@ -301,7 +305,7 @@ def _parse(rules, pipeline, captions):
     found = []
     with nullcontext() if pipeline.vocab.in_memory_zone else pipeline.memory_zone():
         for doc, caption in zip(pipeline.pipe(texts, batch_size=256), captions):
-            phrases = [Phrase(caption[start:end], start, end) for _, start, end in phrases_of(doc, rules)]
+            phrases = phrases_of(doc, rules, caption)
             if not phrases and rules.none == "caption" and caption.strip():
                 phrases = [Phrase(caption, 0, len(caption))]
             found.append(phrases)
@@ -324,8 +328,8 @@ def noun_phrases_many(
 
     Returns
     -------
-    N lists, in order. A caption that is empty or not English has none. Each phrase is (text, start, end) with
-    caption[start:end] == text.
+    N lists, in order. A caption that is empty or not English has none. Each phrase is (text, start, end):
+    caption[start:end] is its noun phrase, and text as well unless the rule `join` added what the sentence says of it.
 
     Raises `UserError` for an unknown rule, or a pipeline that cannot be loaded or does not parse.
 
@@ -357,6 +361,8 @@ def noun_phrases(
 
     >>> noun_phrases("A red couch stands by the tall building.")
     [Phrase(text='A red couch', start=0, end=11), Phrase(text='the tall building', start=22, end=39)]
+    >>> noun_phrases("The house is red.")  # at 0:9 stands "The house"
+    [Phrase(text='The red house', start=0, end=9)]
     """
     return noun_phrases_many([caption], nlp, **rules)[0]
 
@@ -380,7 +386,7 @@ def find_phrases(
         if not is_placed:  # a bare text, or characters counted in the uncleaned caption
             text = canonical_caption(text)
             start, end = _search(caption, text)
-        if text:
             text = caption[start:end] if start >= 0 else text
+        if text:
             found.append(Phrase(text, start, end))
     return found

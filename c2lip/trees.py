@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['WORD_LISTS', 'WORD', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'BRACKETS', 'SIGNS',
-           'PARTICIPLE', 'NO_COMPOUND', 'is_english', 'load_pipeline', 'whole_words', 'Span', 'base_phrases']
+           'PARTICIPLE', 'NO_COMPOUND', 'is_english', 'load_pipeline', 'whole_words', 'Tree', 'Span', 'base_phrases']
 
 # %% ../nbs/1_method/05_trees.ipynb #e4175a73
 WORD_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shipped("words.yaml")).items()}
@@ -244,7 +244,7 @@ class _FirstWord(_Columns):
         return i
 
 # %% ../nbs/1_method/05_trees.ipynb #5c92abef
-class _Tree(_FirstWord):
+class Tree(_FirstWord):
     "The walk from a noun to the last word of its phrase, and what a noun is"
 
     def end(
@@ -286,9 +286,10 @@ class Span(NamedTuple):
 
 def base_phrases(
     doc: Doc,  # tagged and parsed
+    tree: Tree | None = None,  # of it, where it is known
 ) -> list[Span]:  # in reading order, none inside another
     "The noun phrases of a tree, before any rule drops or joins them"
-    tree = _Tree(doc)
+    tree = tree or Tree(doc)
     spans = [Span(tree.first(i), tree.end(i), i) for i in range(len(doc)) if tree.is_noun(i)]
     outermost: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.first, -span.end)):  # of those that begin at one word the longest

@@ -206,7 +206,7 @@ DENSITY = {
     "% of public parameters without a line and comment of their own": 25,
     "lines of the longest exported cell": 60,
 }
-HEART = "core losses pooling trees concepts spans towers encoding methods own_loop __init__".split()
+HEART = "core losses pooling trees attributes concepts spans towers encoding methods own_loop __init__".split()
 
 
 def library():

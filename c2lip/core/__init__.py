@@ -29,7 +29,7 @@ __all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short'
 
 # %% ../../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
-    "A noun phrase of a caption: `caption[start:end] == text`"
+    "A noun phrase of a caption, with what the sentence says of it; `caption[start:end]` is the noun phrase alone"
 
     text: str  # the words, as in the caption
     start: int  # first character; negative where the place in the caption is not known
@@ -39,10 +39,10 @@ class Phrase(NamedTuple):
         self,
         caption: str,  # canonical
     ) -> bool:
-        "Whether it stands at its place in `caption`"
-        return (
-            self.start >= 0 and self.end == self.start + len(self.text) and caption[self.start : self.end] == self.text
-        )
+        "Whether the words at its place in `caption` are its own, but for attributes that joined them"
+        place = caption[self.start : self.end].split()
+        inside = {*place} <= {*self.text.split(), "a", "an", "A", "An"}
+        return 0 <= self.start < self.end <= len(caption) and bool(place) and inside
 
 
 @dataclass

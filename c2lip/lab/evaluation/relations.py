@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...attributes import described_phrases
 from ...concepts import Rules, phrases_of
 from ...core import UserError
 from ...trees import WORD_LISTS, load_pipeline
@@ -31,21 +32,6 @@ _EMPTY_VERBS = WORD_LISTS["empty_verbs"]
 _ENDS = {".", ";", "!", "?", ":"}
 
 
-def _is_behind(token):
-    "Whether a word describes a noun from behind: in red, with stripes"
-    marks = {child.lower_ for child in token.children if child.dep_ == "case"}
-    return token.dep_ in ("nmod", "obl") and bool(marks & {"in", "with"})
-
-
-def _descriptions(doc):
-    "Numbers of the words that describe an object outside of its phrase: that is red, in red, with stripes"
-    numbers = set()
-    for token in doc:
-        if token.dep_ == "acl" and any(child.dep_ == "cop" for child in token.children):
-            numbers.update(word.i for word in token.subtree if word.pos_ != "VERB")
-    return numbers
-
-
 def _relation_words(doc, first, end, skipped):
     "The words of a stretch that say a relation"
     kept = []
@@ -58,18 +44,15 @@ def _relation_words(doc, first, end, skipped):
 # %% ../../../nbs/5_evaluation/11_relations.ipynb #c043f82e
 def _relations_of(
     doc: Any,  # a caption as spaCy parsed it
-    rules: Rules | None = None,  # of its phrases; None: the usual ones
 ) -> list[Relation]:  # in reading order
     "The relations that a parsed caption states between neighbouring phrases of a sentence"
-    skipped = _descriptions(doc)
+    _, attributes = described_phrases(doc)
+    skipped = {i for attribute in attributes for i in range(attribute.first, attribute.end)}
     things = []
-    for phrase in phrases_of(doc, rules or Rules()):
+    for phrase in phrases_of(doc, Rules(join=False)):
         span = doc.char_span(phrase.start, phrase.end, alignment_mode="expand")
-        if len(span) > 1 or not _is_behind(span[0]):
+        if span.root.i not in skipped:
             things.append((phrase, span))
-            continue
-        marks = [child.i for child in span[0].children if child.dep_ == "case"]
-        skipped.update([span.start, *marks])
 
     relations = []
     for (first, a), (second, b) in zip(things, things[1:]):

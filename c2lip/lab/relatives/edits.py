@@ -271,9 +271,9 @@ def _add_within(caption, phrases, offers, chance, kinds):
     kind, new = _choose(options, chance)
     if kind == "phrase":
         last = max(placed, key=attrgetter("end"))
-        return kind, swap_spans(caption, {(last.start, last.end): f"{last.text} and {new}"})
+        return kind, swap_spans(caption, {(last.start, last.end): f"{caption[last.start : last.end]} and {new}"})
     phrase = chance.choice(placed)
-    noun = phrase.text.split()[-1]
+    noun = caption[phrase.start : phrase.end].split()[-1]
     return kind, swap_spans(caption, {(phrase.end - len(noun), phrase.end): f"{new} {noun}"})
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...concepts import load_pipeline, phrases_of
+from ...concepts import Rules, load_pipeline, phrases_of
 from ...core import Phrase
 from ...core.files import read_by_key
 from ...encoding import text_ends
@@ -87,7 +87,7 @@ def _concept(words, *objects):
 def _concepts_in(doc):
     "Attributes and relations of a parsed caption by its tree"
     nouns = {}
-    for phrase in phrases_of(doc):
+    for phrase in phrases_of(doc, Rules(join=False)):
         span = doc.char_span(phrase.start, phrase.end, alignment_mode="expand")
         nouns[span.root.i] = phrase
 
