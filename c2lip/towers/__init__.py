@@ -22,11 +22,10 @@ from c2lip.core.files import (
     project_root,
     read_json,
     shipped,
-    user_path,
     whole,
     write_json,
 )
-from .folders import EMBEDDED, RELEASED, base_folder, check_finite, digest
+from .folders import EMBEDDED, RELEASED, base_folder, check_finite, digest, model_home
 from .towers import Towers, has_bias, is_clip_tower, is_siglip_tower, load, resolve  # noqa: F401
 from .transformers import expressible, save_tokenizer
 
@@ -42,7 +41,7 @@ def origin(
         return {}
     name = towers.name
     root = project_root()
-    path = base_folder(name) if name in EMBEDDED else root / user_path(name)
+    path = model_home(name)
     for folder in (path, path / "model", path.parent):
         if (folder / RELEASED[0]).is_file():
             break

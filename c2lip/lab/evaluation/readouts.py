@@ -18,12 +18,12 @@ from torch import Tensor
 
 from ...concepts import noun_phrases_many
 from ...core import UserError
-from ...core.files import json_object, project_root, user_path, write_json
+from ...core.files import json_object, write_json
 from .base import Scorer
 from .embeddings import embed_texts, embed_tokens
 from .relations import Head, Relation, fit_head, pair_features, relations_many
 from .scores import similarity
-from ...towers.folders import EMBEDDED, base_folder, release_record
+from ...towers.folders import model_home, release_record
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #1281d1c1
 _KINDS = ("patches", "best patch", "pooled")
@@ -62,7 +62,7 @@ def own_readout(
 ) -> Readout:
     "The mixture and scale in the model's record.json, under `readout`; the default where there are none"
     name = getattr(towers, "name", "")
-    folder = base_folder(name) if name in EMBEDDED else project_root() / user_path(name)
+    folder = model_home(name)
     record = release_record(folder)
     kept = record.get("readout") or {}
     try:
@@ -343,7 +343,7 @@ def _own_parts(
 ) -> Parts | None:  # None where the model has none
     "The parts that a release holds; `UserError` for a file that is none"
     name = getattr(towers, "name", "")
-    folder = base_folder(name) if name in EMBEDDED else project_root() / user_path(name)
+    folder = model_home(name)
     file = next((place / _FILE for place in (folder, folder / "model") if (place / _FILE).is_file()), None)
     if file is None:
         return None
