@@ -199,9 +199,9 @@ BUDGETS = {
 }
 # Of these, five percent stay free: who finds less removes a capability that nobody uses, and folds no line.
 # The heart's twenty-first room and ten public names more are the score as vectors that a search engine serves.
-# Of the library three, of the tests four: the second version of the benchmark, the score of parts and the doors used
-# up the rest.
-SLACK = {"nodes of the library": 0.97, "nodes of the tests": 0.96, "words of notebooks": 0.95}
+# Of the library and of the tests two: the second version of the benchmark, the score of parts, the doors, attributes
+# and the score as vectors, held against sentence-transformers, used up the rest.
+SLACK = {"nodes of the library": 0.98, "nodes of the tests": 0.98, "words of notebooks": 0.95}
 DENSITY = {
     "nodes a statement": 8.5,
     "nodes a statement in the densest room": 10,
@@ -348,7 +348,7 @@ def requirements(*extras):
 def test_every_requirement_is_pinned():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {plain(line) for line in lines if line and not line.startswith("#")}
-    assert not requirements("lab", "app", "ray", "onnx", "dev") - pinned
+    assert not requirements("lab", "app", "ray", "onnx", "serve", "dev") - pinned
 
 
 def test_the_heart_needs_little():
@@ -361,7 +361,7 @@ def test_every_import_is_required():
 
     homes, missing = packages_distributions(), set()
     for file, text in library().items():
-        required = requirements("onnx") if is_of_the_heart(file) else requirements("lab", "ray") | {"nbdev"}
+        required = requirements("onnx", "serve") if is_of_the_heart(file) else requirements("lab", "ray") | {"nbdev"}
         for node in ast.walk(ast.parse(text)):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:

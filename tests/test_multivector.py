@@ -1,20 +1,23 @@
-"""The score of phrases as MaxSim: equal to the evaluation's on every kind of towers."""
+"""The score of phrases as MaxSim: equal to the evaluation's on every kind of towers, and in sentence-transformers."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.multi_vector_encoder.interpretability import maxsim_similarity_map
 from small_models import small_siglip
 
+from c2lip.core import UserError
 from c2lip.lab.evaluation.base import Scorer
 from c2lip.lab.evaluation.embeddings import embed_images, embed_texts
 from c2lip.lab.evaluation.readouts import Reading, Readout
-from c2lip.multivector import encode_images, encode_texts, maxsim
+from c2lip.multivector import encode_images, encode_texts, maxsim, to_sentence_transformers
+from c2lip.pooling import attn_weights
 from c2lip.towers import load
 from c2lip.towers.transformers import to_hugging_face
 
 TEXTS = ["A red mug on the left of a blue fish.", "two hats beside a boat and a key", "nothing at all", "été"]
-SHARES = (0.0, 0.3, 0.5, 1.0)
 
 
 @pytest.fixture(
@@ -36,7 +39,7 @@ def images():
     return noise + [Image.new("RGB", (60, 60), colour) for colour in ("red", "blue", "white")]
 
 
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
 def test_maxsim_is_the_mixture_by_the_best_patch(towers, images, share):
     named = {(lambda image=image: image): "a test" for image in images}
     vectors = dict(zip(named, embed_images(towers, list(named), progress=False)))
@@ -50,8 +53,58 @@ def test_maxsim_is_the_mixture_by_the_best_patch(towers, images, share):
     pairs = [(image, text) for text in TEXTS for image in named]
     wanted = readout.pairs(*map(list, zip(*pairs))).view(len(TEXTS), -1).numpy()
 
-    of_texts = encode_texts(towers, TEXTS, share)
-    of_images = encode_images(towers, images, batch_size=3)
-    found = maxsim(of_texts, of_images)
+    found = maxsim(encode_texts(towers, TEXTS, share), encode_images(towers, images, batch_size=3))
     assert np.abs(found - wanted).max() < 1e-5
-    assert all(array.dtype == np.float32 for array in of_texts + of_images)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    towers = load("tuned")
+    folder = tmp_path_factory.mktemp("served")
+    to_sentence_transformers(towers, folder, share=0.3)
+    return towers, MultiVectorEncoder(str(folder), trust_remote_code=True)
+
+
+def test_sentence_transformers_gives_the_score(served, images, tmp_path):
+    towers, model = served
+    wanted = maxsim(encode_texts(towers, TEXTS, 0.3), encode_images(towers, images))
+    queries, documents = model.encode_query(TEXTS), model.encode_document(images)
+    counts = torch.tensor([[len(query)] for query in queries])
+    assert np.abs((model.similarity(queries, documents) - counts).numpy() - wanted).max() < 1e-5
+
+    model.save(str(tmp_path / "again"))
+    again = MultiVectorEncoder(str(tmp_path / "again"), trust_remote_code=True)
+    assert all(map(torch.equal, again.encode_query(TEXTS), queries))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        MultiVectorEncoder(str(tmp_path / "again"))
+
+
+def test_its_heat_maps_are_ours(served, images):
+    towers, model = served
+    phrase, document = model.encode_query(TEXTS[:1])[0][1:], model.encode_document(images[:1])[0][1:]
+    found = maxsim_similarity_map(phrase, document, (6, 6))
+    weights = (10 * (found.flatten(1) - 1) * 2 / 0.3).softmax(-1)  # of two phrases of share 0.3, the side taken off
+    c = torch.nn.functional.normalize(phrase[:, :-1], dim=-1)
+    assert (weights - attn_weights(c, document[None, :, :-1], 10.0)[0]).abs().max() < 1e-5
+
+
+def test_plain_folders(towers, images, tmp_path):
+    "v·t: of any towers by the module of ours, of an export to transformers without it"
+    wanted = maxsim(encode_texts(towers, TEXTS, 0.0), encode_images(towers, images))
+    to_sentence_transformers(towers, tmp_path / "ours", share=0.0)
+    models = [SentenceTransformer(str(tmp_path / "ours"), trust_remote_code=True)]
+    try:
+        to_hugging_face(towers, tmp_path / "stock")
+        models.append(SentenceTransformer(str(tmp_path / "stock"), processor_kwargs={"backend": "pil"}))
+    except UserError as e:
+        assert "its text tower is causal" in str(e)
+    for model in models:
+        scores = model.similarity(model.encode(TEXTS), model.encode(images))
+        assert np.abs(scores.numpy() - wanted).max() < 1e-5
+
+
+def test_a_folder_of_others_stays(tmp_path):
+    (tmp_path / "modules.json").write_text("[]")
+    with pytest.raises(UserError, match=r"holds modules.json, which is not written over"):
+        to_sentence_transformers(load("base"), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["modules.json"]

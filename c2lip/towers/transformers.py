@@ -150,11 +150,28 @@ def _largest_difference(towers, model, tokenizer):
     return float(torch.stack([difference.abs().max() for difference in differences]).max())  # NaN where one is
 
 # %% ../../nbs/1_method/13_transformers.ipynb #2e75e2aa
+def _write_modules(folder):
+    "The files by which SentenceTransformer opens a folder of transformers: v and t of length 1, texts always padded"
+    home = "sentence_transformers.base.modules"
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{home}.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Normalize", "type": f"{home}.Normalize"},
+    ]
+    features = {
+        kind: {"method": f"get_{kind}_features", "method_output_name": "pooler_output"} for kind in ("text", "image")
+    }
+    padded = {"text": {"padding": "max_length", "truncation": True}}
+    reading = {"modality_config": features, "module_output_name": "sentence_embedding", "processing_kwargs": padded}
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "sentence_bert_config.json", reading)
+
+
 def to_hugging_face(
     towers: Towers,  # of a SigLIP or a CLIP
     folder: Path | str,  # made if missing
 ) -> float:  # the largest difference that was found in the comparison
-    """Write the model for transformers: SiglipModel or CLIPModel with tokenizer and image processor.
+    """Write the model for transformers: SiglipModel or CLIPModel with tokenizer and image processor, for
+    `SentenceTransformer` too.
     Raise `UserError` where it cannot be expressed, would differ, or the folder cannot be written or holds such files"""
     import transformers
 
@@ -178,6 +195,7 @@ def to_hugging_face(
 
     model.config.made_by = "c2lip"
     with whole(folder, "config.json", "made_by") as stage:
+        _write_modules(stage)
         model.save_pretrained(stage)
         processor.save_pretrained(stage)
         images.save_pretrained(stage)  # preprocessor_config.json, for transformers 4
