@@ -183,10 +183,10 @@ def test_launcher(path):
 # ---- the size of the house: thought is counted, not lines
 
 BUDGETS = {
-    "nodes of the library": 80_000,
+    "nodes of the library": 84_000,
     "nodes of the tests": 48_000,
     "nodes of the heart": 19_000,
-    "rooms that export": 80,
+    "rooms that export": 82,
     "rooms of the heart": 21,
     "lines of the largest room": 400,
     "public functions and classes": 545,
