@@ -182,7 +182,7 @@ def test_two_machines_train_what_one_process_does(own, tmp_path):
 
 def test_after_several_ranks_the_model_is_loaded_where_the_base_was(tmp_path, monkeypatch):
     monkeypatch.setattr(run_room, "launch_ranks", lambda *words: None)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.setattr(run_room, "check_gpus", lambda gpus, device: 8)
     monkeypatch.setattr(run_room, "load", lambda name, device="cpu": (Path(name), device))
     monkeypatch.setattr(run_room, "pick_device", lambda name: f"where {name} is")
     assert train({**SMALL, "gpus": 8, "device": "auto"}, tmp_path) == (tmp_path / "model", "where auto is")

@@ -184,17 +184,42 @@ def _read_class_shards(at, split):
 def _folder_names(at, folders):
     "Names of the classes: the set's own, CLIP_benchmark's where it goes by the order of the folders, or the folders'"
     names = _lines(at / "classnames.txt")
-    numbered = len(folders) == 1000 and all(re.fullmatch(r"n\d{8}", folder.name) for folder in folders)
+    numbered = len(folders) == 1000 and all(re.fullmatch(r"n\d{8}", folder) for folder in folders)
     if not names and (numbered or at.name in _protocol()["by_folder"]):
         names = protocol_names("imagenet1k" if numbered else at.name, len(folders))
-    return names or [folder.name for folder in folders]
+    return names or folders
+
+
+_LABELS = ("LOC_val_solution.csv", "imagenet_2012_validation_synset_labels.txt")  # Kaggle's, TensorFlow's
+
+
+def _read_labels(at, images):
+    "Class → the images of a folder in which ImageNet's validation images lie as they are published, in no folders"
+    listed = next((at / name for name in _LABELS if (at / name).is_file()), None)
+    if not listed:
+        raise UserError(f"{at} has images of ImageNet in no folders: put {' or '.join(_LABELS)} beside them")
+    text = read_text(listed)
+    classes = dict(re.findall(r"(ILSVRC2012_val_\d+),(n\d+)", text))
+    for number, wordnet in enumerate([] if classes else text.split(), 1):
+        classes[f"ILSVRC2012_val_{number:08}"] = wordnet
+
+    found: dict[str, list] = {wordnet: [] for wordnet in sorted(set(classes.values()))}
+    for image in images:
+        if image.stem not in classes:
+            raise UserError(f"{listed} has no label of {image.name}")
+        found[classes[image.stem]].append(image)
+    return found
 
 
 def _read_class_folders(at, splits):
     "A folder per class, under test/ or val/ where such exist; perhaps classnames.txt, in the folders' order"
     root = next((at / split for split in splits if (at / split).is_dir()), at)
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and path.name not in ("train", "val", "test"))
-    names = _folder_names(at, folders)
+    flat = sorted(root.glob("ILSVRC2012_val_*"))
+    folders = _read_labels(root, flat) if flat else {}
+    for path in sorted(root.iterdir()):
+        if path.is_dir() and path.name not in ("train", "val", "test"):
+            folders[path.name] = [file for file in sorted(path.rglob("*")) if file.suffix[1:].lower() in IMAGES]
+    names = _folder_names(at, [*folders])
     if len(folders) < 2 or len(names) != len(folders):
         raise UserError(
             f"{root} should hold a folder for each of at least two classes: it holds {len(folders)}, for "
@@ -202,10 +227,9 @@ def _read_class_folders(at, splits):
         )
 
     items = []
-    for label, folder in enumerate(folders):
-        files = [file for file in sorted(folder.rglob("*")) if file.suffix[1:].lower() in IMAGES]
+    for label, (folder, files) in enumerate(folders.items()):
         if not files:
-            raise UserError(f"{folder} holds no image")
+            raise UserError(f"{root / folder} holds no image")
         items += [Item(file.relative_to(at).as_posix(), file, label=label) for file in files]
     return ClassSet(items, [name.replace("_", " ") for name in names], _templates(at))
 
@@ -224,7 +248,7 @@ def read_class_set(
     request: Request,  # by its folder
 ) -> Suite:
     "A published zero-shot classification set: accuracy, and its mean over the classes"
-    require_files(request.at, "*/*")
+    require_files(request.at, "*/*", "ILSVRC2012_val_*")
     data = read_classes(request.at)
 
     def measure(scorer):

@@ -47,7 +47,8 @@ def _edited(request, tasks, **keys):
 
     asked_twice = request.name in ("world_sugarcrepe_2", "doubts")
     group = "question" if asked_twice or request.name.startswith("heldout/") else ""
-    keys |= dict(folders=[request.images], image="filename", wrong="negative_caption", group=group)
+    folders = [request.images, *folders_of(request, "images", "../val2017")]  # COCO, which suites share
+    keys |= dict(folders=folders, image="filename", wrong="negative_caption", group=group)
     return items_of(request, files, partial(pair_item, **keys))
 
 
