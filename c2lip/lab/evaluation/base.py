@@ -186,6 +186,7 @@ class About(NamedTuple):
     home: str = ""  # where to get it; empty: the workbook's own layout
     licence: str = ""
     on_request: bool = False  # it runs only by name
+    items: tuple[int, ...] = ()  # how many, as published; of several parts any may be there
 
 
 @functools.cache
