@@ -10,6 +10,7 @@ __all__ = ['IMAGES', 'NOT_READ', 'SHARD_IMAGES', 'FORMATS', 'SCHEMES', 'PAUSES',
 # %% ../../../nbs/4_data/02_images.ipynb #615c67d8
 import hashlib
 import io
+import math
 import os
 import re
 import time
@@ -19,11 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from filelock import FileLock
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from ...core import Range, UserError, short
+from ...core import UserError, short
 from ...core.files import cache_folder, project_of, regular, replacing
 from .records import BadSample
 
@@ -287,15 +289,15 @@ def choose_part(
 ) -> tuple[set[str], Counter[str]]:  # those to read, and the number of those left out, by what `left_out` says
     "The files of a part; all where they are of one part, and where most name none"
     part_names = {name: _part_of_path(name) for name in names}
-    named = [its_part for its_part in part_names.values() if its_part]
-    present = set(named)
-    few = len(named) <= len(part_names) / 2  # "train.jpg" and "test.jpg" among other photographs
+    counts = Counter(part_names.values())
+    few = 2 * counts[""] >= len(part_names)  # "train.jpg" and "test.jpg" among other photographs
+    present = sorted(filter(None, counts))
     if part == "all" or few or (part == "train" and len(present) == 1):
         return set(part_names), Counter()
     if part not in present:
-        raise UserError(f"{source} has the parts {', '.join(sorted(present))} and no {part}: name one of them as part")
-    left = Counter(left_out(other) for other in part_names.values() if other != part)
-    return {name for name, its_part in part_names.items() if its_part == part}, left
+        raise UserError(f"{source} has the parts {', '.join(present)} and no {part}: name one of them as part")
+    chosen = {name for name, its_part in part_names.items() if its_part == part}
+    return chosen, Counter({left_out(other): count for other, count in counts.items() if other != part})
 
 # %% ../../../nbs/4_data/02_images.ipynb #6fd89ec3
 class Bar(tqdm):
@@ -319,21 +321,26 @@ def _run_lengths(text):
     return counts
 
 
+def _are_within(values, kinds, least, most):
+    "Whether values are numbers of these kinds of NumPy, each in a range; NaN is in none"
+    numbers = np.asarray(values)
+    return numbers.dtype.kind in kinds and bool(((least <= numbers) & (numbers <= most)).all())
+
+
 def check_annotation(
     image: dict,  # of a file in COCO's format, with height and width
     annotation: dict,  # one of its, with a segmentation
 ):
     "Raise `ValueError` where pycocotools, whose C checks nothing, would read or write beyond the mask"
-    side = Range(1, 2**14)  # pixels
     size = [image["height"], image["width"]]
-    good = all(type(length) is int and side.holds(length) for length in size)
-    parts = annotation["segmentation"]
-    if isinstance(parts, dict):
-        counts = parts["counts"] if isinstance(parts["counts"], list) else _run_lengths(parts["counts"])
-        whole = all(type(count) is int and count >= 0 for count in counts)
-        good = good and whole and parts["size"] == size and sum(counts) == size[0] * size[1]
-    for part in [] if isinstance(parts, dict) else parts:
-        numbers = all(type(x) in (int, float) and abs(x) <= 2 * side.most for x in part)
-        good = good and numbers and len(part) % 2 == 0 and len(part) >= 4
+    good = _are_within(size, "i", 1, 2**14)  # pixels
+    shape = annotation["segmentation"]
+    if isinstance(shape, dict):
+        counts = shape["counts"] if isinstance(shape["counts"], list) else _run_lengths(shape["counts"])
+        good = good and _are_within(counts, "i", 0, math.inf)
+        good = good and shape["size"] == size and sum(counts) == math.prod(size)
+    else:
+        pairs = all(len(outline) in range(4, 2**20, 2) for outline in shape)
+        good = good and pairs and all(_are_within(outline, "if", -(2**15), 2**15) for outline in shape)
     if not good:
         raise ValueError(f"annotation {short(annotation.get('id'))} is no mask of its image of {short(size)}")

@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import tarfile
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -150,7 +151,7 @@ def shard_samples(
     url: str,  # one of `shard_urls`
     skips: Skips,  # counts what is left out
     name: str = "",  # of `place_names`, so that two shards of one name are counted as two; empty: the file's
-) -> Iterator[dict]:  # {"__key__": …, "__url__": …, extension: bytes, or an image's TarPart}
+) -> Iterator[dict]:  # {"__key__": …, extension: bytes, or an image's TarPart}
     "The samples of one shard, in its order"
     os.environ["WDS_SECURE"] = "1"  # before webdataset is imported: it then refuses pickles and shell commands
     from webdataset.tariterators import group_by_keys
@@ -167,19 +168,19 @@ def shard_samples(
 
 def _samples_in(sample, skips):
     "The samples of one key: webdataset ends it at the first dot, so `a 2.0.jpg` and `a 2.0.txt` are members of `a 2`"
-    about = {name: sample.pop(name) for name in [*sample] if name[:2] == "__"}
-    named: dict[str, dict] = {}
+    key = sample.pop("__key__")
+    del sample["__url__"]
+    named: dict[str, dict] = defaultdict(dict)
     for member, data in sample.items():
         middle, _, kind = member.rpartition(".")
-        named.setdefault(middle, {})[kind] = data
+        named[middle][kind] = data
 
     for middle, members in named.items():
         is_whole = {"txt", "json"} & members.keys() and members.keys() & set(SHARD_IMAGES)
         if middle and "" in named and not is_whole:  # "a.mask.png" beside "a.jpg"
             skips.unread.update(members.keys())
-            continue
-        key = about["__key__"]
-        yield about | members | {"__key__": f"{key}.{middle}" if middle else key}
+        else:
+            yield members | {"__key__": f"{key}.{middle}" if middle else key}
 
 
 def _members(url, skips, name):

@@ -14,15 +14,17 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
 from filelock import FileLock
 
-from ...core import UserError, did_you_mean, files, in_workers
-from ...core.files import MAX_TEXT, project_root, read_json, regular, replacing, user_path, write_json
+from ...core import UserError, files, in_workers
+from ...core.files import MAX_TEXT, check_exists, project_root, read_json, regular, replacing, user_path, write_json
 from c2lip.lab.data.images import (
     IMAGES,
     LINES,
@@ -56,26 +58,19 @@ from ..world.captions import train_records
 PIECE = 5000  # records of a table or a folder that make a part
 
 
+@dataclass
 class Tables:
     "Tables of one data set; other sources have the same methods. `skips` counts losses"
 
     indexed = True  # False: so little that it stays in memory
-    join: Path | None = None  # of shards: the file of `index_captions`
 
-    def __init__(
-        self,
-        places: list[str],  # paths or addresses
-        image_folder=None,  # folder that a table's image paths start from; None takes the table's own
-        caption_column: str | None = None,  # or several, with commas between; None: a usual one
-        image_column: str | None = None,  # None: a usual one
-        part: str = "train",  # of data that have parts
-    ):
-        self.places = places
-        self.image_folder = image_folder
-        self.caption_column = caption_column
-        self.image_column = image_column
-        self.part = part
-        self.left: Counter[str] = Counter()  # files of other parts
+    places: list[str]  # paths or addresses
+    image_folder: Path | None = None  # folder that a table's image paths start from; None takes the table's own
+    caption_column: str | None = None  # or several, with commas between; None: a usual one
+    image_column: str | None = None  # None: a usual one
+    part: str = "train"  # of data that have parts
+    left: Counter[str] = field(default_factory=Counter)  # files of other parts, by what `left_out` says
+    join: Path | None = None  # of shards: the file of `index_captions`
 
     def rows(
         self,
@@ -129,9 +124,9 @@ class Shards(Tables):
 # %% ../../../nbs/4_data/05_sources.ipynb #47c2114d
 def _read_captions(image, text, skips):
     "The captions in the text file of an image, one a line; raises `BadSample`"
-    if not image:
-        raise BadSample("text without an image")
     check_name(image)
+    if kind_of(image) == "txt":
+        raise BadSample("text without an image")
     if kind_of(image) in NOT_READ:
         raise BadSample("image of a format that is not read", f"save it as .jpg or .png: {image}")
     if not text:
@@ -152,23 +147,23 @@ class Folder(Tables):
 
     def rows(self, skips):
         folder = Path(self.places[0]).resolve()
-        files = {path.relative_to(folder).as_posix(): path for path in sorted(walk_files(folder))}
-        pairs = [name for name in files if kind_of(name) in (*IMAGES, *NOT_READ, "txt")]
-        chosen, left = choose_part(pairs, self.part, folder)
+        paths = [path for path in sorted(walk_files(folder)) if kind_of(path) in (*IMAGES, *NOT_READ, "txt")]
+        files = {path.relative_to(folder).as_posix(): path for path in paths}
+        chosen, left = choose_part(files, self.part, folder)
         skips.unread.update(left)
-        pairs = [name for name in pairs if name in chosen]
 
-        texts = {files[name].with_suffix(""): name for name in pairs if kind_of(name) == "txt"}
-        images = [name for name in pairs if kind_of(name) != "txt"]
-        alone = texts.keys() - {files[name].with_suffix("") for name in images}
-        for key in [*images, *sorted(texts[stem] for stem in alone)]:
+        files = {name: path for name, path in files.items() if name in chosen}
+        texts = {path.with_suffix(""): path for path in files.values() if kind_of(path) == "txt"}
+        images = {path.with_suffix("") for path in files.values() if kind_of(path) != "txt"}
+        for name, path in files.items():
+            stem = path.with_suffix("")
+            if kind_of(path) == "txt" and stem in images:
+                continue
             skips.seen += 1
-            path = files[key]
-            text = files.get(texts.get(path.with_suffix(""), ""))
             try:
-                yield Record.of(key, path, _read_captions(path if path != text else None, text, skips))
+                yield Record.of(name, path, _read_captions(path, texts.get(stem), skips))
             except BadSample as e:
-                skips.add(key, e.cause, e.detail)
+                skips.add(name, e.cause, e.detail)
 
 # %% ../../../nbs/4_data/05_sources.ipynb #ddcd7dc6
 def _find_in_folder(path):
@@ -193,9 +188,7 @@ def _find_in_folder(path):
 
 def _find_at(path):
     "The places of the one path that was named"
-    if not os.path.exists(path):  # where Path.exists raises for a name too long
-        names = os.listdir(path.parent) if os.path.isdir(path.parent) else []
-        raise UserError(f"there is no data at {path}{did_you_mean(path.name, names)}")
+    check_exists("data", path)
     if path.is_dir():
         return _find_in_folder(path)
     if kind_of(path) not in (*TABLES, "tar"):
@@ -230,9 +223,7 @@ def find_source(
         )
     kind = Tables if tables else Shards
     image_folder = image_folder and project_root() / user_path(image_folder)
-    found = kind(places, image_folder, caption_column, image_column, part)
-    found.left = left
-    return found
+    return kind(places, image_folder, caption_column, image_column, part, left)
 
 # %% ../../../nbs/4_data/05_sources.ipynb #62d877bc
 _NUMBERS = [(name, pyarrow.from_numpy_dtype(kind)) for name, kind in NUMBERS.items()]
@@ -369,12 +360,9 @@ def open_data(
     images: int = 10000,  # number of images of the embedded world
     skips: Skips | None = None,  # counts what is left out; its `limit` stops the reading
     workers: int = 0,  # processes that read shards and find phrases; 0 does so here
-    image_folder=None,  # folder that a table's image paths start from; None takes the table's own
-    caption_column: str | None = None,  # column or key of captions, or several with commas between; None: a usual one
-    image_column: str | None = None,  # column of a table's images; None: a usual one
-    part: str = "train",  # of data that have parts: train, val, test, or all
     index_folder=None,  # where indexes are kept; None: the cache
     rules: dict | None = None,  # fields of `concepts.Rules` for phrases that are missing; None: the defaults
+    **reading: Any,  # parameters of `find_source`: image_folder, caption_column, image_column, part
 ) -> Records:  # at least one record, each with its phrases
     "The records of a data set; raise `UserError` if there is none, or too many are lost"
     skips = skips or Skips()
@@ -382,7 +370,7 @@ def open_data(
         skips.seen += images
         return Records(train_records(images), True, rules)
 
-    source = find_source(name, image_folder, caption_column, image_column, part)
+    source = find_source(name, **reading)
     skips.unread.update(source.left)
     if source.indexed:
         records = _open_index(source, name, skips, workers, index_folder, rules)
