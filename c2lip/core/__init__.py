@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError', 'did_you_mean', 'check_choice',
-           'lenient', 'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'rank_and_world_size',
+           'print_anything', 'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'rank_and_world_size',
            'Outcomes', 'in_workers', 'full_precision']
 
 # %% ../../nbs/1_method/01_core.ipynb #25630865
@@ -169,18 +169,16 @@ def check_choice(
         raise UserError(f"{what} is one of {', '.join(known)}, not {value!r}{did_you_mean(value, known)}")
 
 # %% ../../nbs/1_method/01_core.ipynb #21345ae1
-def lenient(
-    stream: Any,  # sys.stdout or sys.stderr; None where it is closed
-    number: int = 1,  # its descriptor
-) -> Any:  # the stream
-    "A stream that prints ? for what its encoding lacks; a closed one takes all, and shows nothing, children's too"
-    if stream is None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-        os.set_inheritable(number, True)
-        return open(number, "w", closefd=False)
-    with suppress(AttributeError):  # a notebook's lacks nothing
-        stream.reconfigure(errors="replace")
-    return stream
+def print_anything():
+    "stdout and stderr print ? for what their encoding lacks; a closed one takes all, and shows nothing, children's too"
+    for descriptor, name in enumerate(("stdout", "stderr"), 1):
+        stream = getattr(sys, name)
+        if stream is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, "w", closefd=False))
+        with suppress(AttributeError):  # a notebook's lacks nothing
+            stream.reconfigure(errors="replace")
 
 # %% ../../nbs/1_method/01_core.ipynb #c4a7d211
 class Range(NamedTuple):

@@ -16,7 +16,7 @@ import textwrap
 from pathlib import Path
 
 from ... import __version__
-from ...core import UserError, lenient, one_line
+from ...core import UserError, one_line, print_anything
 from ...core.files import parse_yaml, read_yaml, shipped
 from ..attention.controls import add_control_flags, flag_changes
 
@@ -280,8 +280,7 @@ def main(
 ) -> int:  # 0 done, 2 something outside the program is wrong, 130 stopped
     "The command `c2lip`; argparse ends the process itself for --help (0) and wrong options (2)"
     words = sys.argv[1:] if words is None else words
-    sys.stdout = lenient(sys.stdout)
-    sys.stderr = lenient(sys.stderr, 2)
+    print_anything()
     if words and words[0] in _LAUNCHERS:
         _launch(words[0], words[1:])
 

@@ -9,14 +9,14 @@ __all__ = ['CHECKPOINTS', 'binding', 'run_disk_errors', 'sole_run', 'save_checkp
 import hashlib
 import os
 import shutil
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from ...core import UserError, one_line
+from ...core import UserError, one_line, rank_and_world_size
 from ...core.files import disk_errors, regular, replacing, sole_writer
 from ..data.records import Records
 from .config import MAY_CHANGE, Config
@@ -91,14 +91,13 @@ def run_disk_errors(
     return disk_errors(folder, partial(_advice, folder))
 
 
-@contextmanager
 def sole_run(
     folder: Path | str,  # the run folder; made if missing
 ):
-    "Hold a run folder; the ranks that `launch_ranks` starts leave that to their parent"
-    busy = f"another process is training in {folder}; stop it, or take another run_dir"
-    with nullcontext() if "C2LIP_WATCHED" in os.environ else sole_writer(folder, busy):
-        yield
+    "Hold a run folder: the first rank does, or the process whose `launch_ranks` started them"
+    if rank_and_world_size()[0] or "C2LIP_WATCHED" in os.environ:
+        return nullcontext()
+    return sole_writer(folder, f"another process is training in {folder}; stop it, or take another run_dir")
 
 
 def save_checkpoint(

@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -377,7 +377,7 @@ def fit(
 ) -> int:  # steps done
     "Train `towers` in place; with `alpha` below 1 they end as an average with the first weights"
     run = _Run(towers, method, samples, cfg, folder, device, validator)
-    with sole_run(folder) if run.rank == 0 else nullcontext():
+    with sole_run(folder):
         _start(run)
         with run_disk_errors(folder), _ends_after_step(run), _keeps_weights(run):
             if run.done == 0 and run.start:

@@ -20,8 +20,8 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from ...core import UserError, did_you_mean, lenient, one_line, short
-from ...core.files import output_place, parse_yaml, read_yaml, replacing, run_folder, sole_writer
+from ...core import UserError, did_you_mean, one_line, print_anything, short
+from ...core.files import output_place, parse_yaml, read_text, replacing, run_folder, sole_writer
 from .launchers import HANDED_OVER, check_run, launcher_settings, papermill_notes, root_of
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a35
@@ -29,26 +29,24 @@ _PLAIN = ("-h", "--help", "--version", "--help-notebook", "--engine")  # words o
 _dated: list[str] = []  # run_dir of the line, where the user gave none
 
 
-_OPTIONS = {
-    "pairs": "-p --parameters",
-    "raw": "-r --parameters_raw",
-    "files": "-f --parameters_file",
-    "yaml": "-y --parameters_yaml",
-    "base64": "-b --parameters_base64",
-    "others": "--autosave-cell-every -k --kernel -l --language --cwd --stdout-file --stderr-file --log-level "
+_OPTIONS = (
+    "pairs -p --parameters",
+    "raw -r --parameters_raw",
+    "files -f --parameters_file",
+    "yaml -y --parameters_yaml",
+    "base64 -b --parameters_base64",
+    "others --autosave-cell-every -k --kernel -l --language --cwd --stdout-file --stderr-file --log-level "
     "--start-timeout --start_timeout --execution-timeout --execution_timeout",
-}
-"papermill's options that take a value"
+)
+"papermill's options that take a value, the first two take a name before it: what they are called here, their spellings"
 
 
 def _split(words):
     "A line as papermill splits it: `places`, and the values of each of `_OPTIONS`; None where papermill refuses it"
     import click
 
-    options = []
-    for name, words_of in _OPTIONS.items():
-        nargs = 2 if name in ("pairs", "raw") else 1
-        options.append(click.Option([name, *words_of.split()], nargs=nargs, multiple=True))
+    counts = [2, 2, 1, 1, 1, 1]
+    options = [click.Option(names.split(), nargs=n, multiple=True) for names, n in zip(_OPTIONS, counts)]
     command = click.Command("", params=[click.Argument(["places"], nargs=-1), *options], add_help_option=False)
     with suppress(click.UsageError):
         found = command.make_context("papermill", words, ignore_unknown_options=True).params
@@ -65,13 +63,14 @@ def _decoded(text):
 
 def _given(found):
     "Name → value of all that a line gives, in papermill's order; a file or a text that is not plain is a `UserError`"
-    read = [(parse_yaml(_decoded(text), "-b"), "-b") for text in found["base64"]]
-    read += [(read_yaml(file), file) for file in found["files"] if "://" not in file]
-    read += [(parse_yaml(text, "-y"), "-y") for text in found["yaml"]]
+    texts = [("-b", _decoded(text)) for text in found["base64"]]
+    texts += [(file, read_text(file)) for file in found["files"] if "://" not in file]
+    texts += [("-y", text) for text in found["yaml"]]
     given: dict = {}
-    for values, where in read:
+    for source, text in texts:
+        values = parse_yaml(text, source)
         if not isinstance(values, dict | None):
-            raise UserError(f"{where} is not of the form name: value")
+            raise UserError(f"{source} is not of the form name: value")
         given |= values or {}
     return given | dict(found["pairs"]) | dict(found["raw"])
 
@@ -127,7 +126,7 @@ class _Screen:
     "A file for the output of cells, as papermill writes it"
 
     def __init__(self, file):
-        self.file = lenient(file)
+        self.file = file
         self.drawn = ""  # what the next carriage return replaces
         self.next = 0.0  # moment of the next line of progress in a file
         self.printed = ""  # the last one
@@ -335,8 +334,7 @@ class Engine:
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a41
 def enter():
     "Called as papermill's command starts: complete its line, or stop it with one line and exit code 2"
-    sys.stdout = lenient(sys.stdout)
-    sys.stderr = lenient(sys.stderr, 2)
+    print_anything()
     try:
         line = complete_line(sys.argv)
     except (UserError, OSError) as e:

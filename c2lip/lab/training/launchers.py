@@ -21,6 +21,7 @@ from pathlib import Path
 from ...core import UserError, check_choice, did_you_mean
 from c2lip.core.files import (
     RUN_FILES,
+    check_exists,
     check_free,
     json_object,
     output_place,
@@ -135,12 +136,9 @@ def _check_model(launcher, folder, settings):
 def _check_data(launcher, folder, settings):
     for name in ("data", "benchmark", "validation"):
         text = str(settings.get(name) or "")
-        path = project_root() / user_path(text)
         is_pattern = re.search(r"[*?{\[\n]|://", text)
-        if is_pattern or text in ("", "world", "auto", "none") or os.path.exists(path):
-            continue
-        near = os.listdir(path.parent) if os.path.isdir(path.parent) else []
-        raise UserError(f"there is no {name} at {path}{did_you_mean(path.name, near)}")
+        if not is_pattern and text not in ("", "world", "auto", "none"):
+            check_exists(name, project_root() / user_path(text))
 
 # %% ../../../nbs/6_training/02_launchers.ipynb #94c50b0f
 def _check_resume(launcher, folder, settings):

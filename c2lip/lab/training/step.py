@@ -58,10 +58,13 @@ def kind_of_model(towers: Towers) -> str:  # a key of `BY_MODEL`
         return "embedded"
 
     record = release_record(project_root() / user_path(towers.name))
-    of_world = {"data": "world", **record.get("settings", {"data": ""})}["data"] == "world"
+    if "kind" in record:
+        return record["kind"]
+    of_world = "settings" in record and record["settings"].get("data", "world") == "world"
+    made_from = record.get("made_from") or {}
     digests = [digest(base_folder(name)) for name in EMBEDDED]
-    of_base = origin(towers).get("sha256") in digests or (record.get("made_from") or {}).get("name") in EMBEDDED
-    return record.get("kind") or ("embedded" if of_world or of_base else "pretrained")
+    of_base = made_from.get("name") in EMBEDDED or origin(towers).get("sha256") in digests
+    return "embedded" if of_world or of_base else "pretrained"
 
 # %% ../../../nbs/6_training/04_step.ipynb #8500c311
 def values_by_model(
