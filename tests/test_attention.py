@@ -145,28 +145,20 @@ def test_pycocotools_sees_only_masks_of_the_image(tmp_path):
     "Its C checks nothing: what is beyond the image, or is too short, would be read from the heap or end the process"
     draw = np.random.default_rng(0)
     right = encode(np.asfortranarray(BOX, np.uint8))["counts"].decode()
-    wrong = [dict(size=size, counts=[9, 4, 3, 4, 3, 4, 36]) for size in ([9, 7], [7, 10], [10**5] * 2, [7])]
-    wrong += [
-        dict(size=[7, 9], counts=counts) for counts in ([], [63, -5, 5], [9, 4], [10**12], ["9", 54], "", right[:-1])
-    ]
-    wrong += [[[0, 0, far, 0, far, far]] for far in (1e9, -1e9, float("nan"), float("inf"), "1")] + [
-        [[1, 2, 3]],
-        [[]],
-        [7],
-    ]
+    wrong = [dict(size=size, counts=[9, 4, 50]) for size in ([9, 7], [7, 10], [7])]
+    wrong += [dict(size=[7, 9], counts=counts) for counts in ([63, -5, 5], [9, 4], ["9", 54], "", right[:-1])]
+    wrong += [[[0, 0, far, 0, far, far]] for far in (1e9, float("nan"), "1")] + [[[1, 2, 3]], [[]], [7]]
     for _ in range(100):
         text = "".join(map(chr, draw.integers(48, 112, draw.integers(1, 9))))
         if sum(_run_lengths(text)) != 63:
             wrong.append(dict(size=[7, 9], counts=text))
-    for segmentation in wrong:
-        with pytest.raises(UserError, match="instances.json is not in COCO's format"):
-            coco_probes(coco_file(tmp_path, dict(segmentation=segmentation)), tmp_path)
 
     file = coco_file(tmp_path, dict(bbox=[1, 2, 3, 4]))
     data = json.loads(file.read_text())
-    for side in (10**6, 0, -1, 7.5, "7", None):
-        data["images"][0] |= dict(width=side, height=side)
-        file.write_text(json.dumps(data))
+    cases = [data | dict(images=[data["images"][0] | dict(width=side, height=side)]) for side in (10**6, 0, 7.5, None)]
+    cases += [data | dict(annotations=[data["annotations"][0] | dict(segmentation=shape)]) for shape in wrong]
+    for case in cases:
+        file.write_text(json.dumps(case))
         with pytest.raises(UserError, match="instances.json is not in COCO's format"):
             coco_probes(file, tmp_path)
 

@@ -20,35 +20,25 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
+import yaml
 from PIL import Image
 from torchvision import transforms
 from writing import Canary, encoded, read, write_tar
 
 from c2lip.core import Phrase, UserError
 from c2lip.lab.data import sources
-from c2lip.lab.data.images import LINES, NOT_READ, TarPart, left_out, open_image
+from c2lip.lab.data.images import TarPart, open_image
 from c2lip.lab.data.loading import Samples, batches, loader
 from c2lip.lab.data.records import Record, Skips, with_phrases
 from c2lip.lab.data.sources import Index, find_source, open_data
 from c2lip.lab.data.tables import write_table
 
-PAIR = {"jpg": 1, "txt": "A mug."}
-SAMPLES = {f"{n}.{kind}": of for n in (1, 2) for kind, of in PAIR.items()}
-IMAGEFOLDER = {"metadata.jsonl": json.dumps({"file_name": "a.jpg", "text": "A mug."}), "a.jpg": 1}
-COCO = json.dumps(
-    {
-        "images": [{"id": str(n), "file_name": f"{i}.jpg"} for i, n in enumerate((1, 2, 3, 3))],
-        "annotations": [
-            {"image_id": n, "caption": text} for n, text in ((1, "A mug."), (2, "A cup."), (3, "B."), (9, "C."))
-        ]
-        + [{"image_id": 10, "caption": "D."}],
-    }
-)
+LAYOUTS = yaml.safe_load((Path(__file__).parent / "data" / "layouts.yaml").read_text())
 
 
 def content(of):
-    "The bytes of a text, or of an image"
-    return of.encode() if isinstance(of, str) else encoded(image(), "jpeg")
+    "The bytes of a text; None: of an image"
+    return of.encode() if of else encoded(image(), "jpeg")
 
 
 SMALL = transforms.Compose([transforms.Resize(16), transforms.CenterCrop(16), transforms.ToTensor()])
@@ -68,6 +58,17 @@ def shard(path, n=8, extra=lambda i: {}, **facts):
         members += [(f"{i:05d}.{kind}", content) for kind, content in kinds.items()]
     write_tar(path, members)
     return path
+
+
+def table_of_bytes(path):
+    "As the datasets library writes images"
+    rows = [{"image": {"bytes": encoded(image(i)), "path": None}, "text": f"Mug {i}."} for i in range(3)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def opened(records):
+    "Records with the bytes of their images"
+    return [record._replace(image=record.image()) for record in records]
 
 
 def records(n=12):
@@ -167,88 +168,23 @@ def test_tables_agree(tmp_path):
     assert wanted[0].phrases[1].start == wanted[0].caption.index("a blue boat") and len(wanted) == 6
     for name in ("captions.jsonl", "t.json", "t.csv", "t.tsv", "t.parquet"):
         assert read(tmp_path / name) == wanted, name
-    rows = [{"image": {"bytes": encoded(image(i)), "path": None}, "text": f"Mug {i}."} for i in range(3)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "bytes.parquet")
+    table_of_bytes(tmp_path / "bytes.parquet")
     assert open_image(read(tmp_path / "bytes.parquet")[2].image).tobytes() == image(2).tobytes()
-
-
-LAYOUTS = {  # files → (captions read, left out by cause, also said)
-    "pairs": ({"a.jpg": 1, "a.txt": "A mug.", "b.jfif": 1, "b.TXT": "A cup."}, ["A mug.", "A cup."], {}, {}),
-    "other formats": (
-        {"a.jpg": 1, "a.txt": "A mug.", **{f"b{i}.{kind}": 1 for i, kind in enumerate(NOT_READ)}, "b0.txt": "A dog."},
-        ["A mug."],
-        {"image of a format that is not read": len(NOT_READ)},
-        {},
-    ),
-    "alone": (
-        {"a.jpg": 1, "a.txt": "A mug.", "b.png": 1, "c.txt": "A dog.", "notes.md": "x"},
-        ["A mug."],
-        {"no text file": 1, "text without an image": 1},
-        {},
-    ),
-    "lines": ({"a.jpg": 1, "a.txt": "A mug.\n\nA cup.\n"}, ["A mug."], {}, {LINES: 1}),
-    "parts as folders": (
-        {f"{part}/{n}.{kind}": of for part in ("train", "val", "test") for n in "ab" for kind, of in PAIR.items()},
-        ["A mug."] * 2,
-        {},
-        {left_out("val"): 4, left_out("test"): 4},
-    ),
-    "parts as names": (
-        {f"{part}_{n}.{kind}": of for part in ("training", "dev") for n in range(3) for kind, of in PAIR.items()},
-        ["A mug."] * 3,
-        {},
-        {left_out("val"): 6},
-    ),
-    "a part alone": ({"test/a.jpg": 1, "test/a.txt": "A mug."}, ["A mug."], {}, {}),
-    "words of a photograph": (
-        {f"{name}.{kind}": of for name in ("train", "test", "dog", "cat") for kind, of in PAIR.items()},
-        ["A mug."] * 4,
-        {},
-        {},
-    ),
-    "a split column": (
-        {"captions.csv": "image;caption;split\na.jpg;A mug.;train\na.jpg;A cup.;test\nb.jpg;A dog.;\n", "a.jpg": 1},
-        ["A mug."],
-        {"missing file": 1},
-        {left_out("test"): 1, "row with ';' between its cells": 3},
-    ),
-    "imagefolder": (
-        {f"{part}/{name}": of for part in ("train", "test") for name, of in IMAGEFOLDER.items()},
-        ["A mug."],
-        {},
-        {left_out("test"): 1},
-    ),
-    "coco": (
-        {"captions.json": COCO, **{f"{n}.jpg": 1 for n in range(4)}},
-        ["A mug.", "A cup."],
-        {"bad JSON": 4},
-        {},
-    ),
-    "shards of parts": ({"train-0.tar": SAMPLES, "val-0.tar": SAMPLES}, ["A mug."] * 2, {}, {left_out("val"): 1}),
-    "dots in a shard": (
-        {"a.tar": {f"a 2.0 no{n}.{kind}": of for n in (1, 2) for kind, of in PAIR.items()}},
-        ["A mug."] * 2,
-        {},
-        {},
-    ),
-    "a mask in a shard": ({"a.tar": {**SAMPLES, "2.mask.jpg": 1}}, ["A mug."] * 2, {}, {"jpg": 1}),
-    "lines in a shard": ({"a.tar": {"1.jpg": 1, "1.txt": "A mug.\nA cup."}}, ["A mug."], {}, {LINES: 1}),
-}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_file_of_a_layout_is_read_or_counted(tmp_path, name):
-    files, captions, left, also = LAYOUTS[name]
-    for file, of in files.items():
+    layout = {"left out": {}, "also": {}} | LAYOUTS[name]
+    for file, of in layout["files"].items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         if isinstance(of, dict):
             write_tar(tmp_path / file, [(member, content(data)) for member, data in of.items()])
         else:
             (tmp_path / file).write_bytes(content(of))
     skips = Skips(1)
-    assert [r.caption for r in read(tmp_path, skips)] == captions
-    assert (skips.counts, dict(skips.unread)) == (left, also)
-    assert skips.seen == len(captions) + sum(left.values())
+    assert [r.caption for r in read(tmp_path, skips)] == layout["captions"]
+    assert (skips.counts, dict(skips.unread)) == (layout["left out"], layout["also"])
+    assert skips.seen == len(layout["captions"]) + len(skips.rows)
 
 
 def test_parts_are_named(tmp_path):
@@ -262,7 +198,7 @@ def test_parts_are_named(tmp_path):
 
 def test_columns_are_named(tmp_path):
     (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "a.jpg").write_bytes(content(1))
+    (tmp_path / "images" / "a.jpg").write_bytes(content(None))
     (tmp_path / "t.csv").write_text("photo,words\nimages\\a.jpg,A mug.\n")
     with pytest.raises(UserError, match="give it as caption_column"):
         read(tmp_path / "t.csv")
@@ -395,7 +331,7 @@ def test_remote_shards_are_near_ones(three_shards):
         server.fails = 1  # a busy server is asked again
         near = open_data(three_shards / "a-{0..2}.tar", **cache)
         far = open_data(f"{web}/a-{{0..2}}.tar", **cache)
-        assert [r._replace(image=r.image()) for r in near] == [r._replace(image=r.image()) for r in far]
+        assert opened(near) == opened(far)
         runs = []
         for found, workers in ((near, 0), (far, 0), (far, 2)):
             loaded = loader(Samples(found, CROPPED), batches(found, 5, seed=3), workers=workers, seed=1)
@@ -451,7 +387,7 @@ def test_object_stores_through_fsspec(tmp_path):
     fsspec.register_implementation("s3", Store, clobber=True)
     found = open_data("s3://bucket/a.tar", index_folder=tmp_path / "cache")
     near = read(tmp_path / "a.tar")
-    assert [r._replace(image=r.image()) for r in found] == [r._replace(image=r.image()) for r in near]
+    assert opened(found) == opened(near)
     assert len(train_on("s3://bucket/a.tar", tmp_path, batch=4)) == 2
     with pytest.raises(UserError, match="missing shard"):
         open_data("s3://bucket/b.tar", index_folder=tmp_path / "cache")
@@ -463,8 +399,7 @@ def test_index_is_what_the_source_gives(tmp_path):
         facts = json.dumps({"caption": f"A red mug {i} by a boat."}).encode()
         shard(tmp_path / f"a-{i}.tar", extra=lambda i, facts=facts: {"txt": b"x"} if i % 2 else {"json": facts})
     write_table(given(tmp_path / "a-*.tar"), tmp_path / "t.parquet")
-    rows = [{"image": {"bytes": encoded(image(i)), "path": None}, "text": f"Mug {i}."} for i in range(3)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "bytes.parquet")
+    table_of_bytes(tmp_path / "bytes.parquet")
     for source in ("a-*.tar", "t.parquet", "bytes.parquet"):
         source = tmp_path / source
         wanted = with_phrases(given(source))
