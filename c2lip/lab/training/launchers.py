@@ -21,7 +21,6 @@ from pathlib import Path
 from ...core import UserError, check_choice, did_you_mean
 from c2lip.core.files import (
     RUN_FILES,
-    check_exists,
     check_free,
     json_object,
     output_place,
@@ -33,6 +32,7 @@ from c2lip.core.files import (
     user_path,
     write_json,
 )
+from ..data.sources import check_exists
 from c2lip.lab.training.config import (
     READING,
     SHARED,
