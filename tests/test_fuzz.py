@@ -10,9 +10,7 @@ import os
 import random
 import re
 import shutil
-import socketserver
 import struct
-import threading
 import warnings
 from copy import deepcopy
 from functools import cache, partial
@@ -121,11 +119,6 @@ def twisted(value, dice):
 def odd_text(dice):
     "A word that a user could type or paste, or never would"
     return dice.choice([str(x) for x in ODD] + [t.decode("utf8", "surrogateescape") for t in TOKENS])
-
-
-STATUS = ["200 OK"] * 40 + ["206 Partial", "204 None", "404 Gone", "503 Busy", "301 Moved", "99", "x"]
-HEADERS = "ETag Content-Length Content-Encoding Transfer-Encoding Location Content-Range Last-Modified".split()
-FAR = ["gzip", "chunked", "file:///etc/passwd", "http://127.0.0.1:9/a.tar", "bytes 5-9/7", "²", *map(str, ODD)]
 
 
 # --- the kinds: each writes into an empty folder, and calls what reads it; it may check what it gets
@@ -281,34 +274,6 @@ def read_all(records, skips):
     for record in records:
         with contextlib.suppress(BadImage):
             open_image(record.image)
-
-
-def far_shards(dice, folder):
-    "A server's answers are damaged: the status, a header, what it sends, and how much"
-    write_tar(folder / "a.tar", [(f"s{i}.{end}", content) for i in range(3) for end, content in PAIR])
-    body = (folder / "a.tar").read_bytes()
-
-    def answer():
-        lines = {"ETag": 1, "Content-Length": len(body), "Connection": "close"}
-        lines |= {dice.choice(HEADERS): dice.choice(FAR) for _ in range(dice.choice((0, 0, 1, 2)))}
-        head = "".join(f"{name}: {lines[name]}\r\n" for name in lines if dice.random() < 0.97)
-        head = f"HTTP/1.1 {dice.choice(STATUS)}\r\n{head}\r\n".encode("utf8", "replace")
-        return [part if dice.random() < 0.88 else hurt(part, dice) for part in (head, body)]
-
-    class Server(socketserver.BaseRequestHandler):
-        answers = {b"H": answer()[:1], b"G": answer() + [body] * dice.choice((0, 0, 9))}
-
-        def handle(self):
-            self.request.sendall(b"".join(self.answers[self.request.recv(9999)[:1]]))
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Server) as server:
-        server.handle_error = lambda *_: None  # a reader may hang up
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            address = f"http://127.0.0.1:{server.server_address[1]}/a.tar"
-            read_all(open_data(address, skips=(skips := Skips(1)), index_folder=folder), skips)
-        finally:
-            server.shutdown()
 
 
 def pipeline(dice, folder):
@@ -564,7 +529,7 @@ KINDS |= {
     benchmark: 40,
     command_line: 30,
 }
-KINDS |= {damaged_checkpoint: 20, far_shards: 40, pipeline: 6, selections: 50, ends_of_papermill: 60}  # kind → cases
+KINDS |= {damaged_checkpoint: 20, pipeline: 6, selections: 50, ends_of_papermill: 60}  # kind → cases
 NOT_WATCHED = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", "runs", "cache")
 "Folders in which git, Python and the tools of other tests, which run at the same time, write"
 
@@ -604,7 +569,6 @@ def fault(kind, number, folder):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_fuzz(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("C2LIP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("c2lip.lab.data.images.PAUSES", (0, 0))
     monkeypatch.chdir(ROOT)
     numbers = range(KINDS[kind] * TIMES)
     if ONLY:

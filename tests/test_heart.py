@@ -62,7 +62,7 @@ def in_the_heart(heart, run, tmp_path):
 
 
 def test_the_lab_is_not_there(in_the_heart):
-    missing = "pandas papermill IPython matplotlib scipy sklearn pyarrow webdataset tensorboard".split()
+    missing = "pandas papermill IPython matplotlib scipy sklearn pyarrow tensorboard".split()
     done = in_the_heart("-c", f"import importlib.util as i; print([n for n in {missing} if i.find_spec(n)])")
     assert done.out.strip() == "[]", done.out
 

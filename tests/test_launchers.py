@@ -53,9 +53,7 @@ WRONG = {  # check → files of the run folder, settings, words of the refusal
     "model": ({}, {"model": "ViT-B-61-SigLIP"}, "ViT-B-16-SigLIP"),
     "data": ({}, {"data": HERE + "s"}, "there is no data at "),
     "resume": ({}, {"resume": True, "run_dir": ""}, "needs the run_dir of a run"),
-    "other_launcher": ({"params.json": '{"methods": []}'}, {}, "the run of another launcher than train"),
-    "no_run": (OURS, {"seed": 0}, "holds a run (params.json)"),
-    "check_own": ({"train.ipynb": "{}"}, {}, "holds train.ipynb, which is of no run"),
+    "check_folder": (OURS, {"seed": 0, "resume": False}, "holds a run (checkpoint.pt)"),
 }
 
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 # %% ../../nbs/2_world/00_lab.ipynb #e5ca94ca
-NEEDED = ("pandas", "pyarrow", "webdataset", "scipy", "sklearn", "pycocotools", "matplotlib", "tqdm", "papermill")
+NEEDED = ("pandas", "pyarrow", "scipy", "sklearn", "pycocotools", "matplotlib", "tqdm", "papermill")
 "Modules of the extra `lab` that its rooms import at their start"
 
 

@@ -22,7 +22,7 @@ import pyarrow.parquet
 
 from ...core import UserError
 from ...core.files import parse_json, regular, replacing
-from .images import MAX_MEMBER, TarPart, left_out, part_of, remote_scheme
+from .images import MAX_MEMBER, TarPart, left_out, part_of
 from c2lip.lab.data.records import (
     IMAGE_NAMES,
     BadSample,
@@ -179,7 +179,7 @@ def table_rows(
 
 # %% ../../../nbs/4_data/03_tables.ipynb #9f505ebf
 def place_names(
-    places: Iterable[str],  # paths or addresses
+    places: Iterable[str],  # paths
 ) -> dict[str, str]:
     "The name of each, with so many of its folders as tell it from the others"
     places = list(dict.fromkeys(places))
@@ -225,10 +225,7 @@ def _part_of_shard(row, root):
     part = TarPart(*map(row.get, TarPart._fields))
     if [*map(type, part)] != [str, int, int] or not 0 < part.size <= MAX_MEMBER or part.offset < 0:
         raise BadSample("missing file", "no image named")
-    try:
-        return part if remote_scheme(part.shard) else part._replace(shard=str(root / part.shard))
-    except UserError as e:
-        raise BadSample("missing file", str(e)) from None
+    return part._replace(shard=str(root / part.shard))
 
 
 def _row_image(row, layout, where):
@@ -311,7 +308,7 @@ RECORD_SCHEMA = pyarrow.schema(
 
 def _relative(file, home):
     "A path from the table's folder, where the image lies beside or below it"
-    if home is None or "://" in str(file):
+    if home is None:
         return str(file)
     file = Path(file).resolve()
     return (file.relative_to(home) if file.is_relative_to(home) else file).as_posix()

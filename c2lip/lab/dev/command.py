@@ -40,7 +40,7 @@ def _add_prepare(p):
     p.description = _ABOUT_PREPARE
     p.formatter_class = argparse.RawDescriptionHelpFormatter
     add = p.add_argument
-    add("source", nargs="+", metavar="SOURCE", help="tables, tar shards ({braces}, wildcards, s3://…), or a folder")
+    add("source", nargs="+", metavar="SOURCE", help="tables, tar shards ({braces}, wildcards), or a folder")
     add("folder", metavar="TARGET", help="folder for the result; it is made where it is missing")
     add("--images", dest="image_folder", metavar="FOLDER", help="where a table's images are (default: in its folder)")
     add("--caption-column", metavar="NAME", help="column or JSON key of the captions, or several with commas between")

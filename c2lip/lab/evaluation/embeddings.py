@@ -74,6 +74,9 @@ def embed_texts(
     read = towers.token_ids if isinstance(towers, Towers) else towers.tokenizer
     pieces = [read(texts[i : i + 1024]) for i in range(0, len(texts), 1024)]
     ids, row = torch.cat(pieces).unique(dim=0, return_inverse=True)
+    alike = len(set(texts)) - len(ids)
+    if alike:
+        print(f"warning: {alike} texts equal others in the {ids.shape[1]} tokens that the model reads: ties")
 
     done = []
     with evaluating(towers.model), options.bar(len(ids), "texts") as bar:

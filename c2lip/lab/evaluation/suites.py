@@ -21,7 +21,16 @@ import pandas as pd
 import torch
 
 from ...core import UserError, did_you_mean, files
-from ...core.files import cache_folder, cache_instead, folder_digest, project_root, shipped, user_path, write_json
+from c2lip.core.files import (
+    CACHE_WAY,
+    cache_folder,
+    disk_errors,
+    folder_digest,
+    project_root,
+    shipped,
+    user_path,
+    write_json,
+)
 from ..data.images import BadImage, open_image
 from ..data.records import Skips
 from ..data.sources import find_source, open_data
@@ -254,10 +263,8 @@ def benchmark_folder(
 ) -> Path:
     "The folder of a benchmark; the embedded one is drawn where it is not there yet"
     if data == "world":
-        try:
+        with disk_errors(cache_folder(), lambda: CACHE_WAY):
             return _drawn_folder(cache_folder(), split, sizes)
-        except OSError as e:
-            return _drawn_folder(cache_instead(cache_folder(), e), split, sizes)
 
     folder = project_root() / user_path(data)
     if not os.path.isdir(folder):

@@ -197,10 +197,9 @@ def run_trials(
     run,  # the run folder; trials.csv is written there
     samples_of: Callable[[PlannedTrial], Samples] | None = None,  # the images of a trial; None: the setup's, for all
 ) -> pd.DataFrame:  # as `read_trials` gives
-    "Measure the base, and run every trial that the run folder does not hold; `UserError` for the same one twice"
-    names = [(planned.model, planned.folder) for planned in plan]
-    if len({*names}) < len(names):
-        raise UserError("a trial is in the plan twice: give each seed and each value once")
+    "Measure the base, and run every trial that the run folder does not hold; `UserError` for a wrong one before any"
+    for planned in plan:
+        Config.of(planned.settings)
     measure_model(setup.base, setup, Path(run) / "base")
     begun = time.perf_counter()
     for number, planned in enumerate(plan, 1):

@@ -246,6 +246,8 @@ def _read_list(value):
         raise ValueError(value)
 
     _check_plain(value)
+    if len({_number_or_word(str(part)) for part in value}) < len(value):
+        raise ValueError(value)
     return list(value)
 
 
@@ -265,7 +267,7 @@ KINDS = {
     "float": (_read_number, "a number"),
     "str": (_read_text, "a text"),
     "Regex": (_read_pattern, "a regular expression"),
-    "list": (_read_list, "a list"),
+    "list": (_read_list, "a list, each value once"),
     "dict": (_read_mapping, "a mapping of the form {name: value, …}"),
 }  # type of a setting → what reads a value or its text, the words for it
 

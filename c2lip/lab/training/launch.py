@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from ...core import UserError, did_you_mean, one_line, print_anything, short
+from ...core import UserError, did_you_mean, one_line, print_anything
 from ...core.files import output_place, parse_yaml, read_text, replacing, run_folder, sole_writer
 from .launchers import HANDED_OVER, check_run, launcher_settings, papermill_notes, root_of
 
@@ -55,24 +55,21 @@ def _split(words):
     return None
 
 # %% ../../../nbs/6_training/03_launch.ipynb #50397b37
-def _decoded(text):
-    with suppress(ValueError):
-        return base64.b64decode(text).decode()
-    raise UserError(f"-b {short(text)} is no text in Base64")
-
-
 def _given(found):
-    "Name → value of all that a line gives, in papermill's order; a file or a text that is not plain is a `UserError`"
-    texts = [("-b", _decoded(text)) for text in found["base64"]]
+    "Name → value of all that a line gives, in papermill's order, and name → text as typed; `UserError` for no mapping"
+    texts = [("-b", base64.b64decode(text).decode()) for text in found["base64"]]
     texts += [(file, read_text(file)) for file in found["files"] if "://" not in file]
     texts += [("-y", text) for text in found["yaml"]]
     given: dict = {}
+    typed: dict = {}
     for source, text in texts:
         values = parse_yaml(text, source)
         if not isinstance(values, dict | None):
             raise UserError(f"{source} is not of the form name: value")
         given |= values or {}
-    return given | dict(found["pairs"]) | dict(found["raw"])
+        typed |= parse_yaml(text, source, as_typed=True) or {}
+    words = dict(found["pairs"]) | dict(found["raw"])
+    return given | words, typed | words
 
 
 def _check_place(place):
@@ -100,11 +97,12 @@ def complete_line(
         others = [path.name for path in root.glob("nbs/*.ipynb")]
         raise UserError(f"there is no notebook {notebook}{did_you_mean(notebook.name, others)}")
 
-    given = _given(found)
+    given, typed = _given(found)
     line = list(argv)
     settings = launcher_settings(notebook, given)
-    for name, value in found["pairs"]:  # papermill takes 007 for 7, and nan for a number
-        if name in settings and settings[name].kind in ("str", "Regex") and name not in dict(found["raw"]):
+    for name, value in typed.items():  # papermill takes 007 for 7, and nan for a number
+        is_text = name in settings and settings[name].kind in ("str", "Regex")
+        if is_text and isinstance(value, str) and given[name] is not None:
             line += ["-r", name, value]
     for place in places:
         if place != "-":  # the terminal
@@ -337,7 +335,7 @@ def enter():
     print_anything()
     try:
         line = complete_line(sys.argv)
-    except (UserError, OSError) as e:
+    except (ValueError, OSError) as e:  # a text that is no Base64, too
         _print(e)
         raise SystemExit(2) from None
     if line is sys.argv:  # another project's

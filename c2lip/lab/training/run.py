@@ -22,7 +22,6 @@ import torch.distributed as dist
 from ...concepts import make_rules
 from ...core import UserError, pick_device, print_anything, seed_everything
 from c2lip.core.files import (
-    check_free,
     json_object,
     project_root,
     read_json,
@@ -48,8 +47,8 @@ from c2lip.lab.training.config import (
     reading,
     settings_of,
 )
-from .fit import RUN_RESULTS, fit, make_validator
-from .launchers import check_own, save_parameters
+from .fit import fit, make_validator
+from .launchers import RUN_FILES, check_folder, save_parameters
 from .ranks import check_gpus, join_ranks, launch_ranks, supervised
 from c2lip.lab.training.step import (
     CHOSEN,
@@ -179,10 +178,9 @@ def print_advice(
 # %% ../../../nbs/6_training/10_run.ipynb #9db83680
 def _check_folder(cfg, folder):
     "Raise `UserError` where the run folder is the user's, holds another run, or one that cannot go on"
-    check_own("train", folder, vars(cfg) | cfg.options | {"run_dir": str(folder)})
-    if not cfg.resume:
-        check_free(folder, RUN_RESULTS)
-    elif (folder / "model" / "record.json").exists() and not list(folder.glob("checkpoint*.pt")):
+    results = RUN_FILES[1:]  # a run that wrote its settings alone has lost nothing
+    check_folder("train", folder, vars(cfg) | cfg.options | {"run_dir": str(folder)}, results)
+    if (folder / "model" / "record.json").exists() and not list(folder.glob("checkpoint*.pt")):
         raise UserError(
             f"{folder} holds a finished run without its checkpoint (keep_checkpoint False): "
             f"its model is {folder / 'model'}; take another run_dir to train anew"
@@ -362,10 +360,8 @@ def train_from_terminal(
         is_record = file.endswith(".json") and not words  # written by `train`, already checked
         settings = read_json(file) if is_record else read_settings(os.path.abspath(file), words)
         join_ranks(settings["device"])
-        rank, ranks = rank_and_world_size()
+        _, ranks = rank_and_world_size()
         home = run_folder(folder)
-        if rank == 0 and not is_record and not settings["resume"]:  # the first rank looks for all
-            check_free(home)
         settings["gpus"] = ranks
         train(settings, home)
 
