@@ -1482,6 +1482,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                'c2lip/lab/study/trials.py'),
                                         'c2lip.lab.study.trials.start_trials': ( '9_study/trials.html#start_trials',
                                                                                  'c2lip/lab/study/trials.py'),
+                                        'c2lip.lab.study.trials.train_trial': ( '9_study/trials.html#train_trial',
+                                                                                'c2lip/lab/study/trials.py'),
                                         'c2lip.lab.study.trials.trial': ('9_study/trials.html#trial', 'c2lip/lab/study/trials.py')},
             'c2lip.lab.training.checkpoint': { 'c2lip.lab.training.checkpoint._advice': ( '6_training/checkpoint.html#_advice',
                                                                                           'c2lip/lab/training/checkpoint.py'),
