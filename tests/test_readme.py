@@ -5,12 +5,10 @@ import re
 from conftest import ROOT
 
 from c2lip.core.files import read_json
-from c2lip.lab.evaluation.records import read_record
-from c2lip.lab.study.claims import stored_changes
+from c2lip.lab.evaluation.records import item_changes, read_answers, read_record, summarise
 from c2lip.lab.training.step import BY_MODEL, WEIGHTS
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf8")
-TOT = ("world_sugarcrepe_pp", "average TOT")
 TYPED = {"3.11", "2.0", "2603.25722", "7.2"}  # in no record: versions and commands
 
 
@@ -25,23 +23,25 @@ def test_the_table_is_that_of_the_record():
     (cell,) = [cell for cell in read_json(ROOT / "nbs" / "index.ipynb")["cells"] if cell["cell_type"] == "code"]
     names: dict = {}
     exec("".join(cell["source"]).replace("\nMarkdown(", "\nshown = Markdown("), names)
-    assert names["shown"].data in PAGE and len(names["table"].rows) == 5
-    assert [name for _, name in names["table"].heads[:2]] == ["base, v·t", "base, mixture"]
+    assert names["shown"].data in PAGE and len(names["table"].rows) == 10
+    heads = [name for _, name in names["table"].heads]
+    assert heads == [f"{model}, {score}" for model in ("base", "plain", "C2LIP") for score in ("v·t", "parts")] + [
+        "blind",
+        "n",
+    ]
 
 
 def test_numbers_of_sentences():
     "Every decimal of the prose is one of the records', and each of these is there"
     rows = read_record("long_readouts").query("split == 'test' and score == 'both'")
     rows = rows.assign(model=rows.model.str.replace(r", seed \d+$", "", regex=True))
-    wanted = {mean(rows, "+ npc + xac", "binding", "phrases", column) for column in ("before", "after")}
-    alpha = str(BY_MODEL["embedded"]["alpha"])
-    wanted |= {mean(read_record("short_default"), f"plain, α {alpha}", "mixture/binding", "phrases"), alpha}
+    wanted = {mean(rows, "+ npc + xac", "binding", "phrases", "before"), str(BY_MODEL["embedded"]["alpha"])}
 
-    default, below = read_record("default"), stored_changes("short_default", f"plain, α {alpha}")
-    wanted |= {mean(default[default.against.isna()], model, *TOT) for model in ("base", "c2lip")}
-    for way in ("i2t R@1", "t2i R@1"):
-        change, half = below[f"default, α {alpha}", "retrieval", way]
-        wanted |= {f"{-change:.1f}", f"{half:.1f}"}
+    answers = read_answers("readings")
+    changes = summarise(item_changes(answers["plain"], answers["default"]).assign(model=""))
+    changes = changes.set_index(["suite", "name"])
+    for row in (("parts/world_sugarcrepe_2", "average"), ("parts/binding", "phrases")):
+        wanted |= {f"{changes['mean'][row]:.1f}", f"{changes.half[row]:.1f}"}
     wanted |= {f"{weight:g}" for weight in WEIGHTS["embedded"].values()}
     prose = "\n".join(line for line in re.sub(r"```.*?```", "", PAGE, flags=re.S).splitlines() if line[:1] != "|")
     found = set(re.findall(r"\d+\.\d+", prose))

@@ -74,7 +74,9 @@ def embed_texts(
     read = towers.token_ids if isinstance(towers, Towers) else towers.tokenizer
     pieces = [read(texts[i : i + 1024]) for i in range(0, len(texts), 1024)]
     ids, row = torch.cat(pieces).unique(dim=0, return_inverse=True)
-    alike = len(set(texts)) - len(ids)
+    padding = read([""])[0, -1]
+    full = {text: i for text, i in zip(texts, row.tolist()) if ids[i, -2] != padding}  # none beyond is read
+    alike = len(full) - len(set(full.values()))
     if alike:
         print(f"warning: {alike} texts equal others in the {ids.shape[1]} tokens that the model reads: ties")
 

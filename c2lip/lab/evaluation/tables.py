@@ -13,7 +13,7 @@ import math
 import textwrap
 import zlib
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -354,20 +354,25 @@ def frame_table(
     return Table(rows, heads, list(zip(*columns.values())), caption)
 
 
+_SCORES = r"^(mixture|parts)/"
+
+
 def score_table(
-    frame: pd.DataFrame,  # of results, by v·t and by the mixture
+    frame: pd.DataFrame,  # of results, by v·t and by scores beside it
     caption: str = "",  # a line above it
+    rows: Iterable[tuple[str, str]] | None = None,  # (suite, name) of those to show; None: the main ones
 ) -> Table:
-    "The main rows of a frame of results, every model by v·t and by the mixture, side by side, with their changes"
+    "Rows of a frame of results, every model by each score, side by side, with their changes"
     frame = pd.concat([of_model for _, of_model in frame.groupby("model", sort=False)])
-    mixed = frame.suite.str.startswith("mixture/")
-    suites = frame.suite.str.removeprefix("mixture/")
-    models = frame.model.map(model_label) + mixed.map({False: ", v·t", True: ", mixture"})
+    scores = frame.suite.str.extract(_SCORES, expand=False)
+    suites = frame.suite.str.replace(_SCORES, "", regex=True)
+    models = frame.model.map(model_label) + ", " + scores.fillna("v·t")
     models = models.where(frame.model != BLIND, BLIND)
 
     measured = set(zip(frame.suite, frame.name))
-    keys = measured.intersection(row_list("two scores"))
+    keys = measured.intersection(rows or row_list("two scores"))
     if not keys:
-        keys = measured.intersection(zip(suites[mixed], frame.name[mixed])) or measured
-    both = frame.reindex(columns=FRAME).assign(suite=suites, model=models)
-    return frame_table(pick_rows(both, keys), caption)
+        beside = scores.notna()
+        keys = measured.intersection(zip(suites[beside], frame.name[beside])) or measured
+    together = frame.reindex(columns=FRAME).assign(suite=suites, model=models)
+    return frame_table(pick_rows(together, keys), caption)
