@@ -166,11 +166,11 @@ def encode_texts(
 # %% ../nbs/1_method/14b_multivector.ipynb #70c41787
 def maxsim(
     texts: Sequence[np.ndarray],  # T of `encode_texts`
-    images: Sequence[np.ndarray],  # N of `encode_images` or `compress`
+    images: Sequence[np.ndarray],  # N of `encode_images`, or of `compress` by one store
 ) -> np.ndarray:  # (T,N) float32
     "The score of every text in every image: MaxSim less the number of the text's vectors, so for search both ways"
     width = texts[0].shape[1]
-    stacked = np.concatenate([restore(image, width) for image in images])
+    stacked = restore(np.concatenate(images), width)
     counts = [len(image) for image in images]
     starts = np.cumsum([0, *counts[:-1]])
     scores = []

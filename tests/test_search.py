@@ -1,0 +1,66 @@
+"""An index of images: killed, changed, damaged, and searched in two steps as in one."""
+
+import sys
+
+from c2lip.lab.attention.search import ImageIndex, index_images
+from c2lip.lab.dev.command import main
+from c2lip.lab.world.captions import numbered_scene
+from c2lip.lab.world.scenes import save_scene
+
+MISTAKES = {
+    "index nowhere": "cannot be read: No such file",
+    "index images --model base": "by other weights: choose another place",
+    "index .": "an index of another folder",
+    "search mug --index images": "images cannot be searched (there is no file",
+    "search \t": "the search is empty",
+    "search mug -n 0": "must be a number from 1 to 1000",
+}
+
+
+def found(place):
+    return ImageIndex(place).search("a red mug and a blue fish", 20).sort_values("file", ignore_index=True).round(5)
+
+
+def draw(images, numbers):
+    for number in numbers:
+        save_scene(numbered_scene("test", number), images / f"{number:02d} é.png")
+
+
+def test_an_index_goes_on_and_follows_its_folder(tmp_path, run):
+    "Killed in the middle of a block it keeps the blocks before; after changes it finds what a new index finds"
+    images = tmp_path / "images"
+    draw(images, range(20))
+    code = """
+import os, c2lip.lab.attention.search as search
+save, calls = search.np.save, []
+def half(file, rows):
+    calls.append(save(file, rows))
+    if len(calls) == 3:
+        file.truncate(200)
+        os.kill(os.getpid(), 9)
+search.np.save = half
+search.index_images("images", os.path.abspath("index"), block=4)
+"""
+    assert run(sys.executable, "-c", code, cwd=tmp_path).returncode == -9
+    assert index_images(images, tmp_path / "index").startswith("12 images read")
+
+    changed, broken, gone, *_ = sorted(images.iterdir())
+    save_scene(numbered_scene("validation", 1), changed)
+    broken.write_text("no image")
+    gone.unlink()
+    draw(images, [30])
+    assert "1 broken image" in index_images(images, tmp_path / "index")
+    index_images(images, tmp_path / "fresh")
+    assert found(tmp_path / "index").equals(found(tmp_path / "fresh"))
+
+
+def test_the_commands(tmp_path, monkeypatch, capsys):
+    "A table of 80 columns; a mistake is one line"
+    monkeypatch.chdir(tmp_path)
+    draw(tmp_path / "images", range(12))
+    assert main(["index", "images"]) == main(["search", "a red mug and a blue fish"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown[1:12])) <= 80 and "of 12 images in" in shown[-1]
+    for words, message in MISTAKES.items():
+        assert main(words.split(" ")) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1]
