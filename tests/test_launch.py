@@ -32,7 +32,7 @@ if fail == "kill":
     os.kill(os.getpid(), 9)
 if fail == "wait":
     print("kernel", os.getpid(), flush=True)
-    time.sleep(60)
+    time.sleep(600)
 if fail == "full":
     print("x\\n" * 100_000)
 line = "/9 \N{FULL BLOCK} 00:01 left · contrastive 0.983  npc 3.319  xac 7.971 · 492 img/s · data 3% · 1.5 GB · total 4"
