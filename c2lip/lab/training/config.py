@@ -246,7 +246,8 @@ def _read_list(value):
         raise ValueError(value)
 
     _check_plain(value)
-    if len({_number_or_word(str(part)) for part in value}) < len(value):
+    once = {_number_or_word(str(part)) for part in value}
+    if len(once) < len(value) or any(isinstance(part, bool) for part in value):
         raise ValueError(value)
     return list(value)
 
