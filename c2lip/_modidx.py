@@ -798,8 +798,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                 'c2lip/lab/evaluation/embeddings.py'),
                                                  'c2lip.lab.evaluation.embeddings._place': ( '5_evaluation/embeddings.html#_place',
                                                                                              'c2lip/lab/evaluation/embeddings.py'),
-                                                 'c2lip.lab.evaluation.embeddings._say_once': ( '5_evaluation/embeddings.html#_say_once',
-                                                                                                'c2lip/lab/evaluation/embeddings.py'),
                                                  'c2lip.lab.evaluation.embeddings.embed_images': ( '5_evaluation/embeddings.html#embed_images',
                                                                                                    'c2lip/lab/evaluation/embeddings.py'),
                                                  'c2lip.lab.evaluation.embeddings.embed_texts': ( '5_evaluation/embeddings.html#embed_texts',

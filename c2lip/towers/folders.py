@@ -324,5 +324,7 @@ def load_folder(
         panic = type(e).__name__ == "PanicException"  # tokenizers' of a regular expression
         if not isinstance(e, Exception) and not panic:
             raise
-        raise UserError(f"the release folder {folder} cannot be loaded: {one_line(e, 300)}") from None
+        raise UserError(
+            f"the release folder {folder} cannot be loaded: {one_line(e, 300)}; save or fetch it anew"
+        ) from None
     return model, tokenizer, cfg["model_cfg"]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,11 +61,6 @@ def _place(model):
     return next(model.parameters(), torch.empty(0))
 
 
-@cache
-def _say_once(line):
-    print(line)
-
-
 def embed_texts(
     towers,  # Towers: model and tokenizer
     texts: list[str],  # T texts, repeats allowed
@@ -82,8 +77,8 @@ def embed_texts(
     padding = read([""])[0, -1]
     full = {text: i for text, i in zip(texts, row.tolist()) if ids[i, -2] != padding}  # none beyond is read
     alike = len(full) - len(set(full.values()))
-    if alike:
-        _say_once(f"warning: {alike} texts equal others in the {ids.shape[1]} tokens that the model reads: ties")
+    if alike and options.progress:
+        print(f"warning: {alike} texts equal others in the {ids.shape[1]} tokens that the model reads: ties")
 
     done = []
     with evaluating(towers.model), options.bar(len(ids), "texts") as bar:

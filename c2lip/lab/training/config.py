@@ -247,7 +247,7 @@ def _read_list(value):
 
     _check_plain(value)
     once = {_number_or_word(str(part)) for part in value}
-    if len(once) < len(value) or any(isinstance(part, bool) for part in value):
+    if not len(once) == len({*value}) == len(value):
         raise ValueError(value)
     return list(value)
 

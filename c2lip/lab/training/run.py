@@ -87,7 +87,7 @@ def trained_images(
     "How many images of `data` a model was trained on, of how many; zeros where its record names other data"
     root = project_root()
     folder = root / user_path(model)
-    recorded = release_record(folder).get("settings", {})
+    recorded = release_record(folder).get("settings") or {}
     declared = settings_of()
     declared = {name: declared[name] for name in ("data", "hold_back", *READING)}
     settings = check(declared, {name: recorded[name] for name in declared.keys() & recorded.keys()})

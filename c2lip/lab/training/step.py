@@ -60,7 +60,7 @@ def kind_of_model(towers: Towers) -> str:  # a key of `BY_MODEL`
     record = release_record(project_root() / user_path(towers.name))
     if "kind" in record:
         return record["kind"]
-    of_world = "settings" in record and record["settings"].get("data", "world") == "world"
+    of_world = record.get("settings") and record["settings"].get("data", "world") == "world"
     made_from = record.get("made_from") or {}
     digests = [digest(base_folder(name)) for name in EMBEDDED]
     of_base = made_from.get("name") in EMBEDDED or origin(towers).get("sha256") in digests
