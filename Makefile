@@ -20,7 +20,7 @@ define environment
 	@if ! $(1)/bin/python -m pip --version >/dev/null 2>&1; then \
 	  py=`$(FINDPY)`; \
 	  if test -n "$$py"; then echo "c2lip: making $(1) with `$$py --version`"; $$py -m venv $(1); \
-	  elif command -v uv >/dev/null; then echo "c2lip: making $(1) with uv"; uv venv -q --allow-existing --seed --python 3.11 $(1); \
+	  elif test -z "$(PYTHON)" && command -v uv >/dev/null; then echo "c2lip: making $(1) with uv"; uv venv -q --allow-existing --seed --python 3.11 $(1); \
 	  else echo "c2lip: no Python 3.11 or newer with venv and ensurepip was found; install one (Debian: python3-venv) or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; \
 	  fi; \
 	fi

@@ -381,6 +381,11 @@ def test_library_starts_light(run, tmp_path):
     assert run(sys.executable, "-c", "import c2lip; print(c2lip.__version__)", cwd=tmp_path).out[0] == "0"
 
 
+def test_missing_python_is_said_clearly(tmp_path, run):
+    done = run("make", "install", f"VENV={tmp_path}/venv", "PYTHON=/bin/false")
+    assert done.returncode != 0 and "no Python 3.11 or newer" in done.out and not (tmp_path / "venv").exists()
+
+
 def files():
     "What git would commit; every file where there is no git"
     command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
