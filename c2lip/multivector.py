@@ -60,8 +60,8 @@ class Store(NamedTuple):
     "How the vectors of an image are kept"
 
     vectors: int = 12  # beside the image's own; 0: all its patches
-    by: str | np.ndarray = "ward"  # fewer by ward, kmeans, or (U,D) phrases, whose best patches are kept
-    numbers: str = "int8"  # float32, float16, int8, binary
+    by: np.ndarray | None = None  # (U,D) phrases, whose best patches are kept; None: fewer by Ward's clusters
+    numbers: str = "int8"  # float32, float16, int8
 
 
 def _chosen(patches, count, phrases):
@@ -79,17 +79,14 @@ def _chosen(patches, count, phrases):
 
 def _fewer(patches, count, by):
     "(count,D) of (M,D) patches; where several are alike, perhaps less"
-    if isinstance(by, np.ndarray):
+    if by is not None:
         return _chosen(patches, count, by)
     try:
-        from scipy.cluster import hierarchy, vq
+        from scipy.cluster import hierarchy
     except ImportError:
         raise UserError("scipy is missing: pip install 'c2lip[serve]'") from None
-    if by == "kmeans":
-        _, cluster = vq.kmeans2(patches, count, minit="++", rng=0)
-    else:
-        tree = hierarchy.linkage(patches, "ward")
-        cluster = hierarchy.fcluster(tree, count, "maxclust")
+    tree = hierarchy.linkage(patches, "ward")
+    cluster = hierarchy.fcluster(tree, count, "maxclust")
     means = np.stack([patches[cluster == one].mean(0) for one in np.unique(cluster)])
     return means / np.linalg.norm(means, axis=1, keepdims=True)
 
@@ -97,16 +94,12 @@ def _fewer(patches, count, by):
 def compress(
     image: np.ndarray,  # (1+M,D+1) of `encode_images`
     store: Store,  # how it is kept
-) -> np.ndarray:  # (1+vectors,D+1) float32, float16 or int8; binary: (1+vectors,⌈(D+1)/8⌉) uint8
+) -> np.ndarray:  # (1+vectors,D+1) float32, float16 or int8
     "Fewer vectors of an image, and fewer bytes for each; `maxsim` takes them all. `UserError` for an unknown word"
-    check_choice("numbers", store.numbers, ["float32", "float16", "int8", "binary"])
-    if isinstance(store.by, str):
-        check_choice("fewer vectors", store.by, ["ward", "kmeans"])
+    check_choice("numbers", store.numbers, ["float32", "float16", "int8"])
     if 0 < store.vectors < len(image) - 1:
         patches = _fewer(image[1:, :-1], store.vectors, store.by)
         image = np.vstack([image[:1], np.pad(patches, ((0, 0), (0, 1)), constant_values=1)])
-    if store.numbers == "binary":
-        return np.packbits(image > 0, axis=1)
     if store.numbers == "int8":
         largest = np.abs(image[:, :-1]).max(1, keepdims=True)
         image = (127 * image / largest).clip(-127, 127).round()
@@ -114,14 +107,11 @@ def compress(
 
 
 def restore(
-    image: np.ndarray,  # (1+vectors,·) of `compress`
-    width: int,  # D+1, of the texts
+    image: np.ndarray,  # (1+vectors,D+1) of `compress`
 ) -> np.ndarray:  # (1+vectors,D+1) float32
     "The vectors of an image as they were, or near: of length 1, and their side"
     if image.dtype == np.float32:
         return image
-    if image.dtype == np.uint8:
-        image = np.unpackbits(image, axis=1, count=width) - 0.5
     vectors = image[:, :-1].astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.hstack([vectors, np.sign(image[:, -1:])]).astype(np.float32)
@@ -169,8 +159,7 @@ def maxsim(
     images: Sequence[np.ndarray],  # N of `encode_images`, or of `compress` by one store
 ) -> np.ndarray:  # (T,N) float32
     "The score of every text in every image: MaxSim less the number of the text's vectors, so for search both ways"
-    width = texts[0].shape[1]
-    stacked = restore(np.concatenate(images), width)
+    stacked = restore(np.concatenate(images))
     counts = [len(image) for image in images]
     starts = np.cumsum([0, *counts[:-1]])
     scores = []

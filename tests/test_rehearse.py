@@ -40,7 +40,7 @@ def test_a_right_folder_passes(right, capsys):
     shown = capsys.readouterr().out
     assert code == 0, shown
     texts = str([json.loads(line)["text"] for line in shown.splitlines()])
-    assert re.search("'sugarcrepe': 79.5.*about 100 images, 30 steps.*5 shards are whole.*hours", texts), texts
+    assert re.search("sugarcrepe 79.5.*about 100 images, 30 steps.*5 shards are whole.*hours", texts), texts
 
 
 def nothing(patch):
@@ -56,7 +56,7 @@ def gpu(patch, free, major):
     "A GPU of 80 GiB"
     patch.setattr(room, "check_gpus", lambda gpus, device: 1)
     patch.setattr(room, "pick_device", lambda name: torch.device("cuda"))
-    patch.setattr("torch.cuda.get_device_properties", lambda number: SimpleNamespace(major=major))
+    patch.setattr("torch.cuda.get_device_properties", lambda number: SimpleNamespace(name="A GPU", major=major))
     patch.setattr("torch.cuda.mem_get_info", lambda number: (free << 30, 80 << 30))
 
 

@@ -98,9 +98,9 @@ def index_images(
         write_json(place / _MADE, made)
         new = set(keys)
         for file in place.glob(_BLOCKS):
-            there = set(np.load(file, "r")["key"].tolist())
-            if there <= keys:
-                new -= there
+            written = set(np.load(file, "r")["key"].tolist())
+            if written <= keys:
+                new -= written
             else:
                 file.unlink()  # some of its images have changed, or are gone: the others are read again
         for piece in Bar(list(in_pieces(sorted(new), block)), "index", unit="block"):
@@ -142,8 +142,8 @@ class ImageIndex:
         Range(1, first).check("the number of images", count)
         if not query.strip():
             raise UserError("the search is empty; type a few words such as: a red mug and a blue fish")
-        [found] = noun_phrases_many([query], none="caption")
-        phrases = [phrase.text for phrase in found] or [query]
+        [of_query] = noun_phrases_many([query], none="caption")
+        phrases = [phrase.text for phrase in of_query] or [query]
         text, alone = encode_texts(self.towers, [query, query], phrases=[phrases, []])
 
         order = np.argsort(self.v @ -alone[0, :-1])[:first]

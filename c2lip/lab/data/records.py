@@ -277,12 +277,10 @@ def find_column(
     source,  # for the message
 ) -> str:
     "The column that holds `what`; raise `UserError` with the nearest name where there is none"
+    by_lower = {name.lower(): name for name in names}
     for name in wanted:
-        same = [column for column in names if column.lower() == name.lower()]
-        if same[1:]:
-            raise UserError(f"{source} has columns {same}; delete all but one")
-        if same:
-            return same[0]
+        if name.lower() in by_lower:
+            return by_lower[name.lower()]
 
     hint = next(filter(None, (did_you_mean(name, names) for name in wanted)), "")
     if what in ("caption", "image"):

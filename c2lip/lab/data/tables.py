@@ -14,6 +14,7 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,6 +98,7 @@ def _jsonl_rows(file):
 MAX_HEAD = 2**16  # bytes of the line with the columns' names
 
 
+@lru_cache(64)  # the rows of a table have mostly the same
 def _check_names(names, path):
     "Refuse a table with two columns of one name, letter case ignored: one of them alone would be read"
     for name, count in Counter(str(name or "").lower() for name in names).items():
@@ -107,7 +109,7 @@ def _check_names(names, path):
 def _parquet_rows(file, path):
     "The rows of a .parquet; refused where a small file would unpack to a large table"
     table = pyarrow.parquet.ParquetFile(file)
-    _check_names(table.schema_arrow.names, path)
+    _check_names(tuple(table.schema_arrow.names), path)
     rows = table.metadata.num_rows
     size = os.fstat(file.fileno()).st_size
     if rows > 64 * size:  # names in order under zstd have 17 rows a byte
@@ -124,7 +126,7 @@ def _text_rows(file, kind, path, skips):
     delimiter = max(f"{usual},\t;|", key=head.count)  # the usual one where there are as many of others
     text = io.TextIOWrapper(file, "utf-8-sig", newline="")
     rows = csv.DictReader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
-    _check_names(rows.fieldnames or (), path)
+    _check_names(tuple(rows.fieldnames or ()), path)
     for row in rows:
         if delimiter != usual:
             skips.unread[f"row with {delimiter!r} between its cells"] += 1
@@ -168,6 +170,7 @@ def table_rows(
                 elif None in row:  # where csv.DictReader puts what has no column
                     skips.add(where, "too many cells", f"without a column: {row[None]}")
                 else:
+                    _check_names(tuple(row), path)
                     yield where, row
     except UserError:
         raise

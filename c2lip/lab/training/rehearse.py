@@ -29,8 +29,8 @@ from ..evaluation.base import Request, suite_table
 from ..evaluation.published import layouts, published
 from ..evaluation.suites import READERS, embed_suites
 from .checkpoint import read_checkpoint
-from .config import Config, complete, reading
-from .launchers import check_run, launcher
+from .config import Checked, Config, check, reading
+from .launchers import check_run, launcher, launcher_settings
 from .log import read_log
 from .ranks import check_gpus
 from .run import likely_mistakes, set_up, train
@@ -54,8 +54,8 @@ def _check_device(run):
 
     for number in range(cfg.gpus if run.device.type == "cuda" else 0):
         free, total = torch.cuda.mem_get_info(number)
-        about = torch.cuda.get_device_properties(number)  # name, capability, memory
-        yield f"{about}, {free} bytes free"
+        about = torch.cuda.get_device_properties(number)
+        yield f"GPU {number}: {about.name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
         if free < 0.9 * total:
             raise UserError(f"GPU {number} is in use: end what holds its memory (nvidia-smi)")
         if about.major < 8 and cfg.precision != "float32":
@@ -99,7 +99,8 @@ def _check_base(run):
     figures = published(run.table)
     base = figures[(figures.model == "SigLIP") & figures.name.str.contains("average|mean")]
     if run.columns:
-        yield f"evaluate ViT-B-16-SigLIP:webli first: {dict(zip(base.suite, base.value))} ± 0.3, else layout is wrong"
+        rows = ", ".join(f"{suite} {value}" for suite, value in zip(base.suite, base.value))
+        yield f"evaluate ViT-B-16-SigLIP:webli first: {rows}, each ± 0.3, or else the layout is wrong"
 
 # %% ../../../nbs/6_training/12_rehearse.ipynb #3e298da7
 def _check_set_up(run):
@@ -117,7 +118,7 @@ def _check_set_up(run):
     records = run.setup.records
     run.total = round(max(1, len(places) / 3) * len(records))
     steps, _ = count_steps(range(run.total), cfg, cfg.gpus)
-    yield f"about {run.total} images, {steps} steps"
+    yield f"about {run.total:,} images, {steps:,} steps"
 
     towers = run.setup.towers
     yield from map(UserError, likely_mistakes(run.setup.cfg, steps, towers, records))
@@ -165,8 +166,8 @@ def _check_workers(run):
     waiting = 24 * run.cfg.workers * run.cfg.batch_size * math.prod(run.setup.towers.image_size)  # bytes
     free = shutil.disk_usage("/dev/shm").free if waiting else 0
     if waiting > free:
-        raise UserError(f"/dev/shm has {free} of {waiting} bytes: --shm-size of the container, or fewer workers")
-    yield f"{waiting} of {free} bytes of /dev/shm"
+        raise UserError(f"/dev/shm has {free:,} of {waiting:,} bytes: --shm-size of the container, or fewer workers")
+    yield f"the readers need {waiting:,} bytes of /dev/shm"
 
 
 def _check_vectors(run):
@@ -196,7 +197,8 @@ def _check_steps(run):
                 raise
             cfg.accumulate *= 2
 
-    yield f"{cfg.batch_size} images on {run.ranks} ranks, in {cfg.accumulate} parts: {run.log[-1]}"
+    total = run.log[-1]["total"]
+    yield f"{cfg.batch_size} images on {run.ranks} ranks, in {cfg.accumulate} parts: loss {total:.3g} after three"
     if cfg.accumulate > run.cfg.accumulate:
         raise UserError(f"more images than the memory holds: take -p accumulate {cfg.accumulate}")
 
@@ -209,7 +211,7 @@ def _check_disk(run):
     free = shutil.disk_usage(place).free
     if free < needed:
         raise UserError(f"{place} has {free:,} of {needed:,} bytes for checkpoints: give a run_dir on another disk")
-    yield f"{needed:,} of {free:,} bytes for checkpoints; one was written and read"
+    yield f"checkpoints: {needed / 1e9:.2f} of {free / 1e9:.1f} GB; one was written and read"
 
 
 def _plan(run):
@@ -217,7 +219,8 @@ def _plan(run):
     images = run.setup.cfg.batch_size * (last["step"] - first["step"])
     rate = images / (last["seconds"] - first["seconds"]) / run.ranks
     hours = run.cfg.epochs * run.total / rate / run.cfg.gpus / 3600
-    yield f"{last['memory_gb']} GB and {rate:.3g} images/s a rank: {run.cfg.epochs} epochs take {hours:.1f} hours"
+    memory = last["memory_gb"]
+    yield f"{memory:.1f} GB and {rate:.0f} images/s a rank: {run.cfg.epochs:g} epochs take {hours:.2g} hours"
 
 # %% ../../../nbs/6_training/12_rehearse.ipynb #544b7373
 REHEARSED = {
@@ -252,7 +255,7 @@ def rehearse(
     table: str = "C2LIP Table 5",  # whose columns are wanted
 ) -> Iterator[_Line]:  # as they are found
     "Check a run before it is paid, and plan it; raise `UserError` for settings that cannot be read"
-    settings = complete(settings)
+    settings = Checked(check(launcher_settings(launcher("train"), settings), settings))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         run = SimpleNamespace(settings=settings, cfg=Config.of(settings), home=Path(home), table=table, suites={})
         run.folder = project_root() / user_path(run.cfg.run_dir)
@@ -261,11 +264,11 @@ def rehearse(
         run.ranks = 1  # where there are fewer GPUs than ranks
         run.device = torch.device("cpu")
         run.setup = run.log = None
-        for name, check in REHEARSED.items():
+        for name, check_one in REHEARSED.items():
             found = []
             try:
                 with redirect_stdout(StringIO()):  # of training and of readers
-                    for text in check(run):
+                    for text in check_one(run):
                         found.append(text)
             except (UserError, OSError, RuntimeError) as e:
                 found.append(e)
