@@ -183,24 +183,25 @@ def test_launcher(path):
 # ---- the size of the house: thought is counted, not lines
 
 BUDGETS = {
-    "nodes of the library": 84_000,
-    "nodes of the tests": 48_000,
+    "nodes of the library": 88_000,
+    "nodes of the tests": 51_000,
     "nodes of the heart": 19_000,
-    "rooms that export": 82,
+    "rooms that export": 86,
     "rooms of the heart": 21,
     "lines of the largest room": 400,
-    "public functions and classes": 545,
+    "public functions and classes": 575,
     "parameters of train": 22,
     "parameters of all launchers": 115,
-    "words of notebooks": 52_000,
+    "words of notebooks": 54_000,
     "words of the README": 1_000,
     "words of the study": 2_800,
     "cells of the study": 35,
 }
 # Of these, five percent stay free: who finds less removes a capability that nobody uses, and folds no line.
 # 80,000 nodes were enough, with their slack, for the method, its benchmarks and its doors (75,939). On top came whole
-# capabilities: phrases of sentences, vectors for engines, a search, the rehearsal of a run. The heart's twenty-first
-# room and ten public names more are the score as vectors that a search engine serves. Their tests left four percent.
+# capabilities: phrases of sentences, vectors for engines, a search, the rehearsal of a run (79,800). The heart's
+# twenty-first room is the score as vectors that a search engine serves. The tests left four percent. A second rise
+# holds a world of cut-outs, probabilities of phrases, the plan of a run and checkpoints of other tools.
 SLACK = {"nodes of the library": 0.95, "nodes of the tests": 0.96, "words of notebooks": 0.95}
 DENSITY = {
     "nodes a statement": 8.5,
