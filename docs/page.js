@@ -668,6 +668,7 @@ const c2lip = (() => {
     choose(D.scenes[0]).then(() => { c2lip.ready = performance.now(); });
   }
 
-  return {D, start, tokenize, embed, view, map, scores, columns, paint, phrasesOf, swapped, ask, ranks, resized, choose, ready: 0, took: 0};
+  return {D, start, tokenize, embed, view, map, scores, columns, paint, phrasesOf, swapped, ask, ranks, resized, choose,
+    make, dot, load, pixelsOf, rgbOf, ready: 0, took: 0};
 })();
 c2lip.start();

@@ -1,12 +1,14 @@
-"""Writes the page that needs no kernel: one HTML file with two models, twenty scenes and the code that runs them.
+"""Writes the page that needs no kernel: one HTML file with two models, sixty scenes and the code that runs them.
 
 python docs/page.py FILE [BEFORE AFTER]     BEFORE and AFTER: names or folders of models made from the embedded base
 """
 
 import base64
 import io
+import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +24,10 @@ from c2lip.lab.attention.figures import add_outline
 from c2lip.lab.attention.maps import AMOUNT_COLOURS, CHANGE_COLOURS, MAP_KINDS
 from c2lip.lab.attention.questions import PHOTO_COLOURS, PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
 from c2lip.lab.evaluation.readouts import Readout
-from c2lip.lab.world.captions import caption_scene, name_thing
+from c2lip.lab.world.captions import caption_scene, change_things, name_thing
 from c2lip.lab.world.drawn import COLOURS, NOUNS, PATTERNS, SIZES, draw_scene, make_scene, object_mask
 from c2lip.lab.world.scenes import binding_scenes
+from c2lip.multivector import encode_texts
 from c2lip.towers import load
 
 HERE = Path(__file__).resolve().parent
@@ -50,6 +53,45 @@ def scenes() -> list[Exhibit]:
     return found
 
 
+SEARCHES = {  # a text → the two things that it names
+    "a red mug and a blue fish": (("mug", "red"), ("fish", "blue")),  # no model has seen a red mug
+    "a blue kite and a green tree": (("kite", "blue"), ("tree", "green")),
+}
+
+
+def searched() -> list[Exhibit]:
+    "Twenty scenes of three things for each search: six show both things, seven exchange their colours, seven show one"
+    found = []
+    for text, ((noun, colour), (other_noun, other_colour)) in SEARCHES.items():
+        first, second = {"noun": noun, "colour": colour}, {"noun": other_noun, "colour": other_colour}
+        both = [first, second]
+        exchanged = [first | {"colour": other_colour}, second | {"colour": colour}]
+        kinds = [both] * 6 + [exchanged] * 7 + [[first, {}]] * 4 + [[{}, second]] * 3
+
+        drawn = (make_scene("validation", text, number, count=3, contact=0.0) for number in itertools.count())
+        others = (scene for scene in drawn if not {noun, other_noun} & {thing.noun for thing in scene.things})
+        for changes, scene in zip(kinds, others):
+            changed = {thing: replace(thing, **change) for thing, change in zip(scene.things, changes)}
+            scene = change_things(scene, changed)
+            place = len(found) + 1
+            found.append(Exhibit(f"search {place}", draw_scene(scene), caption_scene(scene, "search", place), scene))
+    return found
+
+
+def _search(models):
+    "What the page's search holds"
+    listed = []
+    for exhibit in searched():
+        things = [dict(words=_words(thing)) for thing in exhibit.scene.things]
+        listed.append(dict(name=exhibit.name, caption=exhibit.caption, seen=_png(exhibit.image), things=things))
+    shares = [1 - float(np.linalg.norm(encode_texts(load(model), ["a mug"])[0][0, :-1])) for model in models]
+    return dict(scenes=listed, texts=[*SEARCHES], shares=shares)
+
+
+def _words(thing):
+    return [word for word in (thing.noun, thing.colour, thing.pattern, thing.size) if word]
+
+
 def _outline(thing, size=384):
     "The contour of a thing, transparent elsewhere"
     blank = np.full((size, size, 3), 0.5)
@@ -61,7 +103,7 @@ def _outline(thing, size=384):
 def _scene(exhibit):
     "A scene for the page: what the models see, what a reader sees, the words, the outlines"
     things = [
-        dict(words=[w for w in (t.noun, t.colour, t.pattern, t.size) if w], outline=_png(_outline(t)))
+        dict(words=_words(t), outline=_png(_outline(t)))
         for t in exhibit.scene.things
     ]
     return dict(
@@ -113,6 +155,7 @@ def data(before: str, after: str) -> dict:
         labels=MAP_KINDS,
         questions=[*QUESTIONS],
         readout=Readout().scale,
+        search=_search([before, after]),
     )
 
 
@@ -124,6 +167,7 @@ def write_page(file: Path, before: str = "base", after: str = ""):
         "STYLE": shipped("explorer.css").read_text(encoding="utf8"),
         "DATA": json.dumps(data(before, after or str(shipped("tuned"))), ensure_ascii=False).replace("<", "\\u003c"),
         "CODE": (HERE / "page.js").read_text(encoding="utf8"),
+        "SEARCH": (HERE / "search.js").read_text(encoding="utf8"),
     }
     for name, part in parts.items():
         text = text.replace(f"/*{name}*/", part)

@@ -19,6 +19,8 @@ from c2lip.lab.evaluation.embeddings import embed_images, embed_texts, embed_tok
 from c2lip.lab.evaluation.readouts import Readout
 from c2lip.lab.world.captions import caption_scene
 from c2lip.lab.world.drawn import draw_scene, make_scene
+from c2lip.multivector import encode_images, encode_texts, maxsim
+from c2lip.towers import load
 
 sys.path.insert(0, str(ROOT / "docs"))
 import build  # noqa: E402
@@ -200,3 +202,39 @@ def test_the_page_answers_as_the_notebook_does(tmp_path):
                 assert node["name"]["value"].strip(), node
         page.set_input_files("#own", tmp_path / "maps.html")
         page.locator("#status", has_text="the image cannot be opened").wait_for()
+
+
+FOUND = """() => ['by-vt', 'by-phrases'].map(list =>
+    [...document.querySelectorAll(`#${list} li`)].map(e => [e.title, e.querySelector('b').textContent, e.className]))"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_the_page_searches_as_multivector_does(tmp_path):
+    "Both orders of sixty scenes, by both models; the right ones are marked; narrow pages hold them"
+    import page as writer
+
+    writer.write_page(tmp_path / "maps.html")
+    scenes = [*writer.scenes(), *writer.searched()]
+    named = {name: {(thing.noun, thing.colour) for thing in scene.scene.things} for name, scene in enumerate(scenes)}
+    with opened(f"file://{tmp_path}/maps.html") as page:
+        page.wait_for_function("c2lip.ready > 0")
+        page.fill("#query", " ")
+        page.press("#query", "Enter")
+        page.locator("#found-status", has_text="the search is empty").wait_for()
+        asked = 0
+        for model, name in reversed([*enumerate(("base", "tuned"))]):
+            towers = load(name)
+            images = encode_images(towers, [scene.image for scene in scenes])
+            for text, pairs in writer.SEARCHES.items():
+                page.fill("#query", text)
+                page.click(f"#search-models button:nth-child({model + 1})")
+                asked += 1
+                page.locator(f"#found[data-asked='{asked}']").wait_for(state="attached")
+                for share, hits in zip((0, None), page.evaluate(FOUND), strict=True):
+                    scores = maxsim(encode_texts(towers, [text], share), images)[0]
+                    best = np.argsort(-scores)[:10]
+                    assert [found for found, *_ in hits] == [scenes[i].name for i in best]
+                    close([float(value.replace("−", "-")) for _, value, _ in hits], scores[best], 6e-4)
+                    assert [kind == "right" for *_, kind in hits] == [named[i] >= {*pairs} for i in best]
+        page.set_viewport_size(dict(width=400, height=900))
+        assert page.evaluate("document.documentElement.scrollWidth") == 400

@@ -1,0 +1,75 @@
+// Search: sixty scenes in the order of v·t, and in that of the score of phrases, by one of the page's models.
+'use strict';
+const search = (() => {
+  const {D, make, dot, phrasesOf, embed, view, map, load, pixelsOf, rgbOf} = c2lip;
+  const at = id => document.getElementById(id), scenes = [...D.scenes, ...D.search.scenes];
+  const SIDE = 96, FIRST = 10, seen = [[], []], now = {model: 1, asked: 0};
+  const say = text => { at('found-status').textContent = text; };
+  const pause = () => new Promise(done => setTimeout(done));
+
+  async function encoded(m) { // what model m sees in every scene; when it is first asked
+    for (const [i, scene] of scenes.entries()) {
+      if (seen[m][i]) continue;
+      seen[m][i] = view(m, rgbOf(pixelsOf(await load(`data:image/png;base64,${scene.seen}`), SIDE)));
+      say(`${D.names[m]} reads scene ${i + 1} of ${scenes.length}`);
+      await pause();
+    }
+    return seen[m];
+  }
+
+  function partsOf(text) { // its phrases; the text itself where it has none
+    const phrases = phrasesOf(text);
+    return phrases.length ? phrases : [text];
+  }
+
+  function scored(m, text, image) { // v·t, and the score of phrases as c2lip.multivector's MaxSim has it
+    const whole = dot(embed(m, text), image.image), phrases = partsOf(text), share = D.search.shares[m];
+    const best = phrases.map(phrase => Math.max(...map(image, embed(m, phrase), {kind: 'similarity'})));
+    return [whole, (1 - share) * whole + share * best.reduce((a, b) => a + b) / phrases.length];
+  }
+
+  const known = [...D.words.nouns, ...D.words.colours, ...D.words.others];
+  function missing(scene, text) { // the phrases that name nothing in a scene
+    return partsOf(text).filter(phrase => {
+      const words = phrase.toLowerCase().split(/\W+/).filter(word => known.includes(word));
+      return !words.length || !scene.things.some(thing => words.every(word => thing.words.includes(word)));
+    });
+  }
+
+  function hit(i, score, text) {
+    const scene = scenes[i], lacks = missing(scene, text).map(p => `no ${p.replace(/^(an?|the|one|another) /i, '')}`);
+    const image = make('img', {src: `data:image/png;base64,${scene.seen}`, alt: scene.caption});
+    const words = make('span', {textContent: lacks.join(', ') || '✓'}), value = score.toFixed(3).replace('-', '−');
+    return make('li', {className: lacks.length ? '' : 'right', title: scene.name}, image, make('b', {textContent: value}), words);
+  }
+
+  async function find(text) {
+    text = text.split(/\s+/).filter(Boolean).join(' ');
+    if (!text) return say('the search is empty; type a few words such as: a red mug and a blue fish');
+    at('query').value = text;
+    const m = now.model, asked = ++now.asked, images = await encoded(m);
+    if (asked != now.asked) return; // something else is looked for by now
+    const all = images.map(image => scored(m, text, image));
+    const right = scenes.filter(scene => !missing(scene, text).length).length, counts = [];
+    ['by-vt', 'by-phrases'].forEach((list, k) => {
+      const order = all.map((_, i) => i).sort((a, b) => all[b][k] - all[a][k]).slice(0, FIRST);
+      at(list).replaceChildren(...order.map(i => hit(i, all[i][k], text)));
+      counts.push(at(list).querySelectorAll('.right').length);
+    });
+    const found = `v·t has ${counts[0]} among its ten best, the phrases ${counts[1]}`;
+    say(`${D.names[m]}: ${right ? `of ${right} scenes that show it, ${found}` : 'no scene shows it'}`);
+    at('found').dataset.asked = asked;
+  }
+
+  const chip = (text, act) => make('button', {type: 'button', className: 'chip', textContent: text, onclick: act});
+  function start() {
+    const models = D.names.map((name, m) => chip(name, () => { now.model = m; mark(); find(at('query').value); }));
+    const mark = () => models.forEach((e, m) => e.setAttribute('aria-pressed', m == now.model));
+    at('search-models').append(...models);
+    at('search-examples').append(...D.search.texts.map(text => chip(text, () => find(text))));
+    at('search-form').onsubmit = e => { e.preventDefault(); find(at('query').value); };
+    mark();
+  }
+  return {start, scenes};
+})();
+search.start();
