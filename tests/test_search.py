@@ -1,5 +1,6 @@
 """An index of images: killed, changed, damaged, and searched in two steps as in one."""
 
+import re
 import sys
 
 from c2lip.lab.attention.search import ImageIndex, index_images
@@ -14,6 +15,8 @@ MISTAKES = {
     "search mug --index images": "images cannot be searched (there is no file",
     "search \t": "the search is empty",
     "search mug -n 0": "must be a number from 1 to 1000",
+    "search mug --html page.png": "a file that ends in .html, not to",
+    "search mug --html nowhere/page.html": "cannot be written (No such file",
 }
 
 
@@ -23,7 +26,7 @@ def found(place):
 
 def draw(images, numbers):
     for number in numbers:
-        save_scene(numbered_scene("test", number), images / f"{number:02d} é.png")
+        save_scene(numbered_scene("test", number), images / f"{number:02d} <é>.png")
 
 
 def test_an_index_goes_on_and_follows_its_folder(tmp_path, run):
@@ -55,12 +58,20 @@ search.index_images("images", os.path.abspath("index"), block=4)
 
 
 def test_the_commands(tmp_path, monkeypatch, capsys):
-    "A table of 80 columns; a mistake is one line"
+    "A table of 80 columns, a page that needs no other file; a mistake is one line"
     monkeypatch.chdir(tmp_path)
     draw(tmp_path / "images", range(12))
     assert main(["index", "images"]) == main(["search", "a red mug and a blue fish"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert max(map(len, shown[1:12])) <= 80 and "of 12 images in" in shown[-1]
+    assert main(["search", "a <red> mug", "--html", "page.html", "-n", "4"]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert set(re.findall('src="(.{22})', page)) == {"data:image/png;base64,"} and "http" not in page
+    assert page.count("&lt;é&gt;.png") >= 8 and not re.search("<é|<red", page)
     for words, message in MISTAKES.items():
         assert main(words.split(" ")) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]
+    for image in (tmp_path / "images").iterdir():
+        image.unlink()
+    assert main(["search", "mug", "--html", "gone.html"]) == 2 and not (tmp_path / "gone.html").exists()
+    assert ".png cannot be shown, missing file" in capsys.readouterr().err

@@ -234,17 +234,20 @@ def _add_search(p):
     add("query", metavar="TEXT", help="what is looked for, such as: a red mug and a blue fish")
     add("--index", dest="place", default="search-index", metavar="PLACE", help="its folder (default: search-index)")
     add("-n", dest="count", type=int, default=10, metavar="N", help="images to show (default: 10)")
+    add("--html", metavar="FILE", help="a page to write as well, of the images and the maps of the phrases")
 
 
-def _search(query, place, count):
-    from c2lip.lab.attention.search import ImageIndex
+def _search(query, place, count, html):
+    from c2lip.lab.attention.search import ImageIndex, search_page
 
     index = ImageIndex(_absolute(place))
     hits = index.search(query, count)
+    if html:
+        search_page(index, query, hits, _absolute(html))
     hits.insert(0, "rank", hits.index + 1)
     cells = hits.round({"score": 3}).astype("string")
     _print_table([list(cells), *cells.values.tolist()])
-    print(f"\nof {len(index.rows):,} images in {index.folder}")
+    print(f"\nof {len(index.rows):,} images in {index.folder}" + f"; written: {html}" * bool(html))
 
 # %% ../../../nbs/dev/01_command.ipynb #199e3640
 def _add_list(p):
