@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 import time
 
@@ -9,11 +10,15 @@ import open_clip
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
+from small_models import small_siglip
 from writing import Canary
 
-from c2lip.core import UserError
-from c2lip.towers import load, origin, resolve, save
+from c2lip.core import UserError, seeded
+from c2lip.lab.dev.command import main
+from c2lip.towers import convert, load, origin, resolve, save
 from c2lip.towers.folders import base_folder
+from c2lip.towers.transformers import to_hugging_face
 
 OPENAI, HALF = (0.48145466, 0.4578275, 0.40821073), (0.5, 0.5, 0.5)
 SIGLIP = [  # name, pixels, vocabulary, repository of the weights, of the tokenizer
@@ -173,3 +178,112 @@ def test_an_absent_hub_is_asked_once(monkeypatch):
     with pytest.raises(UserError, match="the hub does not answer"):
         load("hf-hub:somebody/model")
     assert len(asked) == 1
+
+
+# ---- files of other tools
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    "Kind → a model with random weights, its release, its folder of transformers, and a model that it was tuned from"
+    home = tmp_path_factory.mktemp("others")
+    made = {}
+    for kind, towers in {"clip": load("base_clip"), "siglip": small_siglip()}.items():
+        before = save(towers, home / f"{kind}-before")
+        with seeded(1), torch.no_grad():
+            for weight in towers.model.parameters():
+                weight.add_(0.02 * torch.randn_like(weight))
+        to_hugging_face(towers, home / f"{kind}-transformers")
+        weights = safetensors.torch.load_file(home / f"{kind}-transformers" / "model.safetensors")
+        made[kind] = (towers.model, save(towers, home / kind), weights, before)
+    return made
+
+
+def traced(model, path):
+    "An archive of OpenAI's form: the code of the model beside its weights"
+    inputs = (torch.zeros(1, 3, 96, 96), torch.ones(1, 48, dtype=torch.long))
+    torch.jit.trace(model, inputs, check_trace=False, strict=False).save(path)
+
+
+def renamed(state, before):
+    return {f"{before}{name}": weight for name, weight in state.items()}
+
+
+FORMS = {  # file → what it holds of a state, or writes with the model
+    "trainer.pt": lambda s: {
+        "epoch": 3,
+        "state_dict": renamed(s, "module."),
+        "optimizer": {"state": {0: {"exp_avg": s["logit_scale"]}}},
+    },
+    "bare.pth": lambda s: s,
+    "compiled.bin": lambda s: {"model": renamed(s, "_orig_mod."), "args": {"lr": 1e-5}},
+    "ema.pt": lambda s: {"state_dict": {n: 2 * w for n, w in s.items()}, "state_dict_ema": renamed(s, "module.")},
+    "lora.pt": lambda s: {
+        n.replace("c_fc.", "c_fc.base_layer."): w for n, w in renamed(s, "base_model.model.").items()
+    },
+    "old.pt": lambda s: {n.removeprefix("" if "logit_bias" in s else "text."): w for n, w in s.items()},
+    "lightning.ckpt": lambda s: {"state_dict": renamed(s, "model.clip.")},
+    "plain.safetensors": lambda s: s,
+    "visual.pt": lambda s: {"model": {n: w for n, w in s.items() if n.startswith("visual.")}},
+    "wrapped.safetensors": lambda s: renamed(s, "model."),
+}
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize("form", [*FORMS, "openai.pt", "transformers.bin", "transformers.safetensors"])
+def test_a_file_of_another_tool_is_what_it_was(form, kind, others, tmp_path):
+    "Its release gives the embeddings that open_clip's own load of the model gives, bit by bit"
+    model, folder, transformers, before = others[kind]
+    state = model.state_dict()
+    path = tmp_path / form
+    if form == "openai.pt":
+        traced(model, path)
+    else:
+        content = transformers if "transformers" in form else FORMS[form](state)
+        write = safetensors.torch.save_file if path.suffix == ".safetensors" else torch.save
+        write(content, path)
+    release = convert(path, tmp_path / "release", str(before), "ema" if form == "ema.pt" else "")
+
+    stock, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{release}")
+    image = prepare(Image.linear_gradient("L").convert("RGB"))[None]
+    ids = open_clip.get_tokenizer(f"local-dir:{release}")(["a red mug", "a blue fish"])
+    same = open_clip.create_model(f"local-dir:{folder}")
+    texts = open_clip.create_model(f"local-dir:{before if form == 'visual.pt' else folder}")
+    with torch.no_grad():
+        assert torch.equal(stock.eval().encode_image(image), same.eval().encode_image(image))
+        assert torch.equal(stock.encode_text(ids), texts.eval().encode_text(ids))
+
+
+def test_an_activation_comes_with_the_tag(named, tmp_path):
+    torch.save(named(dict(resize_mode="shortest")).model.state_dict(), tmp_path / "w.pt")
+    for quick in (True, False):
+        tuned_from = named(dict(quick_gelu=quick, resize_mode="shortest"))
+        assert has_quick_gelu(load(convert(tmp_path / "w.pt", tmp_path / str(quick), tuned_from.name))) == quick
+
+
+REFUSED = {  # what is saved of a state → what the one line says
+    "code": (
+        lambda s, mark: {"state_dict": s, "hook": Canary(mark)},
+        "not converted: more than weights .*io.open., which is never run",
+    ),
+    "missing": (lambda s, _: {n: w for n, w in s.items() if n != "text.ln_final.bias"}, "Missing.*text.ln_final.bias"),
+    "missing of an image tower": (
+        lambda s, _: {n: w for n, w in s.items() if n[:7] == "visual." and n != "visual.proj"},
+        'Missing key.*"proj"',
+    ),
+    "another size": (lambda s, _: s | {"visual.proj": torch.zeros(3, 64)}, "size mismatch for visual.proj"),
+    "LoRA": (lambda s, _: s | {"visual.lora_A.weight": torch.zeros(3)}, "not merged: .*merge_and_unload"),
+    "two models": (lambda s, _: {"model": s, "ema": s}, "several models, (ema|model).*name one"),
+    "another model": (lambda s, _: {"encoder.w": torch.zeros(3)}, "no weight has a name .*encoder.w"),
+    "not finite": (lambda s, _: s | {"logit_scale": torch.tensor(float("nan"))}, "not finite, in logit_scale"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_file_that_is_refused(fault, tmp_path, capsys):
+    make, says = REFUSED[fault]
+    torch.save(make(load("base_clip").model.state_dict(), tmp_path / "opened"), tmp_path / "w.pt")
+    assert main(["convert", str(tmp_path / "w.pt"), str(tmp_path / "made"), "--model", "base_clip"]) == 2
+    told = capsys.readouterr().err
+    assert re.search(says, told) and told.count("\n") == 1, told
+    assert not (tmp_path / "opened").exists() and not (tmp_path / "made").exists()

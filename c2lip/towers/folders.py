@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EMBEDDED', 'RELEASED', 'base_folder', 'model_home', 'quiet_loading', 'digest', 'release_record', 'release_folder',
-           'check_finite', 'load_folder']
+           'own_names', 'check_finite', 'load_folder']
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #097b8b70
 import hashlib
@@ -66,7 +66,7 @@ def quiet_loading():
         logger.setLevel(level)
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #2a4373d5
-_CONVERT = "where you trust it, load it with open_clip and save it with safetensors.torch.save_file"
+_CONVERT = "c2lip convert reads its weights, and runs nothing"
 _CONFIG = "open_clip_config.json"
 _WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "model.safetensors")
 "The weights that open_clip reads from a folder, the first one found"
@@ -243,12 +243,15 @@ def _shapes_of(file):
     return shapes
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #4caabb4e
-def _converted(model, shapes):
-    "Weights without numbers, of these shapes, under the model's own names"
+def own_names(
+    model: Any,  # of open_clip
+    state: dict[str, torch.Tensor],  # name → weight
+) -> dict[str, torch.Tensor]:
+    "Weights of an open_clip model under the names that this one has for them"
     from open_clip.convert import convert_state_dict
     from open_clip.model import convert_to_custom_text_state_dict
 
-    weights = convert_state_dict(model, {name: torch.empty(shape) for name, shape in shapes.items()})
+    weights = convert_state_dict(model, state)
     if "positional_embedding" in weights and not hasattr(model, "positional_embedding"):
         weights = convert_to_custom_text_state_dict(weights)
     weights.pop("text.transformer.embeddings.position_ids", None)  # transformers wrote it once, open_clip drops it
@@ -268,7 +271,8 @@ def _check_weights(folder):
     refuse_prefix(shapes, file)
     with torch.device("meta"):
         model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, device="meta")
-        model.load_state_dict(_converted(model, shapes))
+        empty = {name: torch.empty(shape) for name, shape in shapes.items()}
+        model.load_state_dict(own_names(model, empty))
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #fa4b8d6c
 def check_finite(

@@ -196,7 +196,7 @@ def _from_hub(what, name, repo):
         constants.HF_HUB_OFFLINE = offline
 
 # %% ../../nbs/1_method/11_towers.ipynb #ddfb92c8
-def _load_named(name):
+def _load_named(name, weights):
     "(model, tokenizer, model_cfg) of an open_clip name, from the cache, the hub, or with random weights"
     import open_clip
 
@@ -212,7 +212,7 @@ def _load_named(name):
     with _from_hub("the weights", full_name, spec.weights):
         model: Any = open_clip.create_model(
             spec.model,
-            pretrained=spec.tag if trained else None,
+            pretrained=spec.tag if trained and weights else None,
             force_quick_gelu=spec.config.get("quick_gelu", False),
             force_preprocess_cfg=spec.preprocess,
             weights_only=True,
@@ -239,7 +239,7 @@ def _folder_of(name, known):
     return None
 
 
-def _load_parts(name, check):
+def _load_parts(name, check, weights):
     "(model, tokenizer, model_cfg) of anything that `load` takes"
     import open_clip
 
@@ -247,7 +247,7 @@ def _load_parts(name, check):
         return load_folder(_repository(name), check)
     folder = _folder_of(name, _model_name(name) in open_clip.list_models())
     if folder is None:
-        return _load_named(name)
+        return _load_named(name, weights)
     return load_folder(release_folder(folder), check)
 
 # %% ../../nbs/1_method/11_towers.ipynb #948f633b
@@ -255,6 +255,7 @@ def load(
     name: str | Path = "base",  # base, base_clip, tuned, a folder, a name[:tag] of open_clip, hf-hub:owner/name
     device: torch.device | str = "cpu",  # where the model goes
     check: bool = True,  # that the files of a folder are those of its record
+    weights: bool = True,  # False: of an open_clip name the layers alone, untrained
 ) -> Towers:  # in evaluation mode
     """Load a model with its own tokenizer and preprocessing.
 
@@ -269,6 +270,7 @@ def load(
         "hf-hub:owner/name": a repository of the hub in one of the forms of a folder.
     device : where the model goes.
     check : compare the files of a folder with the SHA-256 of its record.json.
+    weights : False for the layers, activation, preprocessing and tokenizer of an open_clip name without its weights.
 
     Returns
     -------
@@ -289,7 +291,7 @@ def load(
     (2, 64)
     """
     name = str(name)
-    model, tokenizer, config = _load_parts(name, check)
+    model, tokenizer, config = _load_parts(name, check, weights)
     from open_clip import get_model_preprocess_cfg
 
     preprocess_cfg = deepcopy(get_model_preprocess_cfg(model))
