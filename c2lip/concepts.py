@@ -247,6 +247,12 @@ def phrase_number(
 
 
 _TRIMMED = re.compile(r"(?:[^\W_]|[#$]).*(?:[^\W_]|[.%°])", re.S)  # two characters or more
+_FILE = re.compile(
+    r"\S+\.(?:jpe?g|png|gif|webp|tiff?|bmp|heic|raw|cr2|nef|pdf|svg|mp4|mov)"
+    r"|(?:img|dscn?|dscf?|pxl|vid|screen ?shot)[-_ ]?\d[-\w.]*|f/[\d.]+|iso(?: \d+)?",
+    re.I,
+)
+"A file's name or a camera's setting, which nothing in an image is"
 
 
 def _places(doc, text, candidates):
@@ -279,7 +285,7 @@ def phrases_of(
         number = phrase_number(phrase.text)
         if rules.drop_repeats and number in seen:
             continue
-        if any(map(str.isalpha, phrase.text)):
+        if any(map(str.isalpha, phrase.text)) and not _FILE.fullmatch(phrase.text):
             seen.add(number)
             found.append(phrase)
     return found[: rules.max_phrases or None]

@@ -264,12 +264,13 @@ class PhraseCollate:
 # %% ../nbs/1_method/18_own_loop.ipynb #4d98285e
 def _samples(images, captions, phrases):
     "A sample for each image; the number of each must agree"
-    if not isinstance(images, Tensor) or images.ndim != 4 or not len(images) or not images.is_floating_point():
+    is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.shape[1] == 3 and len(images)
+    if not is_batch or not images.is_floating_point():
         found = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else short(images)
         raise UserError(f"the images are {found}: give (B,3,H,W), preprocessed, of floating point, at least one")
     for what, values in (("captions", captions), ("lists of phrases", phrases)):
-        if len(values) != len(images):
-            raise UserError(f"there are {len(images)} images and {len(values)} {what}; each image has one")
+        if not hasattr(values, "__len__") or len(values) != len(images):
+            raise UserError(f"there are {len(images)} images, but {what} {short(values)}; each image has one")
 
     samples = []
     for i, (image, caption, of_caption) in enumerate(zip(images, captions, phrases)):

@@ -91,6 +91,7 @@ def _load(source):
     tokenizer: Any = nlp.tokenizer
     infixes = [*(nlp.Defaults.infixes or ()), _BETWEEN_WORDS.pattern]
     tokenizer.infix_finditer = compile_infix_regex(infixes).finditer
+    tokenizer.add_special_case("'n'", [{"ORTH": "'n'", "NORM": "and"}])  # rock 'n' roll
     is_address = tokenizer.url_match
     tokenizer.url_match = is_address and (lambda word: None if _TWO_WORDS.fullmatch(word) else is_address(word))
 
@@ -100,7 +101,9 @@ def _load(source):
     return nlp
 
 # %% ../nbs/1_method/05_trees.ipynb #359190d0
-_HYPHENATED = re.compile(r"[^\W_]+(?:[-‐‑][^\W_]+)+")
+_IN_NAMES = "|".join(WORD_LISTS["in_names"])
+_WHOLE = re.compile(rf"[^\W_]+(?:[-‐‑][^\W_]+)+|\b[A-Z]\w+(?: (?:{_IN_NAMES}))+ [A-Z]\w+")
+"Hyphenated words, and names such as *Casa del Mar*"
 _ARTICLE = re.compile(r"(?<![-‐‑\w])(?:an?|the)\s+$", re.I)
 
 
@@ -109,8 +112,8 @@ def whole_words(
     text: str,  # the caption
     articles: bool = True,  # whether a phrase takes the article before such a word
 ) -> list[tuple[int, int]]:  # in order; those that such a word joins are one
-    "Places of which none begins or ends inside a hyphenated word"
-    words = [match.span() for match in _HYPHENATED.finditer(text)]
+    "Places of which none begins or ends inside a hyphenated word or a name"
+    words = [match.span() for match in _WHOLE.finditer(text)]
     if not words:
         return [*places]
     whole = []
@@ -212,6 +215,8 @@ class _FirstWord(_Columns):
             if arc not in MODIFIES or head == i or self.words[i] in BRACKETS or self.words[i] > SIGNS:
                 return False
             if arc == "case" and self.words[i] not in POSSESSIVE:
+                return False
+            if self.words[i] == "#" and not self.words[min(i + 1, noun)].isdigit():  # "#sunset #beach"
                 return False
             if head == noun:
                 return arc != "conj"

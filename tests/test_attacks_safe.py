@@ -1,10 +1,15 @@
 """What an attack on an older version found: each ends in one clear line, and nothing is lost."""
 
+import ast
 import json
+import multiprocessing
 import os
 import pickle
+import re
 import resource
 import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +25,7 @@ from writing import Canary, encoded, write_tar
 
 from c2lip.concepts import canonical_caption, load_pipeline
 from c2lip.core import UserError
-from c2lip.core.files import parse_yaml, shipped
+from c2lip.core.files import parse_yaml, shipped, whole
 from c2lip.lab.attention.explorer import Explorer
 from c2lip.lab.data.images import BadImage, open_image
 from c2lip.lab.data.prepare import prepare
@@ -437,6 +442,64 @@ def test_names_that_are_no_text(tmp_path):
     assert (counts, records[0].caption) == ({"name is not UTF-8": 1}, "a red mug")
     other = table(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")))
     refused(lambda: read(other, tmp_path), "name is not UTF-8")
+
+
+def write_whole(folder, name, start):
+    start.wait()
+    for _ in range(30):
+        with whole(folder, "mark.json", "by") as stage:
+            for file in "abcd":
+                (stage / file).write_text(name)
+            (stage / "mark.json").write_text(json.dumps({"by": name}))
+
+
+def test_three_writers_at_once(tmp_path):
+    "Each writes all files of a folder again and again: none fails, and in the end all are of one"
+    fork = multiprocessing.get_context("fork")
+    start = fork.Barrier(3)
+    writers = [fork.Process(target=write_whole, args=(tmp_path, name, start)) for name in ("x", "y", "z")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    [of_mark] = json.loads((tmp_path / "mark.json").read_text()).values()
+    assert {(tmp_path / file).read_text() for file in "abcd"} == {of_mark}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*"abcd", "mark.json"]
+
+
+WITHOUT_ASSERTS = """
+import sys
+from c2lip.core import UserError
+from c2lip.lab.attention.explorer import Explorer
+from c2lip.lab.training.run import train
+out = sys.argv[1]
+run = dict(images=16, batch_size=8, epochs=1, warmup=0, threads=1, device="cpu", evaluate_every=0, log_every=1)
+train(run, out + "/run")
+shown = Explorer([out + "/run/model"])
+shown.save(out + "/maps")
+acts = [lambda: train({**run, "lr": -1}, out + "/b"), lambda: train(run, out + "/run"), lambda: shown.save("nbs")]
+for act in acts:
+    try:
+        act()
+    except UserError as e:
+        print(e)
+assert 0
+"""
+
+
+@pytest.mark.timeout(400)  # without its bytecode, all that is imported is compiled
+def test_no_check_is_an_assert(tmp_path):
+    "Each tells a type checker that a value is there; python -O trains, explores and refuses as ever"
+    files = (ROOT / "c2lip").rglob("*.py")
+    asserts = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Assert)]
+    assert asserts and all(re.fullmatch(r"(\w[\w.]* is not None( and )?)+", ast.unparse(a.test)) for a in asserts)
+
+    line = [sys.executable, "-c", WITHOUT_ASSERTS, str(tmp_path)]
+    done = subprocess.run(line, env=os.environ | {"PYTHONOPTIMIZE": "1"}, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(words in done.stdout for words in ("lr", "holds a run", "belongs to the workbook")), done.stdout
+    assert len([*tmp_path.glob("maps/maps.*")]) == 4 and (tmp_path / "run" / "metrics.jsonl").read_text().count("loss")
 
 
 def test_names_that_look_like_patterns(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import shutil
 import struct
 import warnings
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -31,23 +32,25 @@ from c2lip.core import UserError
 from c2lip.core.files import shipped
 from c2lip.lab.attention.controls import read_selection
 from c2lip.lab.attention.explorer import Explorer
+from c2lip.lab.attention.search import ImageIndex, index_images
 from c2lip.lab.data.images import NOT_READ, BadImage, open_image
 from c2lip.lab.data.prepare import prepare
 from c2lip.lab.data.records import Skips
 from c2lip.lab.data.shards import index_captions
 from c2lip.lab.data.sources import find_source, open_data
 from c2lip.lab.dev.command import main
+from c2lip.lab.evaluation.readouts import own_scores
 from c2lip.lab.evaluation.suites import read_folder
 from c2lip.lab.training.checkpoint import disk_errors, load_checkpoint, save_checkpoint
 from c2lip.lab.training.config import Config, check, read_settings
 from c2lip.lab.training.launch import check_run, failure
 from c2lip.lab.training.launchers import read_parameters
 from c2lip.lab.training.log import read_log
-from c2lip.lab.training.run import train
+from c2lip.lab.training.run import likely_mistakes, train, trained_images
 from c2lip.lab.training.runs import list_runs
 from c2lip.lab.training.step import parameter_groups
 from c2lip.methods.c2lip import c2lip
-from c2lip.towers import load, save
+from c2lip.towers import add_results, load, save
 from c2lip.towers.folders import RELEASED, base_folder
 from c2lip.towers.transformers import to_hugging_face
 
@@ -365,6 +368,46 @@ def release(dice, folder):
 
 
 @cache
+def described(home):
+    "What is described by a JSON file beside it: the file → what reads it"
+    data, out, index, model = (home / f"of_{name}" for name in ("data", "out", "index", "model"))
+    data.mkdir()
+    put_small_images(data)
+    write_rows(data / "captions.csv", ROWS)
+    prepare(str(data), out, progress=False)
+    index_images(data, index, "base")
+    settings = {"data": str(data), "hold_back": 0.2}
+    results = [dict(on="x", columns=["a"], rows=[[1]])]
+    towers = load(save(load("base"), model, {"settings": settings, "results": results}))
+    zeros = [[0.0] * 14]
+    head = dict(words=["on"], prior=[0.0], mean=zeros[0][:13], std=zeros[0][:13], hidden=zeros, out=[[0.0, 0.0]])
+    parts = dict(readout={"mixture": 0.5}, weight=0.5, head=head, spread=[1.0] * 3)
+    (model / "parts.json").write_text(json.dumps(parts))
+    (data / "coco.json").write_text(json.dumps(dict(images=[dict(id=1, file_name="i0.png")], annotations=[])))
+    cfg = replace(Config.of({"data": str(out), "lr": 1e-3}), phrase_rules={"max_phrases": 16})
+    records, table = open_data(data), pd.DataFrame({"a": [1.0]})
+    return {
+        model / "record.json": lambda: (trained_images(str(model), str(data)), add_results(model, table, "y")),
+        model / "open_clip_config.json": lambda: add_results(model, table, "y"),
+        model / "parts.json": lambda: own_scores(towers),
+        out / "part-00000.json": lambda: prepare(str(data), out, progress=False),
+        out / "manifest.json": lambda: list(likely_mistakes(cfg, 5, towers, records)),
+        index / "c2lip-index.json": lambda: ImageIndex(index).search("a red mug"),
+        data / "coco.json": lambda: find_source(data / "coco.json").records(Skips(1)),
+    }
+
+
+def forms(dice, folder):
+    file, read = dice.choice([*described(folder.parent).items()])
+    held = file.read_bytes()
+    file.write_text(json.dumps(twisted(json.loads(held), dice)))
+    try:
+        read()
+    finally:
+        file.write_bytes(held)
+
+
+@cache
 def benchmark_files(home):
     folder = write_examples(home / "examples") or home / "examples"
     return folder, [path for path in sorted(folder.rglob("*.json*")) if path.is_file()]
@@ -509,15 +552,25 @@ def output_places(dice, folder):
         theirs.write_bytes(dice.choice(MINE))
     before = everything(folder)
 
-    spelt = dice.choice([f"{target}/", f"{target}/../target", f"{folder}//target", f"{folder}/link"])
+    gone = f"{folder}/gone/../target"
+    spelt = dice.choice([f"{target}/", f"{target}/../target", f"{folder}//target", f"{folder}/link", gone])
     with pytest.raises(UserError, match=re.escape(theirs.name)):
         writer(spelt)
     after = everything(folder)
     assert {path: after.get(path) for path in before} == before
 
 
-KINDS = {papermill_line: 80, settings_of_a_run: 40, rules_of_a_run: 60, table: 80, data_folder: 50, shards: 50}
+KINDS = {
+    forms: 50,
+    papermill_line: 80,
+    settings_of_a_run: 40,
+    rules_of_a_run: 60,
+    table: 80,
+    data_folder: 50,
+    shards: 50,
+}
 KINDS |= {
+    forms: 50,
     output_places: 28,
     layout: 60,
     names_in_shards: 60,
@@ -545,6 +598,13 @@ def state():
     return kept
 
 
+PYTHON = re.compile(
+    r"' object |object is not|has no attribute|not subscriptable|unhashable|unsupported operand|not supported between"
+    r"|indices must be|expected str|missing \d+ required|unexpected keyword|not a mapping|cannot unpack|<class '"
+)
+"What Python says of a value of another type: no words for a user"
+
+
 def fault(kind, number, folder):
     "What is wrong with a case; empty where nothing is"
     shown = io.StringIO()
@@ -556,6 +616,8 @@ def fault(kind, number, folder):
         message = str(e)
         if not message or not message.isprintable() or len(message) > 2000:
             return f"the message {message[:300]!r}"
+        if PYTHON.search(message):
+            return f"Python's words: {message[:300]!r}"
     except BaseException as e:  # a SystemExit too
         end = e.__traceback__
         while end.tb_next:
@@ -584,5 +646,6 @@ def test_fuzz(kind, tmp_path, monkeypatch):
         shutil.rmtree(folder)
     after = state()
     assert before == after, {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    assert {path.name for path in tmp_path.iterdir()} <= {"cache", "examples", "siglip"}
+    kept = {path.name for path in tmp_path.iterdir() if not path.name.startswith("of_")}
+    assert kept <= {"cache", "examples", "siglip"}
     assert not faults, "\n" + "\n".join(f"{name}: {what}" for name, what in list(faults.items())[:40])

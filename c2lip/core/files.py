@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CACHE_WAY', 'MAX_TEXT', 'project_of', 'project_root', 'is_utf8', 'user_path', 'check_exists', 'output_place',
            'run_folder', 'shipped', 'cache_folder', 'regular', 'replacing', 'settle', 'write_json', 'read_text',
-           'parse_json', 'read_json', 'read_by_key', 'json_object', 'parse_yaml', 'read_yaml', 'disk_errors', 'whole',
-           'folder_digest', 'markdown_text', 'markdown_table', 'sole_writer']
+           'parse_json', 'read_json', 'form_errors', 'json_object', 'parse_yaml', 'read_yaml', 'sole_writer',
+           'disk_errors', 'whole', 'folder_digest', 'markdown_text', 'markdown_table']
 
 # %% ../../nbs/1_method/02_files.ipynb #1f897a56
 import errno
@@ -78,7 +78,11 @@ def check_exists(
     "Raise `UserError` where nothing lies at a path, with the name beside it that is most like it"
     if not os.path.exists(path):  # where Path.exists raises for a name too long
         beside = os.listdir(path.parent) if os.path.isdir(path.parent) else []
-        raise UserError(f"there is no {what} at {path}{did_you_mean(path.name, beside)}")
+        way = did_you_mean(path.name, beside)
+        here = Path.cwd() / os.path.relpath(path, project_root())
+        if os.path.exists(here):
+            way = f": paths start at the project; give {here}"
+        raise UserError(f"there is no {what} at {path}{way}")
 
 
 def output_place(
@@ -89,6 +93,7 @@ def output_place(
         raise UserError(f"the folder {path} is not named in UTF-8: choose another one")
     place = project_root() / user_path(path)
     root, real = project_of(place), place.resolve()
+    place = real if ".." in place.parts else place  # of a folder that is not there yet it leads elsewhere
     if root is None or any(real.is_relative_to(root / "data" / name) for name in ("cache", "results")):
         return place
     if real == root or any(real.is_relative_to(root / name) for name in _SOURCES):
@@ -168,7 +173,8 @@ def replacing(
 def settle(folder: Path | str):  # existing or not
     "Move what a killed `whole` had finished into its place"
     for file in Path(folder, ".whole").glob("*"):
-        file.replace(Path(folder, file.name))
+        with suppress(FileNotFoundError):  # another process moves it too
+            file.replace(Path(folder, file.name))
 
 
 def write_json(
@@ -222,20 +228,23 @@ def read_json(
         raise UserError(f"{path} is not valid JSON: {e}") from None
 
 
-def read_by_key(
-    path: str,  # a JSON file of the user's, {key: value}; "": none
-    convert: Callable,  # value → what is kept of it; a value that it cannot read is an error
-    form: str,  # of a value, for the message
-) -> dict:
-    "What a user's file says of keys; `UserError` that names the first wrong one"
-    values = read_json(user_path(path)) if path else {}
-    key = ""
+_OF_FORM = (TypeError, AttributeError, LookupError, ArithmeticError, ValueError, AssertionError)
+
+
+@contextmanager
+def form_errors(
+    file: Path | str,  # that was read
+    form: str,  # what it should hold
+):
+    "Inside, what Python says of a value that is missing or of another type becomes a `UserError` with the file's form"
     try:
-        for key, value in values.items():
-            values[key] = convert(value)
-    except (TypeError, KeyError, ValueError, AttributeError):
-        raise UserError(f"{path} is wrong at {short(key)}; expected an object, key → {form}") from None
-    return values
+        yield
+    except Exception as e:
+        field = re.search(r"for field ('\w+')", str(e))  # by transformers
+        if isinstance(e, UserError) or not (field or isinstance(e, _OF_FORM)):
+            raise
+        wrong = f"lacks {e}" if isinstance(e, KeyError) else "holds a value that does not fit"
+        raise UserError(f"{file} {wrong}{f' at {field[1]}' if field else ''}; expected {form}") from None
 
 # %% ../../nbs/1_method/02_files.ipynb #eefea50a
 def json_object(
@@ -281,6 +290,30 @@ def read_yaml(
     "Read YAML; a broken or missing file is a `UserError` that names it"
     return parse_yaml(read_text(path), path)
 
+# %% ../../nbs/1_method/02_files.ipynb #8b7d1194
+@contextmanager
+def sole_writer(
+    folder: Path | str,  # made if missing
+    busy: str,  # what to say where another process holds it
+    patience: float = 30.0,  # seconds to wait for a process that is just ending
+    name: str = "lock",  # of the file in it
+):
+    "Hold a folder, as far as its file system has locks; raise `UserError` where another process holds it"
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    # a file that merely exists, filelock's way out where there are no locks, would outlive a killed run;
+    # a singleton may be held several times in a process
+    lock = FileLock(Path(folder).resolve() / name, poll_interval=0.2, fallback_to_soft=False, is_singleton=True)
+    try:
+        lock.acquire(timeout=patience)
+    except Timeout:
+        raise UserError(busy) from None
+    except (OSError, NotImplementedError):
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        lock.release()
+
 # %% ../../nbs/1_method/02_files.ipynb #6570cdd9
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
@@ -320,9 +353,10 @@ def whole(
             theirs = [name for name in sorted(os.listdir(stage)) if os.path.lexists(folder / name)]
             if theirs and not set(keys) <= json_object(folder / mark).keys():
                 raise UserError(f"{folder} holds {theirs[0]}, which is not written over: choose another folder")
-            os.rename(stage, folder / ".whole")
-            settle(folder)
-            os.rename(folder / ".whole", stage)
+            with sole_writer(tempfile.gettempdir(), "another process moves files for too long", name="c2lip.lock"):
+                os.rename(stage, folder / ".whole")
+                settle(folder)
+                os.rename(folder / ".whole", stage)
 
 # %% ../../nbs/1_method/02_files.ipynb #dd28b381
 def folder_digest(
@@ -353,27 +387,3 @@ def markdown_table(
     "A table in Markdown"
     lines = [head, ["---"] * len(list(head)), *rows]
     return "\n".join(f"| {' | '.join(map(markdown_text, line))} |" for line in lines)
-
-# %% ../../nbs/1_method/02_files.ipynb #8b7d1194
-@contextmanager
-def sole_writer(
-    folder: Path | str,  # made if missing
-    busy: str,  # what to say where another process holds it
-    patience: float = 30.0,  # seconds to wait for a process that is just ending
-    name: str = "lock",  # of the file in it
-):
-    "Hold a folder, as far as its file system has locks; raise `UserError` where another process holds it"
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    # a file that merely exists, filelock's way out where there are no locks, would outlive a killed run;
-    # a singleton may be held several times in a process
-    lock = FileLock(Path(folder).resolve() / name, poll_interval=0.2, fallback_to_soft=False, is_singleton=True)
-    try:
-        lock.acquire(timeout=patience)
-    except Timeout:
-        raise UserError(busy) from None
-    except (OSError, NotImplementedError):
-        pass  # a file system without locks
-    try:
-        yield
-    finally:
-        lock.release()

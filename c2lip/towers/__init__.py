@@ -26,6 +26,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from ..core import UserError, one_line
 from c2lip.core.files import (
+    form_errors,
     markdown_table,
     markdown_text,
     project_root,
@@ -36,7 +37,16 @@ from c2lip.core.files import (
     write_json,
 )
 from .architectures import translate
-from .folders import EMBEDDED, RELEASED, base_folder, check_finite, digest, model_home, own_names
+from c2lip.towers.folders import (
+    EMBEDDED,
+    RELEASED,
+    base_folder,
+    check_finite,
+    digest,
+    model_home,
+    own_names,
+    release_record,
+)
 from .foreign import fill_views
 from .towers import Towers, has_bias, is_clip_tower, is_siglip_tower, load, resolve  # noqa: F401
 from .transformers import expressible, save_tokenizer
@@ -132,7 +142,7 @@ def _front_matter(record, family):
         pipeline_tag="zero-shot-image-classification",
         license="unknown",
         base_model=base_model,
-        tags=list(dict.fromkeys([family, method, "vision-language"])),
+        tags=list(dict.fromkeys(map(markdown_text, [family, method, "vision-language"]))),
     )
     return card.to_yaml()
 
@@ -192,7 +202,8 @@ def _write_release(towers, folder, record):
             "sha256": digest(stage),
         }
         write_json(stage / "record.json", known)
-        _write_card(known, config, folder, stage)
+        with form_errors("the record", "settings, versions and interpolation that are objects, results as tables"):
+            _write_card(known, config, folder, stage)
 
 # %% ../../nbs/1_method/14_release.ipynb #2bf46379
 def save(
@@ -366,15 +377,16 @@ def add_results(
 ) -> str:  # the new text of README.md
     "Put a table of results into the record of a release and into its card; the same `on` replaces the older table"
     folder = Path(folder)
-    record = read_json(folder / "record.json")
+    record = release_record(folder)
     shown = [column for column in table.columns if not str(column).startswith(("ties", "nan"))]
     table = table[shown]
     values: Any = table.astype(object)
     values = values.where(table.notna(), None)  # JSON has no NaN
     part = {"on": on, "columns": [str(column) for column in shown], "rows": values.values.tolist()}
 
-    others = [older for older in record.get("results", []) if older["on"] != on]
-    known = {**record, "results": [*others, part]}
-    with whole(folder, "record.json") as stage:
-        write_json(stage / "record.json", known)
-        return _write_card(known, read_json(folder / RELEASED[1]), folder, stage)
+    with form_errors(f"record.json or {RELEASED[1]} in {folder}", "what save wrote"):
+        others = [older for older in record.get("results", []) if older["on"] != on]
+        known = {**record, "results": [*others, part]}
+        with whole(folder, "record.json") as stage:
+            write_json(stage / "record.json", known)
+            return _write_card(known, read_json(folder / RELEASED[1]), folder, stage)

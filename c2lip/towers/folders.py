@@ -7,6 +7,7 @@ __all__ = ['EMBEDDED', 'RELEASED', 'base_folder', 'model_home', 'quiet_loading',
            'own_names', 'check_finite', 'load_folder']
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #097b8b70
+import functools
 import hashlib
 import logging
 import warnings
@@ -18,7 +19,7 @@ import torch
 from safetensors import safe_open
 
 from ..core import Range, UserError, one_line, short
-from ..core.files import check_exists, project_root, read_json, regular, settle, shipped, user_path
+from ..core.files import check_exists, form_errors, project_root, read_json, regular, settle, shipped, user_path
 from .architectures import side_of
 from c2lip.towers.foreign import (
     check_tokenizer,
@@ -108,12 +109,17 @@ def release_record(
     return {}
 
 
+@functools.lru_cache  # once in a process, which may load a folder often
+def _say_unrecorded(folder):
+    print(f"{folder} has no record.json: whether its files are as they were released is not known", flush=True)
+
+
 def _check_digests(folder):
     "Raise `UserError` where the files of a release are not those that its record was written with"
     record = release_record(folder)
     if not record and not _is_foreign(folder):  # a folder of transformers has none
-        print(f"{folder} has no record.json: whether its files are as they were released is not known", flush=True)
-    digests = {**record.get("files", {}), _WEIGHTS[0]: record.get("sha256")}
+        _say_unrecorded(folder)
+    digests = {**(record.get("files") or {}), _WEIGHTS[0]: record.get("sha256")}
     for name in RELEASED:
         recorded = digests.get(name)
         if recorded and not ((folder / name).is_file() and digest(folder, name) == recorded):
@@ -225,7 +231,8 @@ def _read_config(folder):
     if not file.exists():
         raise UserError(f"{folder} is no release folder: it holds no {_CONFIG}, and no config.json of transformers")
     refuse_code(folder)
-    cfg = foreign_config(folder) if _is_foreign(folder) else read_json(file)
+    with form_errors(file, "a configuration of SiglipModel or CLIPModel"):
+        cfg = foreign_config(folder) if _is_foreign(folder) else read_json(file)
     _check_schema(file, cfg)
     return cfg
 
@@ -272,7 +279,10 @@ def _check_weights(folder):
     with torch.device("meta"):
         model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, device="meta")
         empty = {name: torch.empty(shape) for name, shape in shapes.items()}
-        model.load_state_dict(own_names(model, empty))
+        try:
+            model.load_state_dict(own_names(model, empty))
+        except RuntimeError as e:
+            raise UserError(f"{file} does not fit {_CONFIG} beside it: {one_line(e, 400)}") from None
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #fa4b8d6c
 def check_finite(
@@ -297,11 +307,12 @@ def _load_parts(folder, cfg):
     else:
         tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
 
-    if _is_foreign(folder):
-        model = load_foreign(folder, cfg)
-    else:
-        _check_weights(folder)
-        model = open_clip.create_model(f"local-dir:{folder}", require_pretrained=True, weights_only=True)
+    with form_errors(f"the configuration in {folder}", "the description of a model that open_clip builds"):
+        if _is_foreign(folder):
+            model = load_foreign(folder, cfg)
+        else:
+            _check_weights(folder)
+            model = open_clip.create_model(f"local-dir:{folder}", require_pretrained=True, weights_only=True)
     check_tokenizer(tokenizer, model, text_cfg, folder)
 
     check_finite({**model.state_dict(), "exp(logit_scale)": model.logit_scale.exp()}, folder)

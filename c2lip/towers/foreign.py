@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..core import UserError, short
-from ..core.files import read_json, regular
+from ..core.files import form_errors, json_object, read_json, regular
 from .architectures import translate
 
 # %% ../../nbs/1_method/09_foreign_models.ipynb #f0e10008
@@ -141,7 +141,7 @@ def _text_part(config, folder):
     "open_clip's text_cfg"
     text = config.text_config
     file = folder / "tokenizer_config.json"
-    kind = str(read_json(file).get("tokenizer_class")) if file.exists() else ""
+    kind = str(json_object(file).get("tokenizer_class"))
     cleaning = next((how for start, how in _CLEANING.items() if kind.startswith(start)), "whitespace")
     part = _tower(text) | {
         "heads": text.num_attention_heads,
@@ -187,7 +187,8 @@ def foreign_config(
         "vision_cfg": vision_cfg | {"image_size": vision.image_size},
         "text_cfg": _text_part(config, folder),
     }
-    return {"model_cfg": model_cfg, "preprocess_cfg": _preprocess_config(folder, vision.image_size)}
+    with form_errors(folder / "preprocessor_config.json", "an image processor of transformers"):
+        return {"model_cfg": model_cfg, "preprocess_cfg": _preprocess_config(folder, vision.image_size)}
 
 # %% ../../nbs/1_method/09_foreign_models.ipynb #f0e1000d
 def _check_config(theirs, ours):
@@ -239,7 +240,8 @@ def _weights_files(folder):
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").exists() or not index.exists():
         return ["model.safetensors"]
-    return sorted({Path(name).name for name in read_json(index)["weight_map"].values()})
+    with form_errors(index, "an object, weight_map: name → file"):
+        return sorted({Path(name).name for name in read_json(index)["weight_map"].values()})
 
 
 @torch.no_grad()
@@ -336,8 +338,11 @@ def read_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     refuse_code(folder)
-    options = _tokenizer_options(folder / "tokenizer_config.json")
-    plain = _tokenizer_of(folder / "tokenizer.json", text_cfg.get("vocab_size", 10**9))
+    with form_errors(folder / "tokenizer.json", "a tokenizer of the library tokenizers"):
+        plain = _tokenizer_of(folder / "tokenizer.json", text_cfg.get("vocab_size", 10**9))
+    with form_errors(folder / "tokenizer_config.json", "an object; the marks of a text are texts"):
+        options = _tokenizer_options(folder / "tokenizer_config.json")
+        inner = PreTrainedTokenizerFast(tokenizer_object=plain, clean_up_tokenization_spaces=False, **options)
     cleaning = text_cfg.get("tokenizer_kwargs") or {}
 
     tokenizer = HFTokenizer.__new__(HFTokenizer)  # its constructor lets transformers choose the class
@@ -345,7 +350,7 @@ def read_tokenizer(
     tokenizer.context_length = text_cfg.get("context_length", 77)
     tokenizer.clean_fn = get_clean_fn(cleaning.get("clean", "whitespace"))
     tokenizer.strip_sep_token = cleaning.get("strip_sep_token", False)
-    tokenizer.tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, clean_up_tokenization_spaces=False, **options)
+    tokenizer.tokenizer = inner
     return tokenizer
 
 # %% ../../nbs/1_method/09_foreign_models.ipynb #105d1237

@@ -240,8 +240,9 @@ def maps_figure(
         if shown.columns:
             grid[-1, 0].set_axis_off()
 
-        layout.execute(page)  # the page is too high: what is not needed is taken off
-        height = page.get_tightbbox().height + 0.12
+        with page.plainly():
+            layout.execute(page)  # the page is too high: what is not needed is taken off
+            height = page.get_tightbbox().height + 0.12
         page.supxlabel(shown.note, x=0.01, ha="left", fontsize=8, color="#6b6b70")
         page.set_figheight(height + 0.17 * len(shown.note.splitlines()))
     return page

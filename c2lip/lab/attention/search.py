@@ -19,6 +19,7 @@ from ...concepts import noun_phrases_many
 from ...core import Range, UserError, pick_device
 from c2lip.core.files import (
     disk_errors,
+    form_errors,
     json_object,
     output_place,
     read_json,
@@ -96,7 +97,7 @@ def index_images(
     towers = load(model)
     towers.model.to(pick_device())
     made = origin(towers) | {"model": towers.name, "folder": str(folder)}
-    if json_object(place / _MADE) not in ({}, made):
+    if os.path.lexists(place / _MADE) and json_object(place / _MADE) != made:
         raise UserError(f"{place} is an index of another folder, or by other weights: choose another place (--out)")
 
     with disk_errors(place), sole_writer(place, f"{place} is written by another process now"):
@@ -131,15 +132,16 @@ class ImageIndex:
         "Raise `UserError` where there is no index, where it is damaged, or where its model has changed"
         place = output_place(place)
         try:
-            made = read_json(place / _MADE)
-            self.folder = made["folder"]
-            blocks = [np.load(file, "r") for file in place.glob(_BLOCKS)]
-            self.rows = [row for block in blocks for row in block]
-            self.v = np.concatenate([block["v"] for block in blocks])
-            self.towers = load(made["model"])
-            if not origin(self.towers).items() <= made.items():
-                raise ValueError(f"{made['model']} has other weights now")
-        except (OSError, LookupError, TypeError, ValueError) as e:
+            with form_errors(place, "what c2lip index wrote"):
+                made = read_json(place / _MADE)
+                self.folder = Path(made["folder"])
+                blocks = [np.load(file, "r") for file in place.glob(_BLOCKS)]
+                self.rows = [row for block in blocks for row in block]
+                self.v = np.concatenate([block["v"] for block in blocks])
+                self.towers = load(made["model"])
+                if not origin(self.towers).items() <= made.items():
+                    raise UserError(f"{made['model']} has other weights now")
+        except (OSError, UserError) as e:
             raise UserError(f"{place} cannot be searched ({e}): delete it, and make it by c2lip index") from None
 
     def search(

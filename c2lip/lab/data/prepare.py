@@ -24,6 +24,7 @@ from ...core import Outcomes, UserError, in_workers, one_line
 from c2lip.core.files import (
     disk_errors,
     folder_digest,
+    form_errors,
     json_object,
     output_place,
     project_root,
@@ -160,7 +161,7 @@ def _prepare_parts(work, notes, parts, workers, ray, progress):
 PARTS_FORMAT = 8  # changes with what a part holds: older parts are made again
 PATIENCE = 10.0  # seconds to wait for another prepare that is just ending
 MARK = "prepare.json"  # says that files of these names are ours
-OURS = (MARK, "captions.*", "manifest.json", "join.*", "part-*")  # names of what is written
+OURS = (f"{MARK}*", "captions.*", "manifest.json*", "join.*", "part-*")  # names of what is written; * finds dead links
 
 
 def _check(source, folder, captions):
@@ -188,9 +189,11 @@ def _total(targets):
     total = Counter()
     skipped = Counter()
     for target in targets:
-        counts = read_json(target.with_suffix(".json"))["counts"]
-        skipped.update(counts.pop("skipped"))
-        total.update(counts)
+        note = target.with_suffix(".json")
+        with form_errors(note, "counts, which are numbers; delete it, and the part is made again"):
+            counts = read_json(note)["counts"]
+            skipped.update(counts.pop("skipped"))
+            total.update(counts)
     return total, skipped
 
 

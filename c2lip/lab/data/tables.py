@@ -22,7 +22,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ...core import UserError
-from ...core.files import parse_json, regular, replacing
+from ...core.files import form_errors, parse_json, regular, replacing
 from .images import MAX_MEMBER, TarPart, left_out, part_of
 from c2lip.lab.data.records import (
     IMAGE_NAMES,
@@ -78,7 +78,8 @@ def _json_rows(file, path):
     "The rows of a .json"
     rows = parse_json(file.read())
     if isinstance(rows, dict) and isinstance(rows.get("images"), list):
-        return list(_coco_rows(rows))
+        with form_errors(path, "COCO's captions, or Karpathy's: lists of objects, names of files that are texts"):
+            return list(_coco_rows(rows))
     if not isinstance(rows, list):
         raise UserError(f"{path}: a .json table is a list of objects, or a file of COCO's captions")
     return rows

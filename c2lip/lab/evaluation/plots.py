@@ -10,6 +10,7 @@ import io
 import itertools
 import math
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +35,20 @@ class Page(Figure):
 
     shown_dpi = 110
 
-    def draw(self, renderer):
-        "Texts are drawn as they are, $ is a dollar; letters that the font lacks are boxes, and nothing warns of them"
+    @contextmanager
+    def plainly(self):
+        "Inside, texts are as they are, $ is a dollar; letters that the font lacks are boxes, and nothing warns of them"
         logarithmic = [axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis) if axis.get_scale() == "log"]
         powers = {label for axis in logarithmic for label in axis.get_ticklabels(which="both")}
         for text in self.findobj(Text):
             text.set_parse_math(text in powers)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")
+            yield
+
+    def draw(self, renderer):
+        "As a figure, `plainly`"
+        with self.plainly():
             super().draw(renderer)
 
     def _repr_png_(self):

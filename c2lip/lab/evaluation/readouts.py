@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...concepts import noun_phrases_many
 from ...core import UserError
-from ...core.files import json_object, write_json
+from ...core.files import form_errors, read_json, write_json
 from .base import Scorer
 from .embeddings import embed_texts, embed_tokens
 from .relations import Head, Relation, fit_head, pair_features, relations_many
@@ -347,12 +347,10 @@ def _own_parts(
     file = next((place / _FILE for place in (folder, folder / "model") if (place / _FILE).is_file()), None)
     if file is None:
         return None
-    content = json_object(file)
-    try:
+    with form_errors(file, "the parts of a score; fit them again, or delete it"):
+        content = read_json(file)
         head = Head(**content["head"])
         return Parts(Readout(**content["readout"]), float(content["weight"]), head, list(content["spread"]))
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{file} does not hold the parts of a score; fit them again, or delete it") from None
 
 
 def own_scores(

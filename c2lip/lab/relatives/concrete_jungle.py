@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from ...core import UserError
-from ...core.files import read_by_key, shipped, user_path
-from .edits import foreign, of_number, swap_spans, tag_words
+from ...core.files import shipped, user_path
+from .edits import foreign, of_number, read_by_key, swap_spans, tag_words
 from ..world.captions import edit_scene, world_scene
 from ..world.drawn import draw_scene
 from ...losses import scaled_cosines

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WORD_KINDS', 'ALL_KINDS', 'Word', 'read_once', 'tag_words', 'swap_spans', 'word_bag', 'swap_across', 'swap_within',
-           'foreign', 'of_number', 'edit_captions']
+           'foreign', 'of_number', 'edit_captions', 'read_by_key']
 
 # %% ../../../nbs/3_relatives/02_edits.ipynb #e2055225
 import random
@@ -17,7 +17,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ...concepts import load_pipeline
-from ...core import Phrase
+from ...core import Phrase, UserError, short
+from ...core.files import read_json, user_path
 
 # %% ../../../nbs/3_relatives/02_edits.ipynb #de8a3e7c
 class Word(NamedTuple):
@@ -292,3 +293,19 @@ def edit_captions(
         replace_or_add = {"replace": _replace_within, "add": _add_within}[way]
         edit = partial(replace_or_add, offers=_offers(captions, phrases), chance=chance, kinds=kinds)
     return [edit(caption, of_caption) for caption, of_caption in zip(captions, phrases)]
+
+# %% ../../../nbs/3_relatives/02_edits.ipynb #466c37bc
+def read_by_key(
+    path: str,  # a JSON file of the user's, {key: value}; "": none
+    convert: Callable,  # value → what is kept of it; a value that it cannot read is an error
+    form: str,  # of a value, for the message
+) -> dict:
+    "What a user's file says of keys; `UserError` that names the first wrong one"
+    values = read_json(user_path(path)) if path else {}
+    key = ""
+    try:
+        for key, value in values.items():
+            values[key] = convert(value)
+    except (TypeError, KeyError, ValueError, AttributeError):
+        raise UserError(f"{path} is wrong at {short(key)}; expected an object, key → {form}") from None
+    return values

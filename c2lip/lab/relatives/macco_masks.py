@@ -17,9 +17,8 @@ import torch
 
 from ...concepts import Rules, load_pipeline, phrases_of
 from ...core import Phrase
-from ...core.files import read_by_key
 from ...encoding import text_ends
-from .edits import read_once
+from .edits import read_by_key, read_once
 from ..world.captions import world_scene
 from ...methods import caption_view, print_once, step_generator
 from ...spans import token_spans

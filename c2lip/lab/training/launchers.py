@@ -205,7 +205,7 @@ def check_run(
     run_dir = settings["run_dir"]
     folder = (root_of(notebook) or Path.cwd()) / user_path(run_dir)
     if run_dir:
-        output_place(folder)
+        folder = output_place(folder)
     for check_one in CHECKS[-1:] if name == "explore" else CHECKS:  # which writes beside runs, and has names for them
         check_one(name, folder, settings)
     return settings

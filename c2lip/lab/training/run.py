@@ -22,6 +22,7 @@ import torch.distributed as dist
 from ...concepts import make_rules
 from ...core import UserError, pick_device, print_anything, seed_everything
 from c2lip.core.files import (
+    form_errors,
     json_object,
     project_root,
     read_json,
@@ -126,18 +127,20 @@ def likely_mistakes(
             "give captions that name things, such as 'a red mug beside a blue fish'"
         )
 
-    manifest = json_object(project_root() / user_path(cfg.data) / "manifest.json")  # of what `prepare` wrote
-    prepared = cfg.phrase_rules | manifest.get("rules", {})
-    for name, rule in cfg.phrase_rules.items():
-        if name != "none" and prepared[name] != rule:  # the caption in place of no phrase is put there at the opening
-            yield (
-                f"{cfg.data} was prepared with {name} {prepared[name]}; phrase_rules asks for {name} {rule}; "
-                "prepare it again with these rules"
-            )
+    file = project_root() / user_path(cfg.data) / "manifest.json"  # of what `prepare` wrote
+    manifest = json_object(file)
+    with form_errors(file, "what prepare wrote"):
+        prepared = cfg.phrase_rules | manifest.get("rules", {})
+        for name, rule in cfg.phrase_rules.items():
+            if name != "none" and prepared[name] != rule:  # the caption in place of no phrase is put there later
+                yield (
+                    f"{cfg.data} was prepared with {name} {prepared[name]}; phrase_rules asks for {name} {rule}; "
+                    "prepare it again with these rules"
+                )
 
-    joined = manifest.get("joined", {})
-    if joined.get("images_without_row", 0) > manifest.get("captions", 0):
-        yield f"most images have no row in {joined['table']}: is it the table of these shards?"
+        joined = manifest.get("joined", {})
+        if joined.get("images_without_row", 0) > manifest.get("captions", 0):
+            yield f"most images have no row in {joined['table']}: is it the table of these shards?"
 
     if kind_of_model(towers) == "embedded" and not records.drawn:
         yield (
