@@ -27,7 +27,7 @@ define environment
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install heart train test quick outside lab app notebooks outputs site exercises solved clean
+.PHONY: help install heart train test quick outside lab app notebooks outputs site pictures exercises solved clean
 
 help:             ## say what can be made
 	@sed -n 's/^\([a-z]*\): *[^#]*## */  make \1	/p' $(MAKEFILE_LIST)
@@ -90,6 +90,10 @@ $(SITE): $(STAMP) docs/requirements.txt
 	@$(BIN)/python -m venv --clear --without-pip $(VENV)/site
 	@$(BIN)/python docs/install.py $(VENV)/site/bin/python -r docs/requirements.txt
 	@touch $@
+
+pictures: $(STAMP) ## README's moving picture and a preview for links, of the page (needs Chromium)
+	@$(BIN)/python docs/page.py $(VENV)/page.html
+	@$(BIN)/python docs/pictures.py $(VENV)/page.html
 
 exercises: $(STAMP) ## rooms without bodies, for you to fill in (FOLDER=my_exercises)
 	@$(BIN)/python docs/exercises.py make $(FOLDER)

@@ -29,7 +29,7 @@ from reference import reference_pages
 
 HERE = Path(__file__).resolve().parent
 NBS = ROOT / "nbs"
-PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "docs/cards.md", "docs/glossary.md")  # of the project, which are pages of the site
+PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "docs/cards.md", "docs/glossary.md")  # pages of the site too
 LAUNCHERS = "train evaluate explore prepare ablation compare interpolate walkthrough study benchmark pretrain".split()
 
 
@@ -39,9 +39,6 @@ class Site:
     def __init__(self, source: Path, only: tuple[str, ...] = ()):  # `only`: chapters; none: all of them
         self.source, self.dead, self.links = source, [], 0
         self.chapters = [chapter for chapter in chapters() if not only or chapter in only]
-        # the tour, where there is one, is the first page; the index, which is README.md, then has a page of its own
-        tour = (NBS / "tour.ipynb").exists()
-        self.renamed = {"tour.ipynb": "index.ipynb", "index.ipynb": "readme.ipynb"} if tour else {}
 
     def write(self, place: str, text: str):
         path = self.source / place
@@ -56,15 +53,18 @@ class Site:
                 return f"{inner}/index.md" if inner in self.chapters else None
             if inner.partition("/")[0] in {*chapters()} - {*self.chapters}:
                 return None
-            return self.renamed.get(inner, inner)
-        return target.name if target in (HERE / "try.md", *(ROOT / page for page in PAGES)) else None
+            return "readme.ipynb" if inner == "index.ipynb" else inner  # docs/index.md is the first page
+        return target.name if target in (HERE / "index.md", *(ROOT / page for page in PAGES)) else None
 
     def moved(self, text: str, home: Path, door: bool = False) -> str:
         "Markdown of a file in `home`, with links that count from its place in the site"
         here = Path(self.place_of(home / "x.ipynb") or "x").parent
+        pattern = r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)"
 
         def move(found):
             label, link = found.groups()
+            if label.startswith("[!"):  # an image that is a link
+                label = re.sub(pattern, move, label[1:-1]).join("[]")
             if re.match(r"[a-z]+:|#", link):
                 return found.group(0)
             file, mark, anchor = link.partition("#")
@@ -85,7 +85,6 @@ class Site:
             return f"{label}({os.path.relpath(place, here)}{mark}{anchor})"
 
         parts = re.split(r"(```.*?```|`[^`\n]*`)", text, flags=re.S)
-        pattern = r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)"
         return "".join(p if p.startswith("`") else re.sub(pattern, move, p) for p in parts)
 
     def notebook(self, path: Path):
@@ -187,20 +186,16 @@ def write_source(source: Path, only: tuple[str, ...] = ()) -> Site:
         site.write(path.name, site.moved(path.read_text(encoding="utf8"), path.parent))
     for place, text in reference_pages(ROOT / "c2lip", site.chapters).items():
         site.write(place, text)
-    start = ["readme"] * bool(site.renamed) + ["Try it here <try>"]
-    site.write("try.md", site.moved((HERE / "try.md").read_text(encoding="utf8"), HERE))
     pages = [name for name in LAUNCHERS if name in launchers]
     pages += sorted(set(launchers) - {*LAUNCHERS, "index", "tour"})
     contents = [
-        toctree(start, ":hidden:\n:caption: Start"),
+        toctree(["readme", "tour"], ":hidden:\n:caption: Start"),
         toctree([f"{chapter}/index" for chapter in site.chapters], ":hidden:\n:caption: Chapters"),
         toctree(pages, ":hidden:\n:caption: Launchers and study"),
         toctree(["glossary", "reference/index", "cards", "CONTRIBUTING", "CHANGELOG"], ":hidden:\n:caption: Reference"),
     ]
-    first = json.loads((source / "index.ipynb").read_text(encoding="utf8"))
-    cell = {"cell_type": "markdown", "id": "contents", "metadata": {}, "source": "\n\n".join(contents)}
-    first["cells"].append(cell)
-    site.write("index.ipynb", json.dumps(first))
+    first = site.moved((HERE / "index.md").read_text(encoding="utf8"), HERE)
+    site.write("index.md", "\n\n".join([first, *contents]))
     return site
 
 

@@ -450,10 +450,10 @@ const c2lip = (() => {
     at('status').className = wrong ? 'c2lip-wrong' : '';
   }
 
-  function captioned(caption) { // the phrases on show stay where the caption has them all
-    const found = phrasesOf(caption), kept = now.phrases.length && now.phrases.every(p => found.includes(p));
+  function captioned(caption, typed = []) { // the phrases on show stay where the caption has them all, or they were typed
+    const found = phrasesOf(caption), kept = now.phrases.filter(p => found.includes(p) || typed.includes(p));
     at('caption').value = caption;
-    show(kept ? now.phrases : found.slice(0, 1));
+    show(kept.length && kept.length == now.phrases.length ? kept : found.slice(0, 1));
   }
 
   async function choose(scene) {
@@ -463,7 +463,16 @@ const c2lip = (() => {
     const rgb = rgbOf(pixelsOf(seen, SIDE));
     now.seen = [view(0, rgb), view(1, rgb)];
     for (const b of at('scenes').children) b.setAttribute('aria-pressed', b.title == scene.name);
+    c2lip.scene.opened(scene, now.shown);
     captioned(scene.caption);
+  }
+
+  function arranged(scene, shown, rgb, outlines, moving) { // of the reader's own; while a thing moves the captions alone are asked
+    const before = phrasesOf(at('caption').value);
+    Object.assign(now, {scene, shown, outlines, seen: [view(0, rgb), view(1, rgb)]});
+    for (const b of at('scenes').children) b.setAttribute('aria-pressed', false);
+    if (moving) captionScores();
+    else captioned(scene.caption, now.phrases.filter(p => !before.includes(p)));
   }
 
   async function own(file) {
@@ -481,6 +490,7 @@ const c2lip = (() => {
       Object.assign(now, {scene: {name: file.name, caption: '', things: []}, outlines: [], shown: pixelsOf(canvas, SHOWN)});
       now.seen = [view(0, rgb), view(1, rgb)];
       for (const b of at('scenes').children) b.setAttribute('aria-pressed', false);
+      c2lip.scene.opened(now.scene, now.shown);
       captioned('');
     } catch (e) {
       say(`${file.name} cannot be shown: ${e.message}; choose a PNG or a JPEG`, true);
@@ -536,27 +546,39 @@ const c2lip = (() => {
       make('div', {className: 'c2lip-panels'}, first, ...maps));
   }
 
-  function captionScores() { // a table: the caption and its swap, by both models and both scores
-    const caption = at('caption').value.trim(), other = caption && swapped(caption);
-    at('scores').replaceChildren();
-    if (!caption) return;
-    const table = make('table', {}, make('caption', {textContent: `Which sentence fits the image? v̂·c at β = ${D.readout}, the mean of its phrases`}));
-    const head = ['', ...D.names.flatMap(name => [`${name}, v·t`, `${name}, v̂·c`])];
-    table.append(make('thead', {}, make('tr', {}, ...head.map(text => make('th', {scope: 'col', textContent: text})))));
-    const rows = [caption, ...(other ? [other] : [])].map(text => [text, ...[0, 1].flatMap(m => {
+  function captionScores() { // the caption and its swap, by both models and both scores; the swap is false of the page's scenes
+    const caption = at('caption').value.trim(), other = caption && swapped(caption), texts = [caption, other].filter(Boolean);
+    const rows = texts.map(text => [0, 1].flatMap(m => {
       const read = phrasesOf(text).map(p => scores(now.seen[m], embed(m, p), D.readout)[1]);
       return [dot(embed(m, text), now.seen[m].image), read.length ? read.reduce((a, b) => a + b) / read.length : NaN];
-    })]);
-    const body = make('tbody');
-    for (const row of rows) {
-      const cells = row.slice(1).map((x, i) => {
-        const best = rows.length == 2 && rows.every(r => r == row || r[i + 1] < x);
-        return make('td', {textContent: isNaN(x) ? '' : number(x, 3, false), className: best ? 'better' : ''});
-      });
-      body.append(make('tr', {}, make('th', {scope: 'row', textContent: row[0]}), ...cells));
-    }
-    table.append(body);
-    at('scores').append(table);
+    }));
+    const known = caption == now.scene.caption, first = other ? rows[0].map((x, i) => x > rows[1][i]) : [];
+    at('verdict').replaceChildren(...(other ? D.names.map((name, m) => verdict(name, first.slice(2 * m, 2 * m + 2), known)) : caption ?
+      ['A caption with two colours can be compared with the one in which they are exchanged.'] : []));
+    const cell = (tag, text, about = {}) => {
+      const e = make(tag, {textContent: text});
+      for (const [name, value] of Object.entries(about)) e.setAttribute(name, value);
+      return e;
+    };
+    const named = D.names.map(name => cell('th', name, {scope: 'colgroup', colspan: 2}));
+    const kinds = D.names.flatMap(() => ['v·t', 'v̂·c']).map(text => cell('th', text, {scope: 'col'}));
+    const bodies = texts.map((text, row) => {
+      const kind = !known ? '' : row ? 'false' : 'true', title = cell('th', text, {scope: 'rowgroup', colspan: 4, 'data-kind': kind});
+      const cells = rows[row].map((x, i) => cell('td', isNaN(x) ? '' : number(x, 3, false), {
+        class: other && !isNaN(x) && first[i] == !row ? `better ${kind}` : ''}));
+      return make('tbody', {}, make('tr', {}, title), make('tr', {}, ...cells));
+    });
+    const about = make('caption', {textContent: `v·t: cosine of image and caption. v̂·c: the mean over its phrases of their fit in the patches, at β = ${D.readout}.`});
+    at('scores').replaceChildren(...(texts.length ? [make('table', {}, about,
+      make('thead', {}, make('tr', {}, ...named), make('tr', {}, ...kinds)), ...bodies)] : []));
+  }
+
+  function verdict(name, first, known) { // which caption a model's two scores prefer, in words
+    const by = ['by no score', 'by v·t alone', 'by its phrases alone', 'by both scores'][first[0] + 2 * first[1]];
+    const marks = make('span', {className: 'marks', textContent: known ? first.map(x => x ? '✓' : '✗').join(' ') : ''});
+    marks.setAttribute('aria-hidden', true);
+    return make('div', {className: known && first.every(Boolean) ? 'all' : ''}, make('b', {textContent: name}), marks,
+      make('p', {textContent: `prefers the ${known ? 'true' : 'first'} caption ${by}`}));
   }
 
   function chips(phrases) { // a phrase of the caption alone, or beside those on show; the same ones while the caption stays
@@ -664,11 +686,9 @@ const c2lip = (() => {
       }}));
     const theme = new URLSearchParams(location.search).get('theme');
     if (theme) document.documentElement.dataset.theme = theme;
-    now.phrases = phrasesOf(D.scenes[0].caption).slice(0, 4);
     choose(D.scenes[0]).then(() => { c2lip.ready = performance.now(); });
   }
 
   return {D, start, tokenize, embed, view, map, scores, columns, paint, phrasesOf, swapped, ask, ranks, resized, choose,
-    make, dot, load, pixelsOf, rgbOf, ready: 0, took: 0};
+    arranged, make, dot, load, pixelsOf, rgbOf, ready: 0, took: 0};
 })();
-c2lip.start();

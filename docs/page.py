@@ -8,7 +8,7 @@ import io
 import itertools
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from safetensors.torch import save
 from timm.layers import resample_abs_pos_embed
 
 from c2lip.core import UserError
-from c2lip.core.files import shipped
+from c2lip.core.files import read_yaml, shipped
 from c2lip.lab.attention.controls import MAP_CONTROLS, Selection
 from c2lip.lab.attention.figures import add_outline
 from c2lip.lab.attention.maps import AMOUNT_COLOURS, CHANGE_COLOURS, MAP_KINDS
@@ -102,10 +102,7 @@ def _outline(thing, size=384):
 
 def _scene(exhibit):
     "A scene for the page: what the models see, what a reader sees, the words, the outlines"
-    things = [
-        dict(words=_words(t), outline=_png(_outline(t)))
-        for t in exhibit.scene.things
-    ]
+    things = [asdict(t) | dict(words=_words(t), outline=_png(_outline(t))) for t in exhibit.scene.things]
     return dict(
         name=exhibit.name,
         caption=exhibit.caption,
@@ -113,6 +110,7 @@ def _scene(exhibit):
         seen=_png(exhibit.image),
         shown=_png(exhibit.shown),
         things=things,
+        ground=exhibit.scene.ground,
     )
 
 
@@ -137,6 +135,7 @@ def data(before: str, after: str) -> dict:
         palettes[name] = cmap(np.arange(cmap.N), bytes=True)[:, :3].tolist()
     words = dict(colours=[*COLOURS], nouns=[*NOUNS], others=[*PATTERNS, *filter(None, SIZES)])
     words |= dict(more_colours=PHOTO_COLOURS, more_nouns=PHOTO_NOUNS)
+    looks = read_yaml(shipped("world.yaml"))
     controls = {name: vars(control) for name, control in MAP_CONTROLS.items()}
     # no gradient × input: the page has no backward pass
     kinds = [choice for choice in controls["kind"]["choices"].items() if choice[0] != "gradient"]
@@ -150,6 +149,7 @@ def data(before: str, after: str) -> dict:
         palettes=palettes,
         scenes=[_scene(exhibit) for exhibit in scenes()],
         words=words,
+        world={name: looks[name] for name in ("objects", "colours", "patterns")} | dict(sizes=SIZES),
         controls=controls,
         selection={name: getattr(opening, name) for name in MAP_CONTROLS},
         labels=MAP_KINDS,
@@ -166,7 +166,7 @@ def write_page(file: Path, before: str = "base", after: str = ""):
     parts = {
         "STYLE": shipped("explorer.css").read_text(encoding="utf8"),
         "DATA": json.dumps(data(before, after or str(shipped("tuned"))), ensure_ascii=False).replace("<", "\\u003c"),
-        "CODE": (HERE / "page.js").read_text(encoding="utf8"),
+        "CODE": "".join((HERE / f"{name}.js").read_text(encoding="utf8") for name in ("page", "scene")),
         "SEARCH": (HERE / "search.js").read_text(encoding="utf8"),
     }
     for name, part in parts.items():

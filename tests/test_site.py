@@ -5,6 +5,8 @@ import io
 import json
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ from c2lip.lab.attention.explorer import Explorer
 from c2lip.lab.attention.questions import caption_phrases
 from c2lip.lab.evaluation.embeddings import embed_images, embed_texts, embed_tokens
 from c2lip.lab.evaluation.readouts import Readout
-from c2lip.lab.world.captions import caption_scene
-from c2lip.lab.world.drawn import draw_scene, make_scene
+from c2lip.lab.world.captions import caption_scene, name_thing
+from c2lip.lab.world.drawn import SIZES, Thing, draw_scene, make_scene
 from c2lip.multivector import encode_images, encode_texts, maxsim
 from c2lip.towers import load
 
@@ -35,9 +37,14 @@ def opened(address):
     with pytest.importorskip("playwright.sync_api").sync_playwright() as play:
         browser = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         page = browser.new_page()
+        page.set_default_timeout(90_000)  # on a busy machine
         page.goto(address)
         yield page
         browser.close()
+
+
+def number(text):
+    return float(text.replace("−", "-"))
 
 
 def unpacked(text):
@@ -83,7 +90,7 @@ def test_colab_is_one_setting(tmp_path, monkeypatch):
     for address, linked in ("", False), ("https://github.com/someone/a_fork.git", True):
         monkeypatch.setattr(build, "settings", lambda address=address: {"git_url": address})
         build.Site(tmp_path).notebook(build.NBS / "tour.ipynb")
-        page = (tmp_path / "index.ipynb").read_text()
+        page = (tmp_path / "tour.ipynb").read_text()
         assert ("/github/someone/a_fork/blob/main/nbs/tour.ipynb" in page) == linked == ("colab" in page)
 
 
@@ -96,6 +103,7 @@ def test_built_site(tmp_path, run):
     home = tmp_path / "html"
     pages = ("1_method/index.html", "1_method/04_losses.html", "reference/c2lip.losses.html")
     text = "".join((home / page).read_text() for page in pages)
+    assert 'src="maps.html"' in (home / "index.html").read_text().partition("<h1>")[2].partition("<h2")[0]
     assert all(part in text for part in ("<math", "<details>", "03_pooling.html", "captions of all ranks"))
     (home / "bad.html").write_text('<a href="maps.html">x</a><a href="index.html#none">x</a><a href="none.html">x</a>')
     assert len(build.dead_links(home)) == 2
@@ -118,13 +126,16 @@ SHOWN = """() => {
     return [document.getElementById('status').innerText, all(document, '#maps figure').map(figure),
         all(document, '#maps section:first-child canvas[role=img]').map(c => c.toDataURL().slice(22))];
 }"""
-TABLE = "() => [...document.querySelectorAll('#scores tbody tr')].map(r => [...r.children].map(c => c.innerText))"
+TABLE = """() => [...document.querySelectorAll('#scores tbody')].map(
+    body => [...body.querySelectorAll('th, td')].map(cell => cell.innerText))"""
 CAPTION = (
     "A white car can be seen sticking out of a pink hat. Nearby there is a white kite. Nearby there is a yellow house."
 )
 SWAPPED = CAPTION.replace("white", "blue").replace("pink", "white").replace("blue", "pink")
+FOUR = "a pink kite | a striped yellow kite | a yellow boat | a spotted pink boat"
 ACTS = (  # what is done on the page, and the same in the explorer
     ("click", "summary", {}),
+    ("fill", "#phrase", FOUR, dict(phrase=FOUR)),
     ("click", "text=without attribute", dict(question="without attribute")),  # with four on show
     ("press", "#chips span:nth-child(2) button", "Enter", dict(phrase="a striped yellow kite")),
     ("click", "text=centred", dict(kind="centred")),
@@ -154,18 +165,93 @@ def test_a_models_name_stays_in_the_pages_data(tmp_path, monkeypatch):
     assert json.loads(held)["names"] == names and "<" not in held
 
 
+@pytest.fixture(scope="module")
+def maps(tmp_path_factory):
+    "The address of the page"
+    import page as writer
+
+    file = tmp_path_factory.mktemp("page") / "maps.html"
+    writer.write_page(file)
+    return f"file://{file}"
+
+
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
-def test_the_page_answers_as_the_notebook_does(tmp_path):
+def test_a_scene_is_arranged(maps):
+    "By mouse and keyboard; it is drawn as Python draws it, and both models are asked both captions"
+    import page as writer
+
+    scene = writer.scenes()[18].scene  # of two nouns in two colours
+    first, second, third, fourth = scene.things
+    assert first.noun == fourth.noun and first.colour != fourth.colour
+    moved = replace(first, colour=fourth.colour, x=first.x + 1 / 24)
+    new = Thing("boot", "blue", "striped", "large", side=SIZES["large"])
+    things = (moved, second, third, new)
+    with opened(maps) as page:
+        page.wait_for_function("c2lip.ready > 0")
+        page.click("#scenes button:nth-child(19)")
+        page.locator("#status", has_text="held out 19").wait_for()
+        page.press("#handles button:nth-child(1)", "ArrowRight")
+        page.press("#exchange", "Enter")
+        page.press("#handles button:nth-child(4)", "Delete")
+        page.press("#add", "Enter")
+        for name, value in (("noun", "boot"), ("pattern", "striped"), ("size", "large")):
+            page.select_option(f"#{name}", value)
+        page.press(".swatch[value=blue]", "Space")
+        start, end = (page.locator(at).bounding_box() for at in ("#handles button:nth-child(4)", "#stage"))
+        page.mouse.move(start["x"] + start["width"] / 2, start["y"] + start["height"] / 2)
+        page.mouse.down()
+        page.mouse.move(end["x"] + end["width"] / 2, end["y"] + end["height"] / 2)
+        page.mouse.up()
+        caption = "{}, {}, {} and {}".format(*(name_thing(thing, pattern=True) for thing in things))
+        page.wait_for_function("text => document.getElementById('caption').value == text", arg=caption)
+        page.locator("#status", has_text="your scene").wait_for()
+        page.wait_for_timeout(500)
+        drawn = page.evaluate("document.getElementById('stage').toDataURL().slice(22)")
+        rows = page.evaluate(TABLE)
+        words = page.inner_text("#verdict")
+
+    drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(drawn))).convert("RGB"), float)
+    wanted = replace(scene, things=things, contact="")
+    assert np.abs(drawn - np.asarray(draw_scene(wanted, 384), float)).mean() < 1
+    assert [text for text, *_ in rows][0] == caption and len(rows) == 2
+    image = draw_scene(wanted)
+    for m, name in enumerate(("base", "tuned")):
+        own = load(name)
+        seen = embed_images(own, [image], progress=False)[0]
+        fits = embed_texts(own, [text for text, *_ in rows], progress=False) @ seen
+        close(torch.tensor([number(numbers[2 * m]) for _, *numbers in rows]), fits, 0.03)
+    better = [first > second for first, second in zip(*(map(number, numbers) for _, *numbers in rows))]
+    assert words.count("✓") == sum(better) and words.count("✗") == 4 - sum(better)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_is_accessible_and_fits(maps, theme):
+    "At three widths axe-core finds nothing serious, and nothing lies beside the page"
+    package = pytest.importorskip("axe_playwright_python", reason="axe-core: pip install axe-playwright-python")
+    axe = (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf8")
+    with opened(f"{maps}?theme={theme}") as page:
+        page.wait_for_function("c2lip.ready > 0")
+        assert page.locator(".steps li").count() == 3
+        page.evaluate(axe)
+        for width in (1400, 800, 400):
+            page.set_viewport_size(dict(width=width, height=900))
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            found = page.evaluate("axe.run()")["violations"]
+            assert not [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_the_page_answers_as_the_notebook_does(maps, tmp_path):
     "30 captions and 20 scenes within 1e-4 of PyTorch; what it shows and says is what the explorer shows and says"
     import page as writer
 
-    writer.write_page(tmp_path / "maps.html")
     explorer, scenes = Explorer(["base", "tuned"]), writer.scenes()
-    explorer.update(state="kind=softmax&smooth=1&same_scale=1", phrase=" | ".join(caption_phrases(scenes[0].caption)))
+    explorer.update(state="kind=softmax&smooth=1&same_scale=1", phrase=caption_phrases(scenes[0].caption)[0])
     texts = [e.caption for e in scenes] + ["Ünïcode &amp; “A—mug”, 42!"]
     texts += [caption_scene(make_scene("validation", i), "page", i) for i in range(9)]
     images = [draw_scene(make_scene("validation", i)) for i in range(20)]
-    with opened(f"file://{tmp_path}/maps.html") as page:
+    with opened(maps) as page:
         page.wait_for_function("c2lip.ready > 0")
         packed = [base64.b64encode(np.asarray(image).tobytes()).decode() for image in images]
         for name, (words, seen) in zip(("base", "tuned"), page.evaluate(ASK, [texts, packed])):
@@ -200,7 +286,8 @@ def test_the_page_answers_as_the_notebook_does(tmp_path):
         for node in page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]:
             if node.get("role", {}).get("value") in ("button", "textbox", "checkbox", "slider", "combobox", "image"):
                 assert node["name"]["value"].strip(), node
-        page.set_input_files("#own", tmp_path / "maps.html")
+        (tmp_path / "none.png").write_text("no image")
+        page.set_input_files("#own", tmp_path / "none.png")
         page.locator("#status", has_text="the image cannot be opened").wait_for()
 
 
@@ -209,14 +296,13 @@ FOUND = """() => ['by-vt', 'by-phrases'].map(list =>
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
-def test_the_page_searches_as_multivector_does(tmp_path):
+def test_the_page_searches_as_multivector_does(maps):
     "Both orders of sixty scenes, by both models; the right ones are marked; narrow pages hold them"
     import page as writer
 
-    writer.write_page(tmp_path / "maps.html")
     scenes = [*writer.scenes(), *writer.searched()]
     named = {name: {(thing.noun, thing.colour) for thing in scene.scene.things} for name, scene in enumerate(scenes)}
-    with opened(f"file://{tmp_path}/maps.html") as page:
+    with opened(maps) as page:
         page.wait_for_function("c2lip.ready > 0")
         page.fill("#query", " ")
         page.press("#query", "Enter")
@@ -234,7 +320,7 @@ def test_the_page_searches_as_multivector_does(tmp_path):
                     scores = maxsim(encode_texts(towers, [text], share), images)[0]
                     best = np.argsort(-scores)[:10]
                     assert [found for found, *_ in hits] == [scenes[i].name for i in best]
-                    close([float(value.replace("−", "-")) for _, value, _ in hits], scores[best], 6e-4)
+                    close([number(value) for _, value, _ in hits], scores[best], 6e-4)
                     assert [kind == "right" for *_, kind in hits] == [named[i] >= {*pairs} for i in best]
         page.set_viewport_size(dict(width=400, height=900))
         assert page.evaluate("document.documentElement.scrollWidth") == 400

@@ -83,7 +83,7 @@ def _move_links(text):
     "Markdown whose links begin at the root; code is left as it is"
     parts = re.split(r"(```.*?```)", text, flags=re.S)
     for number in range(0, len(parts), 2):  # the others are code
-        parts[number] = re.sub(r"(!?\[[^\]]*\])\(([^)\s]+)\)", _move_link, parts[number])
+        parts[number] = re.sub(r"(\])\(([^)\s]+)\)", _move_link, parts[number])
     return "".join(parts)
 
 
