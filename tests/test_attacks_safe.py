@@ -1,8 +1,6 @@
 """What an attack on an older version found: each ends in one clear line, and nothing is lost."""
 
-import ast
 import json
-import multiprocessing
 import os
 import pickle
 import re
@@ -24,8 +22,8 @@ from PIL import Image
 from writing import Canary, encoded, write_tar
 
 from c2lip.concepts import canonical_caption, load_pipeline
-from c2lip.core import UserError
-from c2lip.core.files import parse_yaml, shipped, whole
+from c2lip.core import UserError, in_workers
+from c2lip.core.files import parse_yaml, read_json, shipped, whole, write_json
 from c2lip.lab.attention.explorer import Explorer
 from c2lip.lab.data.images import BadImage, open_image
 from c2lip.lab.data.prepare import prepare
@@ -255,7 +253,6 @@ WEIGHTS, CONFIG, PLACES = "open_clip_model.safetensors", "open_clip_config.json"
             lambda cfg: cfg["model_cfg"]["text_cfg"].update(layers=1_000_000),
             ("layers must be from 1 to 999",),
         ),
-        (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(vocab_size=10**12), ("vocab_size must be",)),
         (CONFIG, lambda cfg: cfg["model_cfg"].update(embed_dim=65), ("size mismatch",)),
         (CONFIG, lambda cfg: cfg.pop("model_cfg"), ("lacks model_cfg",)),
         (CONFIG, lambda cfg: cfg.pop("preprocess_cfg"), ("does not say the mean",)),
@@ -267,8 +264,6 @@ WEIGHTS, CONFIG, PLACES = "open_clip_model.safetensors", "open_clip_config.json"
         (WEIGHTS, lambda held: held.update(logit_bias=held["logit_bias"] > 0), ("is of the type BOOL",)),
         (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(size=48), ("48 pixels (size), the model has 96",)),
         (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(std=[0, 0, 0]), ("std must be from 0.001",)),
-        (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(mean=["a"] * 3), ("mean",)),
-        (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(interpolation="zzz"), ("bicubic or bilinear",)),
         (WEIGHTS, lambda held: held["logit_scale"].fill_(1e4), ("not finite, in exp(logit_scale)",)),
         (WEIGHTS, lambda held: held["text.ln_final.bias"].add_(1), ("SHA-256 differs", "check_release False")),
         ("tokenizer.json", far_id, ("the tokenizer has ids up to",)),
@@ -444,28 +439,19 @@ def test_names_that_are_no_text(tmp_path):
     refused(lambda: read(other, tmp_path), "name is not UTF-8")
 
 
-def write_whole(folder, name, start):
-    start.wait()
-    for _ in range(30):
-        with whole(folder, "mark.json", "by") as stage:
-            for file in "abcd":
-                (stage / file).write_text(name)
-            (stage / "mark.json").write_text(json.dumps({"by": name}))
+def write_whole(folder, name):
+    with whole(folder, "mark.json", "by") as stage:
+        for file in "abcd":
+            (stage / file).write_text(name)
+        write_json(stage / "mark.json", {"by": name})
 
 
-def test_three_writers_at_once(tmp_path):
+def test_several_writers_at_once(tmp_path):
     "Each writes all files of a folder again and again: none fails, and in the end all are of one"
-    fork = multiprocessing.get_context("fork")
-    start = fork.Barrier(3)
-    writers = [fork.Process(target=write_whole, args=(tmp_path, name, start)) for name in ("x", "y", "z")]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    [of_mark] = json.loads((tmp_path / "mark.json").read_text()).values()
-    assert {(tmp_path / file).read_text() for file in "abcd"} == {of_mark}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [*"abcd", "mark.json"]
+    assert len([*in_workers(partial(write_whole, tmp_path), [*"xyz"] * 20, 3, "fork")]) == 60
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    by = read_json(tmp_path / "mark.json")["by"]
+    assert found.pop("mark.json") and found == dict.fromkeys("abcd", by)
 
 
 WITHOUT_ASSERTS = """
@@ -491,15 +477,14 @@ assert 0
 @pytest.mark.timeout(400)  # without its bytecode, all that is imported is compiled
 def test_no_check_is_an_assert(tmp_path):
     "Each tells a type checker that a value is there; python -O trains, explores and refuses as ever"
-    files = (ROOT / "c2lip").rglob("*.py")
-    asserts = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Assert)]
-    assert asserts and all(re.fullmatch(r"(\w[\w.]* is not None( and )?)+", ast.unparse(a.test)) for a in asserts)
+    asserts = re.findall(r"^ *assert (.*)$", "\n".join(file.read_text() for file in ROOT.glob("c2lip/**/*.py")), re.M)
+    assert asserts and all(re.match(r"(\w[\w.]* is not None( and )?)+( *#|$)", words) for words in asserts), asserts
 
     line = [sys.executable, "-c", WITHOUT_ASSERTS, str(tmp_path)]
     done = subprocess.run(line, env=os.environ | {"PYTHONOPTIMIZE": "1"}, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(words in done.stdout for words in ("lr", "holds a run", "belongs to the workbook")), done.stdout
-    assert len([*tmp_path.glob("maps/maps.*")]) == 4 and (tmp_path / "run" / "metrics.jsonl").read_text().count("loss")
+    assert (tmp_path / "maps" / "maps.png").exists()
 
 
 def test_names_that_look_like_patterns(tmp_path, monkeypatch):

@@ -376,15 +376,10 @@ def described(home):
     write_rows(data / "captions.csv", ROWS)
     prepare(str(data), out, progress=False)
     index_images(data, index, "base")
-    settings = {"data": str(data), "hold_back": 0.2}
-    results = [dict(on="x", columns=["a"], rows=[[1]])]
-    towers = load(save(load("base"), model, {"settings": settings, "results": results}))
-    zeros = [[0.0] * 14]
-    head = dict(words=["on"], prior=[0.0], mean=zeros[0][:13], std=zeros[0][:13], hidden=zeros, out=[[0.0, 0.0]])
-    parts = dict(readout={"mixture": 0.5}, weight=0.5, head=head, spread=[1.0] * 3)
-    (model / "parts.json").write_text(json.dumps(parts))
-    (data / "coco.json").write_text(json.dumps(dict(images=[dict(id=1, file_name="i0.png")], annotations=[])))
-    cfg = replace(Config.of({"data": str(out), "lr": 1e-3}), phrase_rules={"max_phrases": 16})
+    towers = load(save(load("base"), model, {"settings": {"data": str(data)}}))
+    (model / "parts.json").write_text('{"readout": {}, "weight": 0.5, "head": {}, "spread": []}')
+    (data / "coco.json").write_text('{"images": [{"id": 1, "file_name": "i0.png"}], "annotations": []}')
+    cfg = replace(Config.of({"data": str(out), "lr": 1e-3, "warmup": 1}), phrase_rules={"max_phrases": 16})
     records, table = open_data(data), pd.DataFrame({"a": [1.0]})
     return {
         model / "record.json": lambda: (trained_images(str(model), str(data)), add_results(model, table, "y")),

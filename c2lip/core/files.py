@@ -78,11 +78,8 @@ def check_exists(
     "Raise `UserError` where nothing lies at a path, with the name beside it that is most like it"
     if not os.path.exists(path):  # where Path.exists raises for a name too long
         beside = os.listdir(path.parent) if os.path.isdir(path.parent) else []
-        way = did_you_mean(path.name, beside)
-        here = Path.cwd() / os.path.relpath(path, project_root())
-        if os.path.exists(here):
-            way = f": paths start at the project; give {here}"
-        raise UserError(f"there is no {what} at {path}{way}")
+        nearest = did_you_mean(path.name, beside)
+        raise UserError(f"there is no {what} at {path}{nearest} (relative paths start at {project_root()})")
 
 
 def output_place(
