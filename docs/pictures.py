@@ -53,7 +53,7 @@ def play(page) -> list[tuple[Image.Image, int]]:  # frames and their millisecond
 def write_gif(frames: list[tuple[Image.Image, int]], file: Path):
     "Frames as a GIF; an error where it is too long or too large"
     images, times = zip(*frames)
-    first, *others = [image.quantize(256) for image in images]
+    first, *others = [image.quantize(256, kmeans=2) for image in images]
     first.save(file, save_all=True, append_images=others, duration=list(times), loop=0, optimize=True)
     seconds, size = sum(times) / 1000, file.stat().st_size
     if seconds > SECONDS or size > BYTES:
