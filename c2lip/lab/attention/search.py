@@ -188,11 +188,10 @@ def search_page(
     cards = []
     for hit, image, column in zip(hits.to_dict("records"), images, columns):
         column.as_light = True
-        shown = ImageMaps(ImageOps.contain(image, (240, 240)), [column], phrases, caption=hit["file"], smooth=True)
-        panels = [shown.panels(0)[0], *(shown.panels(i)[1] for i in range(len(phrases)))]
-        cards.append(hit | {"panels": panels})
+        small = ImageOps.contain(image, (240, 240))
+        cards.append(hit | {"shown": ImageMaps(small, [column], phrases, caption=hit["file"], smooth=True)})
 
     template = jinja2.Environment(autoescape=True).from_string(shipped("search.html").read_text("utf8"))
-    page = template.render(index=index, query=query, phrases=phrases, cards=cards, uri=image_uri)
+    page = template.render(index=index, query=query, cards=cards, uri=image_uri)
     with disk_errors(file), replacing(file) as temp:
         temp.write_text(page, "utf8", "backslashreplace")  # names may hold bytes that are no UTF-8
