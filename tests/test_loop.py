@@ -98,7 +98,8 @@ def test_the_export_of_the_readme(tmp_path):
     code = readme("to_hugging_face")
     (loaded,) = re.findall(r'# (SiglipModel\.from_pretrained\("my_siglip"\))', code)
     code = f"{code}\nfound = {loaded}"
-    for there, here in (('load("runs/photos/model")', "towers"), ('"my_siglip"', repr(str(tmp_path)))):
+    places = {f'"{name}"': repr(str(tmp_path / name)) for name in ("my_siglip", "my_vectors")}
+    for there, here in {'load("runs/photos/model")': "towers", **places}.items():
         assert there in code
         code = code.replace(there, here)
     names = {"SiglipModel": SiglipModel, "towers": small_siglip()}
