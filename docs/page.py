@@ -25,7 +25,8 @@ from c2lip.lab.attention.maps import AMOUNT_COLOURS, CHANGE_COLOURS, MAP_KINDS
 from c2lip.lab.attention.questions import PHOTO_COLOURS, PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
 from c2lip.lab.evaluation.readouts import Readout
 from c2lip.lab.world.captions import caption_scene, change_things, name_thing
-from c2lip.lab.world.drawn import COLOURS, NOUNS, PATTERNS, SIZES, draw_scene, make_scene, object_mask
+from c2lip.lab.world.drawn import DRAWN, SIZES, draw_scene, make_scene, object_mask
+from c2lip.lab.world.worlds import COLOURS, PATTERNS
 from c2lip.lab.world.scenes import binding_scenes
 from c2lip.multivector import encode_texts
 from c2lip.towers import load
@@ -133,7 +134,7 @@ def data(before: str, after: str) -> dict:
     palettes = {}
     for name, cmap in (("amount", AMOUNT_COLOURS), ("change", CHANGE_COLOURS)):
         palettes[name] = cmap(np.arange(cmap.N), bytes=True)[:, :3].tolist()
-    words = dict(colours=[*COLOURS], nouns=[*NOUNS], others=[*PATTERNS, *filter(None, SIZES)])
+    words = dict(colours=[*COLOURS], nouns=[*DRAWN.nouns], others=[*PATTERNS, *filter(None, SIZES)])
     words |= dict(more_colours=PHOTO_COLOURS, more_nouns=PHOTO_NOUNS)
     looks = read_yaml(shipped("world.yaml"))
     controls = {name: vars(control) for name, control in MAP_CONTROLS.items()}

@@ -27,7 +27,7 @@ from c2lip.concepts import (
 from c2lip.core import Phrase, UserError
 from c2lip.core.files import folder_digest, project_root
 from c2lip.lab.world.captions import train_records
-from c2lip.lab.world.drawn import NOUNS
+from c2lip.lab.world.drawn import DRAWN
 from c2lip.spans import token_spans
 from c2lip.trees import base_phrases
 
@@ -98,8 +98,8 @@ def test_many_equals_one(own, monkeypatch):
 def test_embedded_world():
     # every object that a caption of the world names is in a phrase that says it whole, and there is nothing else
     captions = [caption for _, _, caption in train_records(600, 5)]
-    noun = re.compile(rf"\b({'|'.join(NOUNS)})\b")
-    whole = re.compile(rf"(?:(?:an?|the|one|another) )?(?:\w+,? )*?(?:{'|'.join(NOUNS)})", re.I)
+    noun = re.compile(rf"\b({'|'.join(DRAWN.nouns)})\b")
+    whole = re.compile(rf"(?:(?:an?|the|one|another) )?(?:\w+,? )*?(?:{'|'.join(DRAWN.nouns)})", re.I)
     for caption, phrases in zip(captions, noun_phrases_many(captions)):
         assert all(whole.fullmatch(p.text) and len(noun.findall(p.text)) == 1 for p in phrases), (caption, phrases)
         for m in noun.finditer(caption):

@@ -89,7 +89,7 @@ def _short_path(value):
 
 def _setting_rows(settings):
     "The rows of the settings that change the training or the data"
-    of_world = settings.get("data", "world") == "world"
+    of_world = settings.get("data", "world").partition(":")[0] in ("world", "cutouts")
     for name, value in settings.items():
         if name in HIDDEN_SETTINGS or value in ("", None, [], {}):
             continue

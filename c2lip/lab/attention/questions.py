@@ -25,8 +25,9 @@ from ...core.files import user_path
 from .maps import View, open_user_image
 from ..relatives.edits import WORD_KINDS, swap_spans, tag_words
 from ..world.captions import caption_scene, name_thing
-from ..world.drawn import COLOURS, NOUNS, PATTERNS, SIZES, Scene, draw_scene, make_scene, object_mask
+from ..world.drawn import DRAWN, SIZES, Scene, draw_scene, make_scene, object_mask
 from ..world.scenes import binding_scenes
+from ..world.worlds import COLOURS, PATTERNS
 
 # %% ../../../nbs/7_attention/03_questions.ipynb #4689a2dd
 @dataclass(frozen=True, eq=False)
@@ -211,7 +212,7 @@ def _rivals(phrase, true=()):
     if noun and attribute and attribute.text.lower() in PHOTO_COLOURS:
         rivals["colours"] = _with_others(phrase, attribute, COLOURS, PHOTO_COLOURS)
     if noun:
-        rivals["nouns"] = _with_others(phrase, noun, NOUNS, PHOTO_NOUNS)
+        rivals["nouns"] = _with_others(phrase, noun, DRAWN.nouns, PHOTO_NOUNS)
 
     known = [_bare(other) for other in true]
     if _bare(phrase) in known:
@@ -243,18 +244,23 @@ def score_phrase(
     return PhraseScore(pooled, attended, ranks)
 
 # %% ../../../nbs/7_attention/03_questions.ipynb #dc675c70
-_WORLD_WORDS = {*NOUNS, *COLOURS, *PATTERNS, *filter(None, SIZES)}
+def _words_of(world):
+    return {*world.nouns, *world.colours, *PATTERNS, *filter(None, SIZES)}
+
+
+_WORLD_WORDS = _words_of(DRAWN)
 _CONTENT = set().union(*WORD_KINDS.values())
 
 
 def true_mask(
-    phrase: str,  # of words of the embedded world
+    phrase: str,  # of words of its world
     scene: Scene | None,  # None: nothing is known of the image
     size: int = 384,  # pixels
 ) -> np.ndarray | None:  # (size,size) bool
     "The pixels of the things that a phrase is true of; None where the scene holds no such thing, or nothing is known"
-    words = _WORLD_WORDS.intersection(re.findall(r"\w+", phrase.lower()))
-    if scene is None or not words & set(NOUNS):
+    world = scene.world if scene else DRAWN
+    words = _words_of(world).intersection(re.findall(r"\w+", phrase.lower()))
+    if scene is None or words.isdisjoint(world.nouns):
         return None
     masks = [
         object_mask(thing, size)

@@ -59,6 +59,7 @@ from c2lip.lab.data.records import (
 from .shards import LOST, check_shards, shard_paths, shard_records
 from .tables import RECORD_SCHEMA, TABLES, in_pieces, place_names, record_row, table_records, tables_in
 from ..world.captions import train_records
+from ..world.cutouts import is_world, open_world
 
 # %% ../../../nbs/4_data/05_sources.ipynb #de350eaf
 PIECE = 5000  # records of a table or a folder that make a part
@@ -345,8 +346,8 @@ def _open_index(source, skips, workers, folder, rules):
 
 # %% ../../../nbs/4_data/05_sources.ipynb #edcebde8
 def open_data(
-    name,  # "world", a folder, tables, or tar shards (path, braces, wildcards, list); paths from the root
-    images: int = 10000,  # number of images of the embedded world
+    name,  # a world, a folder, tables, or tar shards (path, braces, wildcards, list); paths from the root
+    images: int = 10000,  # number of images of a world
     skips: Skips | None = None,  # counts what is left out; its `limit` stops the reading
     workers: int = 0,  # processes that read shards and find phrases; 0 does so here
     index_folder=None,  # where indexes are kept; None: the cache
@@ -355,9 +356,11 @@ def open_data(
 ) -> Records:  # at least one record, each with its phrases
     "The records of a data set; raise `UserError` if there is none, or too many are lost"
     skips = skips or Skips()
-    if name == "world":
+    if is_world(name):
+        world = open_world(name)
         skips.seen += images
-        return Records(train_records(images), True, rules)
+        skips.unread.update(world.left_out)
+        return Records(train_records(images, world=world), True, rules)
 
     source = find_source(name, **reading)
     skips.unread.update(source.left)

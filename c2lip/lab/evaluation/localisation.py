@@ -30,7 +30,7 @@ from .base import Request, Row, Suite, require_files
 from .embeddings import embed_texts
 from .scores import Values
 from ..world.captions import name_thing
-from ..world.drawn import HELD_OUT, Scene, draw_scene, object_mask
+from ..world.drawn import Scene, draw_scene, object_mask
 from ...towers import Towers
 
 # %% ../../../nbs/5_evaluation/10_localisation.ipynb #482c1c4a
@@ -133,7 +133,7 @@ def scene_probes(
                 alike = [masks[i] for i in others if getattr(scene.things[i], what) == getattr(thing, what)]
                 if alike:
                     rivals[what] = np.any(alike, 0)
-            group = "heldout" if thing.pair in HELD_OUT else ""
+            group = "heldout" if thing.held_out else ""
             probes.append(Probe(image, name_thing(thing, pattern=True), mask, rivals, group))
     return probes
 

@@ -8,7 +8,6 @@ __all__ = ['LOCALISATION', 'READERS', 'read_folder', 'embed_suites', 'measure', 
 
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #4b1afe72
 import hashlib
-import inspect
 import os
 import random
 import shutil
@@ -45,10 +44,7 @@ from .readouts import Parts, Reading, Readout, own_scores
 from .scores import Score, score
 from ..relatives.edits import edit_captions
 from ..world import benchmark as world_benchmark
-from ..world import captions as world_captions
-from ..world import drawn as world_module
-from ..world import questions as world_questions
-from ..world import scenes as world_scenes
+from ..world.cutouts import is_world, open_world
 
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #8f5e86a5
 LOCALISATION = dict.fromkeys(["localisation", "heldout/localisation"], read_localisation)
@@ -227,16 +223,16 @@ def evaluate(
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #18fc2ff0
 def _world_version():
     "Digest of the code that draws the embedded benchmark: the last part of its folder's name"
-    modules = (world_module, world_captions, world_scenes, world_questions, world_benchmark)
-    sources = [shipped("world.yaml"), *(Path(inspect.getfile(module)) for module in modules)]
+    modules = sorted(Path(world_benchmark.__file__).parent.glob("*.py"))
+    sources = [shipped("world.yaml"), *modules]
     content = b"".join(file.read_bytes() for file in sources)
     return hashlib.sha256(content).hexdigest()[:8]
 
 
-def _drawn_folder(home, split, sizes):
+def _drawn_folder(home, world, split, sizes):
     "The embedded benchmark in a folder of the cache, drawn beside its place and moved there whole"
     parts = [f"{key}{value}" for key, value in sorted(sizes.items())]
-    folder = home / "-".join(["world", split, *parts, _world_version()])
+    folder = home / "-".join([world.name.strip("_") or "world", split, *parts, _world_version()])
     if folder.is_dir() and files.json_object(folder / "record.json").get("sha256") != folder_digest(folder):
         print(f"{folder} is not as it was drawn; it is drawn anew", flush=True)
         shutil.rmtree(folder)
@@ -246,7 +242,7 @@ def _drawn_folder(home, split, sizes):
     home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home) as half:
         drawn = Path(half) / "whole"
-        world_benchmark.write_benchmark(drawn, split, **sizes)
+        world_benchmark.write_benchmark(drawn, split, **sizes, world=world)
         write_json(drawn / "record.json", {"sha256": folder_digest(drawn)})
         try:
             drawn.rename(folder)
@@ -257,14 +253,15 @@ def _drawn_folder(home, split, sizes):
 
 
 def benchmark_folder(
-    data: str = "world",  # "world", or a benchmark folder (from the root if relative)
+    data: str = "world",  # as `is_world`, or a benchmark folder (from the root if relative)
     split: str = "test",  # of the world: test, or validation for every choice made along the way
     **sizes: int,  # of the world: images, items, single, as `write_benchmark` takes them; a folder has its own
 ) -> Path:
     "The folder of a benchmark; the embedded one is drawn where it is not there yet"
-    if data == "world":
+    if is_world(data):
+        world = open_world(data)
         with disk_errors(cache_folder(), lambda: CACHE_WAY):
-            return _drawn_folder(cache_folder(), split, sizes)
+            return _drawn_folder(cache_folder(), world, split, sizes)
 
     folder = project_root() / user_path(data)
     if not os.path.isdir(folder):
@@ -316,7 +313,7 @@ def _write_held_back(records, folder):
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #b9152747
 def choose_benchmark(
     benchmark: str,  # "auto", "none", "world", a benchmark folder, or a data set
-    data: str,  # what is trained on; "world" has its own benchmark
+    data: str,  # what is trained on; a world has its own benchmark
     held: Any,  # records held back from training
     folder: str | Path,  # run folder, where the held-back images go
     split: str = "test",  # of the world's benchmark
@@ -326,13 +323,13 @@ def choose_benchmark(
     "The benchmark folder of a run: the one named, the world's, or one made of the images held back"
     if benchmark == "none":
         return None
-    if benchmark != "auto" or data == "world":
+    if benchmark != "auto" or is_world(data):
         return open_benchmark(data if benchmark == "auto" else benchmark, folder, split, reading, **sizes)
     return _write_held_back(held[: sizes.get("images")], Path(folder) / "benchmark")
 
 
 def open_benchmark(
-    data: str,  # "world", a benchmark folder, or anything that `open_data` reads
+    data: str,  # a world, a benchmark folder, or anything that `open_data` reads
     folder: str | Path,  # run folder, where the benchmark of a data set goes
     split: str = "test",  # of the world
     reading: dict | None = None,  # with which `open_data` reads a data set
@@ -342,7 +339,7 @@ def open_benchmark(
     "The folder of a benchmark, made of images and captions where `data` is a data set; `UserError` where it is neither"
     place = project_root() / user_path(data)
     has_suites = (place / "retrieval.json").is_file() or any((place / name).is_dir() for name in READERS)
-    if data == "world" or has_suites:
+    if is_world(data) or has_suites:
         return benchmark_folder(data, split, images=images, **sizes)
     try:
         find_source(data, **reading or {})

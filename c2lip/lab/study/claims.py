@@ -28,6 +28,8 @@ from ..evaluation.tables import Table, frame_table, pick_rows, row_list, suite_l
 from .trials import PlannedTrial, TrialSetup, run_trials
 from ..training.config import Config
 from ..world.captions import train_records
+from ..world.cutouts import open_world
+from ..world.drawn import DRAWN, World
 
 # %% ../../../nbs/9_study/02_claims.ipynb #b10c0005
 class _Variant(NamedTuple):
@@ -124,11 +126,12 @@ def _drawn_records(
     phrases: int = 0,  # most phrases of a caption, its first ones; 0 for all
     single: float = 0.35,  # share of images with one object
     objects: int = 0,  # how many the other images hold, up to 4; 0 draws them
+    world: World = DRAWN,
     **shares: float,  # thing, colour: how often a caption names it; salient: 1 names the largest things
 ) -> Records:
-    "Training images of the embedded world with what a block varies"
+    "Training images of a world with what a block varies"
     leaves_out = any(share < 1 for share in shares.values())
-    rows = train_records(images, shares=shares if leaves_out else None, single=single, objects=objects)
+    rows = train_records(images, shares=shares if leaves_out else None, world=world, single=single, objects=objects)
     if phrases:
         rows = [record._replace(phrases=record.phrases[:phrases]) for record in Records(rows, drawn=True)]
     return Records(rows, drawn=True)
@@ -181,7 +184,7 @@ def run_study(
             return setup.samples
         if not setup.drawn:
             raise UserError("the blocks on data draw images of the embedded world; leave out data, or such a block")
-        records = _drawn_records(images, **dict(drawn))
+        records = _drawn_records(images, world=open_world(setup.settings["data"]), **dict(drawn))
         return Samples(records, setup.base.preprocess, setup.base.tokenizer, cache=True)
 
     run_trials(ordered, setup, run, lambda planned: draw(*images[planned.folder]))

@@ -37,7 +37,7 @@ def binding(
     fixed = {name: value for name, value in {**options, **settings}.items() if name not in MAY_CHANGE}
 
     fixed["per_epoch"] = len(records) // cfg.batch_size
-    if not records.drawn:
+    if not records.drawn or cfg.data != "world":  # the pictures of a folder may have changed
         fixed["captions"] = records.digest()[:12]
     return fixed
 

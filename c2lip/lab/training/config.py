@@ -32,7 +32,9 @@ class _Training:
 
     method: Annotated[str, "c2lip, plain, any other of nbs/3_relatives, or your own"] = "c2lip"
     model: Annotated[str, 'base, a release folder, or an open_clip name, also with ":tag" or ":random"'] = "base"
-    data: Annotated[str, "world for the embedded scenes, or a folder or table of images with captions"] = "world"
+    data: Annotated[str, "world for drawn scenes, cutouts:FOLDER for scenes of cut-outs, or images with captions"] = (
+        "world"
+    )
     part: Annotated[Literal["train", "val", "test", "all"], "of data that have parts, the one to read"] = "train"
     image_column: Annotated[str, "column of a table's images; empty: a usual name"] = ""
     caption_column: Annotated[str, "column of captions, or several with commas between; empty: a usual name"] = ""

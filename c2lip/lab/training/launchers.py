@@ -139,7 +139,11 @@ def _check_data(launcher, folder, settings):
     for name in ("data", "benchmark", "validation"):
         text = str(settings.get(name) or "")
         is_pattern = re.search(r"[*?{\[\n]|://", text)
-        if not is_pattern and text not in ("", "world", "auto", "none"):
+        if text.partition(":")[0] == "cutouts":
+            from c2lip.lab.world.cutouts import open_world  # here: it brings what draws
+
+            open_world(text)
+        elif not is_pattern and text not in ("", "world", "auto", "none"):
             check_exists(name, project_root() / user_path(text))
 
 # %% ../../../nbs/6_training/02_launchers.ipynb #94c50b0f

@@ -35,6 +35,7 @@ from .log import read_log
 from .ranks import check_gpus
 from .run import likely_mistakes, set_up, train
 from .step import count_steps
+from ..world.cutouts import is_world
 
 # %% ../../../nbs/6_training/12_rehearse.ipynb #919fe7d8
 def _check_call(run):
@@ -109,7 +110,7 @@ def _check_set_up(run):
     batch = cfg.batch_size // cfg.gpus * run.ranks
     ours = dict(gpus=run.ranks, device=str(run.device), batch_size=batch)
     run.small = run.settings | ours | dict(resume=False, evaluate_every=0, log_every=1)
-    places = [] if cfg.data == "world" else find_source(cfg.data, **reading(vars(cfg))).places
+    places = [] if is_world(cfg.data) else find_source(cfg.data, **reading(vars(cfg))).places
     if len(places) > 3:
         run.small["data"] = f"{{{places[0]},{places[len(places) // 2]},{places[-1]}}}"
 

@@ -60,6 +60,7 @@ from c2lip.lab.training.step import (
     kind_of_model,
     values_by_model,
 )
+from ..world.cutouts import is_world
 from ...methods import Method
 from ...towers import Towers, load, save
 from ...towers.folders import release_record
@@ -93,7 +94,7 @@ def trained_images(
     declared = {name: declared[name] for name in ("data", "hold_back", *READING)}
     settings = check(declared, {name: recorded[name] for name in declared.keys() & recorded.keys()})
     source = root / user_path(settings["data"])
-    if settings["data"] == "world" or source.resolve() != (root / user_path(data)).resolve():
+    if is_world(settings["data"]) or source.resolve() != (root / user_path(data)).resolve():
         return 0, 0
 
     records, held = split_holdout(open_data(data, **reading(settings)), settings["hold_back"])

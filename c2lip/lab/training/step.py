@@ -24,6 +24,7 @@ from ...core.files import project_root, read_yaml, shipped, user_path
 from ...encoding import rank_and_world_size, sum_over_ranks
 from .config import AUTO, Config
 from ..world.base import BASES
+from ..world.cutouts import is_world
 from ...methods import Method
 from ...towers import Towers, origin
 from ...towers.folders import EMBEDDED, base_folder, digest, release_record
@@ -60,7 +61,7 @@ def kind_of_model(towers: Towers) -> str:  # a key of `BY_MODEL`
     record = release_record(project_root() / user_path(towers.name))
     if "kind" in record:
         return record["kind"]
-    of_world = record.get("settings") and record["settings"].get("data", "world") == "world"
+    of_world = record.get("settings") and is_world(record["settings"].get("data", "world"))
     made_from = record.get("made_from") or {}
     digests = [digest(base_folder(name)) for name in EMBEDDED]
     of_base = made_from.get("name") in EMBEDDED or origin(towers).get("sha256") in digests

@@ -19,7 +19,7 @@ import pandas as pd
 from ...core import UserError
 from ...core.files import write_json
 from .captions import OPPOSITE, caption_scene, exchange, name_thing, pair_sentence, relation
-from .drawn import COLOURS, CONTACTS, GRID, HELD_OUT, NOUNS, PATTERNS, Dice, Scene, Thing, make_scene
+from .drawn import CONTACTS, DRAWN, GRID, Dice, Scene, Thing, World, make_scene
 from .questions import write_questions
 from c2lip.lab.world.scenes import (
     benchmark_scenes,
@@ -28,6 +28,7 @@ from c2lip.lab.world.scenes import (
     write_localisation,
     write_size_and_place,
 )
+from .worlds import PATTERNS
 
 # %% ../../../nbs/2_world/06_benchmark.ipynb #d18b2920
 SUGARCREPE = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
@@ -53,13 +54,9 @@ class _Choices(NamedTuple):
     words: set[str]  # nouns and colours in the image
 
 
-def _pairs_of(held_out):
-    "All (noun, colour) of a half"
-    return [pair for pair in itertools.product(NOUNS, COLOURS) if (pair in HELD_OUT) == held_out]
-
-
-def _replace_word(field, words, fact, choices, dice):
+def _replace_word(field, fact, choices, dice):
     "Another noun or colour, that is not in the image"
+    words = fact.a.world.words[field]
     changed = [replace(fact.a, **{field: word}) for word in words if word not in choices.words]
     fitting = [thing for thing in changed if thing.pair in choices.pairs]
     return fact._replace(a=dice.pick(fitting)) if fitting else None
@@ -98,8 +95,8 @@ def _add_object(fact, choices, dice):
 
 
 _EDITS: dict[str, Callable] = {
-    "replace_obj": partial(_replace_word, "noun", NOUNS),
-    "replace_att": partial(_replace_word, "colour", COLOURS),
+    "replace_obj": partial(_replace_word, "noun"),
+    "replace_att": partial(_replace_word, "colour"),
     "replace_rel": _replace_relation,
     "swap_obj": partial(_swap, "noun"),
     "swap_att": partial(_swap, "colour"),
@@ -125,7 +122,7 @@ def make_item(
     dice = Dice("c2lip item", task, *seed)
     first_two = held_out or scene.contact  # those with held-out pairs, or those that touch
     a, b = scene.things[:2] if first_two else dice.shuffled(scene.things)[:2]
-    if dice.chance(0.5) and (b.pair in HELD_OUT) == held_out:
+    if dice.chance(0.5) and b.held_out == held_out:
         a, b = b, a
     where = relation(scene, a, b)
     if where is None or a.colour == b.colour:
@@ -133,7 +130,7 @@ def make_item(
 
     fact = _Fact(a, where, b)
     words = set().union(*(thing.pair for thing in scene.things))
-    choices = _Choices(_pairs_of(held_out), words)
+    choices = _Choices(scene.world.half(held_out), words)
     edited = _EDITS[task](fact, choices, dice)
     if edited is None:
         return None
@@ -158,7 +155,7 @@ def _false_pairs(task, scene, thing):
     elif task == "object":
         pairs = [(noun, thing.colour) for noun in nouns]
     else:
-        every = itertools.product(NOUNS, COLOURS)
+        every = itertools.product(thing.world.nouns, thing.world.colours)
         pairs = [(noun, colour) for noun, colour in every if noun not in nouns or colour not in colours]
     true_pairs = {t.pair for t in scene.things}
     return [pair for pair in pairs if pair not in true_pairs]
@@ -172,8 +169,8 @@ def _make_binding_item(task, scene, *seed, held_out=False):
 
     dice = Dice("c2lip binding item", task, *seed)
     thing = dice.pick(scene.things)
-    pairs = [pair for pair in _false_pairs(task, scene, thing) if (pair in HELD_OUT) == held_out]
-    if not pairs or (thing.pair in HELD_OUT) != held_out:
+    pairs = [pair for pair in _false_pairs(task, scene, thing) if (pair in scene.world.held_out) == held_out]
+    if not pairs or thing.held_out != held_out:
         return None
     noun, colour = dice.pick(pairs)
     phrase = name_thing(thing, pattern=True)
@@ -192,9 +189,6 @@ def _balanced_items(task, scenes):
     return items
 
 # %% ../../../nbs/2_world/06_benchmark.ipynb #939f0dcc
-_WORDS = {*NOUNS, *COLOURS}
-
-
 def _make_items(make, task, scenes, items, split, held_out):
     "`items` questions of a task as (file name, caption, caption in other words, negative caption)"
     made = []
@@ -210,16 +204,17 @@ def _make_items(make, task, scenes, items, split, held_out):
     raise UserError(f"{len(scenes)} {half} are too few for {items} items of {task}: take more images, or fewer items")
 
 
-def _question(caption, negative):
+def _question(world, caption, negative):
     "What a question asks of, whatever its wording, its patterns and its order"
-    words = [_WORDS & set(re.findall(r"\w+", text)) for text in (caption, negative)]
+    known = {*world.nouns, *world.colours}
+    words = [known & set(re.findall(r"\w+", text)) for text in (caption, negative)]
     return " / ".join(sorted(" ".join(sorted(of_text)) for of_text in words))
 
 
-def _write_sugarcrepe(folder, task, items, second=False):
+def _write_sugarcrepe(folder, task, items, world, second=False):
     "A file of SugarCrepe's form; with the caption in other words a list, of SugarCrepe++'s"
     questions = pd.DataFrame(items, columns=["filename", "caption", "caption2", "negative_caption"])
-    questions["question"] = [_question(row.caption, row.negative_caption) for row in questions.itertuples()]
+    questions["question"] = [_question(world, row.caption, row.negative_caption) for row in questions.itertuples()]
     content: object = questions.drop(columns="caption2").to_dict("index")
     if second:
         content = questions.reset_index(names="id").to_dict("records")
@@ -235,31 +230,31 @@ def _write_half(folder, scenes, items, split, both_ways=()):
             made = _balanced_items(task, both_ways)
             made = made or _make_items(make, task, scenes, items, split, bool(both_ways))
             used.update(name for name, *_ in made)
-            _write_sugarcrepe(folder / kind, task, made)
+            _write_sugarcrepe(folder / kind, task, made, scenes[0][1].world)
             if task in SUGARCREPE_PP:
-                _write_sugarcrepe(folder / f"{kind}_pp", task, made, second=True)
+                _write_sugarcrepe(folder / f"{kind}_pp", task, made, scenes[0][1].world, second=True)
     return used
 
 # %% ../../../nbs/2_world/06_benchmark.ipynb #3e1d9178
-def _write_zero_shot(folder, split, single, size):
+def _write_zero_shot(folder, split, single, size, world):
     """Images of one plain object, every (noun, colour) in turn, and two tasks on them: name the noun, name both.
 
     Captions name every pattern, so *a red mug* is not what a striped one is called."""
-    pairs = list(itertools.product(NOUNS, COLOURS))
+    pairs = list(itertools.product(world.nouns, world.colours))
     items = []
     for i in range(single):
         noun, colour = pairs[i % len(pairs)]
-        scene = make_scene(split, "single", i, count=1)
+        scene = make_scene(split, "single", i, count=1, world=world)
         plain = replace(scene.things[0], noun=noun, colour=colour, pattern="plain")
         file = f"single_{i:05d}.png"
         save_scene(replace(scene, things=(plain,)), folder / "images" / file, size)
-        items.append({"filename": file, "label": i % len(pairs), "heldout": plain.pair in HELD_OUT})
+        items.append({"filename": file, "label": i % len(pairs), "heldout": plain.held_out})
 
     templates = ["a photo of {}.", "there is {}.", "the picture shows {}.", "an image of {}."]
     names = [name_thing(Thing(*pair)) for pair in pairs]
     both = {"classnames": names, "templates": templates, "items": items}
-    nouns = [name_thing(Thing(noun, ""), colour=False) for noun in NOUNS]
-    of_noun = [item | {"label": item["label"] // len(COLOURS)} for item in items]
+    nouns = [name_thing(Thing(noun, ""), colour=False) for noun in world.nouns]
+    of_noun = [item | {"label": item["label"] // len(world.colours)} for item in items]
     (folder / "zeroshot").mkdir(exist_ok=True)
     write_json(folder / "zeroshot" / "object_colour.json", both)
     write_json(folder / "zeroshot" / "object.json", both | {"classnames": nouns, "items": of_noun})
@@ -270,14 +265,15 @@ def write_benchmark(
     split: str = "test",  # test, or validation for every choice made along the way
     images: int = 1000,  # seen scenes, for retrieval and for the items
     items: int = 300,  # of a subset; twice as many of held-out phrases; as many held-out images; a third: localisation
-    single: int = 0,  # images of one object, for zero-shot; 0: 16 for each of the items, 480 at most
+    single: int = 0,  # images of one object, for zero-shot; 0: 16 for each of the items, 480 or one a pair at most
     size: int = GRID,  # pixels of a side
+    world: World = DRAWN,
 ) -> Path:  # the folder
     "Write the benchmark as images and JSON; `UserError` where the images are too few for the items"
     if split not in ("test", "validation"):
         raise UserError(f"the benchmark has the splits test and validation, not {split!r}")
     folder = Path(folder)
-    seen = benchmark_scenes(images, split)
+    seen = benchmark_scenes(images, split, world=world)
     _write_half(folder, seen, items, split)
 
     rows = []
@@ -286,16 +282,17 @@ def write_benchmark(
         rows.append({"filename": name, "sentences": [{"raw": caption}]})
     write_json(folder / "retrieval.json", {"images": rows})
 
-    held_out = benchmark_scenes(max(items, 20), split, held_out=True)  # fewer do not allow every kind of item
-    both_ways = list(itertools.islice(exchanged_scenes(split), items + items % 2))
+    held_out = benchmark_scenes(max(items, 20), split, True, world)  # fewer do not allow every kind of item
+    both_ways = list(itertools.islice(exchanged_scenes(split, world), items + items % 2))
     used = _write_half(folder / "heldout", held_out, items, split, both_ways)
     used.update(name for name, _ in seen)
     for name, scene in dict(seen + held_out + both_ways).items():
         if name in used:
             save_scene(scene, folder / "images" / name, size)
 
-    _write_zero_shot(folder, split, single or min(16 * items, 480), size)
-    write_size_and_place(folder, min(items, images), split)
-    write_localisation(folder, max(1, items // 3), split, size)
-    write_questions(folder, items, split, size)
+    pairs = len(world.nouns) * len(world.colours)
+    _write_zero_shot(folder, split, single or min(16 * items, max(480, pairs)), size, world)
+    write_size_and_place(folder, min(items, images), split, world)
+    write_localisation(folder, max(1, items // 3), split, size, world)
+    write_questions(folder, items, split, size, world)
     return folder

@@ -24,19 +24,18 @@ from c2lip.lab.world.captions import (
     numbered_scene,
     pair_sentence,
     pick_form,
+    plural,
     relation,
 )
 from c2lip.lab.world.drawn import (
-    COLOURS,
     CONTACTS,
+    DRAWN,
     GRID,
-    HELD_OUT,
-    NOUNS,
-    PATTERNS,
     SIZES,
     Dice,
     Scene,
     Thing,
+    World,
     draw_scene,
 )
 from .scenes import save_scene, settle_scene
@@ -59,11 +58,11 @@ class _Twins(NamedTuple):
 
 
 @cache
-def _seen_sets(train=24_000, pretrain=40_000):
+def _seen_sets(world, train=24_000, pretrain=40_000):
     "The sets of objects that training scenes show; single objects are none"
     seen = set()
     for split, count in (("train", train), ("pretrain", pretrain)):
-        seen.update(numbered_pairs(split, number) for number in range(count))
+        seen.update(numbered_pairs(split, number, world=world) for number in range(count))
     return frozenset(pairs for pairs in seen if len(pairs) > 1)
 
 
@@ -72,7 +71,7 @@ def _is_new(
 ) -> bool:
     "Whether no training scene shows its set of objects, and no object is a held-out one"
     pairs = frozenset(thing.pair for thing in scene.things)
-    return pairs not in _seen_sets() and pairs.isdisjoint(HELD_OUT)
+    return pairs not in _seen_sets(scene.world) and pairs.isdisjoint(scene.world.held_out)
 
 # %% ../../../nbs/2_world/05_questions.ipynb #8d92cb53
 def _choose_fact(
@@ -143,10 +142,10 @@ def _exchange(field, fact, words, dice):
     return _twins(fact, _changed(fact, a=a, b=b), texts)
 
 
-def _replace(field, options, fact, words, dice):
+def _replace(field, fact, words, dice):
     "One object with another colour, noun or pattern, that the image does not show"
     shown = {getattr(thing, field) for thing in fact.scene.things}
-    free = [option for option in options if option not in shown]
+    free = [option for option in fact.scene.world.words[field] if option not in shown]
     if not free:
         return None
     change: dict = {field: dice.pick(free)}
@@ -182,13 +181,14 @@ def _add_pattern(fact, words, dice):
     "Another pattern on an object that has one"
     if fact.a.pattern == "plain":
         return None
-    return _replace("pattern", PATTERNS[1:], fact, words, dice)
+    return _replace("pattern", fact, words, dice)
 
 
 def _absent(thing, fact, dice):
     "A thing turned into one whose noun and colour the scene does not show"
     shown = {word for other in fact.scene.things for word in other.pair}
-    pairs = [pair for pair in itertools.product(NOUNS, COLOURS) if shown.isdisjoint(pair)]
+    world = fact.scene.world
+    pairs = [pair for pair in itertools.product(world.nouns, world.colours) if shown.isdisjoint(pair)]
     noun, colour = dice.pick(pairs)
     return replace(thing, noun=noun, colour=colour)
 
@@ -209,8 +209,8 @@ def _add_object(fact, words, dice):
 
 
 KINDS: dict[str, Callable] = {
-    "replace_obj": partial(_replace, "noun", NOUNS),
-    "replace_att": partial(_replace, "colour", tuple(COLOURS)),
+    "replace_obj": partial(_replace, "noun"),
+    "replace_att": partial(_replace, "colour"),
     "replace_rel": _replace_relation,
     "swap_obj_kept": _keep_phrases,
     "swap_obj_nouns": partial(_exchange, "noun"),
@@ -221,19 +221,19 @@ KINDS: dict[str, Callable] = {
 "The kinds of the second version of our SugarCrepe → from (fact, words, dice) to twins, or None"
 
 # %% ../../../nbs/2_world/05_questions.ipynb #e6339a7a
-def _new_facts(split):
+def _new_facts(split, world):
     "A fact of every new scene of a split, without an end; all kinds ask of the same"
     for number in itertools.count():
-        scene = numbered_scene(split, number, single=0.0, placed=0.0)
+        scene = numbered_scene(split, number, single=0.0, placed=0.0, world=world)
         fact = _choose_fact(scene, Dice("c2lip question", split, number)) if _is_new(scene) else None
         if fact:
             yield number, fact
 
 
-def _make_twins(kind, make, n, split):
+def _make_twins(kind, make, n, split, world=DRAWN):
     "`n` twins of a kind, each of another scene"
     kept: list[_Twins] = []
-    for number, fact in _new_facts(split):
+    for number, fact in _new_facts(split, world):
         if len(kept) == n:
             break
         seed = (split, kind, number)
@@ -300,8 +300,8 @@ def _count(fact, words, dice):
     for _ in range(20):
         second = replace(fact.a, x=dice.between(0.2, 0.8), y=dice.between(0.2, 0.8))
         scene = scene or settle_scene(replace(fact.scene, things=(*fact.scene.things, second)))
-    plural = _without_article(fact.a) + ("" if fact.a.noun == "fish" else "s")
-    texts = (_listed(fact.a, "", fact.b), f"There are two {plural} and {_called(fact.b)}.")
+    several = plural(_without_article(fact.a))
+    texts = (_listed(fact.a, "", fact.b), f"There are two {several} and {_called(fact.b)}.")
     return _twins(fact, scene, texts)
 
 
@@ -354,6 +354,7 @@ def write_questions(
     items: int = 300,  # of a kind; two thirds of a doubt; of `swap_obj_nouns` so many that they are 31 % of both
     split: str = "test",  # test, or validation for every choice made along the way
     size: int = GRID,  # pixels of a side
+    world: World = DRAWN,
 ):
     "The second version of our SugarCrepe and the doubts: FOLDER/world_sugarcrepe_2, FOLDER/doubts, FOLDER/images"
     folder = Path(folder)
@@ -362,7 +363,7 @@ def write_questions(
         (folder / suite).mkdir(parents=True, exist_ok=True)
         for kind, make in kinds.items():
             wanted = items * (31 / 69 if kind == "swap_obj_nouns" else share)
-            twins = _make_twins(kind, make, max(1, round(wanted / 2)), split)
+            twins = _make_twins(kind, make, max(1, round(wanted / 2)), split, world)
             rows = _rows_of(twins, names)
             write_json(folder / suite / f"{kind}.json", dict(enumerate(rows)))
 

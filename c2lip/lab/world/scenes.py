@@ -28,12 +28,11 @@ from c2lip.lab.world.captions import (
     relation,
 )
 from c2lip.lab.world.drawn import (
-    COLOURS,
+    DRAWN,
     GRID,
-    HELD_OUT,
-    NOUNS,
     Dice,
     Scene,
+    World,
     draw_scene,
     make_scene,
     object_mask,
@@ -48,13 +47,14 @@ def _exchange_colours(scene, a, b):
 
 def exchanged_scenes(
     split: str = "test",  # test or validation
+    world: World = DRAWN,
 ) -> Iterator[tuple[str, Scene]]:  # (file name, scene), without an end
     "Held-out scenes whose first two things may exchange colours, each before its exchange"
     for number in itertools.count():
-        scene = make_scene(split, number, held_out=True)
+        scene = make_scene(split, number, held_out=True, world=world)
         a, b = scene.things[:2]
         pairs = set(itertools.product((a.noun, b.noun), (a.colour, b.colour)))
-        if len(pairs) == 4 and pairs <= HELD_OUT and a.pattern == b.pattern:
+        if len(pairs) == 4 and pairs <= world.held_out and a.pattern == b.pattern:
             yield f"heldout_{number:05d}.png", scene
             yield f"heldout_{number:05d}_exchanged.png", _exchange_colours(scene, a, b)
 
@@ -63,11 +63,12 @@ def benchmark_scenes(
     n: int,  # images
     split: str = "test",  # test or validation
     held_out: bool = False,  # scenes with held-out pairs
+    world: World = DRAWN,
 ) -> list[tuple[str, Scene]]:  # (file name, scene)
     "The scenes of the benchmark's images, in order: those of training from other seeds, but without single objects"
     if held_out:
-        return [(f"heldout_{i:05d}.png", make_scene(split, i, held_out=True)) for i in range(n)]
-    return [(f"scene_{i:05d}.png", numbered_scene(split, i, single=0.0)) for i in range(n)]
+        return [(f"heldout_{i:05d}.png", make_scene(split, i, held_out=True, world=world)) for i in range(n)]
+    return [(f"scene_{i:05d}.png", numbered_scene(split, i, single=0.0, world=world)) for i in range(n)]
 
 
 def save_scene(
@@ -101,7 +102,7 @@ def settle_scene(
     if scene.contact:
         a, b = scene.things[:2]
         sides = [a.side, b.side]
-        box, offsets = touching_box(scene.contact, (a.noun, b.noun), sides, mirrored=a.x < b.x)
+        box, offsets = touching_box(scene.world, scene.contact, (a.noun, b.noun), sides, mirrored=a.x < b.x)
 
         centres = np.array([[a.x, a.y], [b.x, b.y]])
         halves = np.array([[side / 2] for side in sides])
@@ -114,14 +115,14 @@ def settle_scene(
     return settled if _is_clear(settled) else None
 
 # %% ../../../nbs/2_world/04_scenes.ipynb #821f1c19
-def _groups(split):
+def _groups(split, world):
     "Two scenes that differ in two exchanged colours, and their captions, worded alike; without an end"
     for number in itertools.count(1):
-        scene = make_scene(split, "group", number - 1)
+        scene = make_scene(split, "group", number - 1, world=world)
         a, b = Dice("c2lip group", split, number - 1).shuffled(scene.things)[:2]
         where = relation(scene, a, b)
         exchanged = exchange(a, b)
-        if where is None or a.colour == b.colour or any(thing.pair in HELD_OUT for thing in exchanged):
+        if where is None or a.colour == b.colour or any(thing.held_out for thing in exchanged):
             continue
 
         captions = []
@@ -135,11 +136,12 @@ def write_groups(
     folder: str | Path,  # becomes folder/world_winoground with examples.jsonl and images/, Winoground's own format
     n: int = 300,  # groups
     split: str = "test",  # validation for every choice made along the way
+    world: World = DRAWN,
 ):
     "Groups of two images that differ in two exchanged colours, and their captions"
     home = Path(folder) / "world_winoground"
     lines = []
-    for k, (scenes, captions) in enumerate(itertools.islice(_groups(split), n)):
+    for k, (scenes, captions) in enumerate(itertools.islice(_groups(split, world), n)):
         for i, scene in enumerate(scenes):
             save_scene(scene, home / "images" / f"{k}_{i}.png")
         example = {
@@ -159,7 +161,7 @@ def _recoloured(scene, k, seed):
     "The scene with thing `k` in a colour that no object has and with which it is not held out; None where none is left"
     thing = scene.things[k]
     taken = {other.colour for other in scene.things}
-    free = [colour for colour in COLOURS if colour not in taken and (thing.noun, colour) not in HELD_OUT]
+    free = [colour for noun, colour in scene.world.half(False) if noun == thing.noun and colour not in taken]
     if not free:
         return None
     recoloured = replace(thing, colour=Dice("c2lip place", seed, k).pick(free))
@@ -190,11 +192,12 @@ def write_size_and_place(
     | Path,  # becomes folder/size_and_place with a file a row in SugarCrepe's form; images as the benchmark's
     n: int = 300,  # scenes
     split: str = "test",  # validation for every choice made along the way
+    world: World = DRAWN,
 ):
     "Captions with one colour changed, by the size of the object and its place"
     home = Path(folder) / "size_and_place"
     home.mkdir(parents=True, exist_ok=True)
-    questions = _colour_questions(benchmark_scenes(n, split))
+    questions = _colour_questions(benchmark_scenes(n, split, world=world))
     for kind in ("size", "place"):
         for task, rows in questions.groupby(kind):
             items = rows[["filename", "caption", "negative_caption"]]
@@ -205,6 +208,7 @@ def binding_scenes(
     n: int,  # scenes
     split: str = "test",  # validation for every choice made along the way
     held_out: bool = False,  # all four pairs held out, or none
+    world: World = DRAWN,
 ) -> list[Scene]:
     "Scenes of four things: two nouns in two colours each"
     scenes: list[Scene] = []
@@ -212,13 +216,13 @@ def binding_scenes(
     while len(scenes) < n:
         dice = Dice("c2lip binding", split, held_out, number)
         number += 1
-        nouns = dice.shuffled(NOUNS)[:2]
-        colours = dice.shuffled(COLOURS)[:2]
+        nouns = dice.shuffled(world.nouns)[:2]
+        colours = dice.shuffled(world.colours)[:2]
         pairs = list(itertools.product(nouns, colours))
-        if any((pair in HELD_OUT) != held_out for pair in pairs):
+        if any((pair in world.held_out) != held_out for pair in pairs):
             continue
 
-        scene = make_scene(split, "binding", number, count=4, contact=0.0)
+        scene = make_scene(split, "binding", number, count=4, contact=0.0, world=world)
         changes = {}
         for thing, (noun, colour) in zip(scene.things, dice.shuffled(pairs)):
             changes[thing] = replace(thing, noun=noun, colour=colour)
@@ -237,7 +241,7 @@ def _annotations(image, scene, size):
         annotation = {
             "id": first + k,
             "image_id": image,
-            "category_id": NOUNS.index(thing.noun),
+            "category_id": scene.world.nouns.index(thing.noun),
             "segmentation": {"size": [size, size], "counts": run_lengths["counts"].decode()},
             "phrase": name_thing(thing, pattern=True),
             "rivals": {
@@ -254,13 +258,14 @@ def write_localisation(
     n: int = 100,  # scenes of each half
     split: str = "test",  # validation for every choice made along the way
     size: int = GRID,  # pixels of a side
+    world: World = DRAWN,
 ):
     "Binding scenes and their annotations, COCO's instances.json"
-    categories = [{"id": i, "name": noun} for i, noun in enumerate(NOUNS)]
+    categories = [{"id": i, "name": noun} for i, noun in enumerate(world.nouns)]
     for half in ("", "heldout"):
         images = []
         annotations = []
-        for number, scene in enumerate(binding_scenes(n, split, half == "heldout")):
+        for number, scene in enumerate(binding_scenes(n, split, half == "heldout", world)):
             name = f"{half}_binding_{number:05d}.png".strip("_")
             save_scene(scene, Path(folder) / "images" / name, size)
             images.append({"id": number, "file_name": name, "width": size, "height": size})
