@@ -342,16 +342,17 @@ def noun_phrases_many(
     >>> noun_phrases_many(["A dog on a sofa.", ""])
     [[Phrase(text='A dog', start=0, end=5), Phrase(text='a sofa', start=9, end=15)], []]
     """
-    import torch  # spaCy imports it anyhow
-
     by_name = nlp is None or isinstance(nlp, (str, Path))
     pipeline = load_pipeline(nlp) if by_name else nlp
     parse = partial(_parse, make_rules(rules), pipeline)
     zones = [captions[first : first + ZONE] for first in range(0, len(captions), ZONE)]
+    if nlp is not None or sys.platform != "linux" or len(zones) < 2:
+        return [*chain.from_iterable(map(parse, zones))]  # few captions need no torch
+
+    import torch
+
     processes = min(torch.get_num_threads(), len(zones))
-    if nlp is not None or sys.platform != "linux" or processes == 1:  # by fork
-        processes = 0
-    parsed = in_workers(parse, zones, processes, "fork")
+    parsed = in_workers(parse, zones, processes if processes > 1 else 0, "fork")
     return [*chain.from_iterable(parsed)]
 
 # %% ../nbs/1_method/06_concepts.ipynb #aff446fe

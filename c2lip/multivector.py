@@ -5,7 +5,7 @@
 # %% ../nbs/1_method/14b_multivector.ipynb #05c8718d
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,8 @@ from .towers import Towers, load, save
 from .towers.folders import model_home, release_record
 
 # %% auto #0
-__all__ = ['encode_images', 'Store', 'compress', 'restore', 'encode_texts', 'maxsim', 'SentenceModule',
-           'to_sentence_transformers']
+__all__ = ['encode_images', 'Store', 'compress', 'restore', 'text_vectors', 'own_share', 'encode_texts', 'maxsim',
+           'SentenceModule', 'to_sentence_transformers']
 
 # %% ../nbs/1_method/14b_multivector.ipynb #68a0e9c9
 def encode_images(
@@ -36,16 +36,12 @@ def encode_images(
     """The vectors of images: the image's own, side −1, then its M patches, row by row, side +1.
     Raise `UserError` for towers whose visual tokens are not known"""
     device = towers.model.logit_scale.device
-    preprocess = None
+    preprocess = towers.preprocess
     arrays = []
     with evaluating(towers.model):
         for start in range(0, len(images), batch_size):
-            pixels = []
-            for image in images[start : start + batch_size]:
-                if not isinstance(image, Tensor):
-                    preprocess = preprocess or towers.preprocess
-                    image = preprocess(image)
-                pixels.append(image)
+            some = images[start : start + batch_size]
+            pixels = [image if isinstance(image, Tensor) else preprocess(image) for image in some]
             v, tokens = encoding.encode_images(towers.model, torch.stack(pixels).to(device), tokens=True)
 
             assert tokens is not None  # they were asked for
@@ -60,27 +56,11 @@ class Store(NamedTuple):
     "How the vectors of an image are kept"
 
     vectors: int = 12  # beside the image's own; 0: all its patches
-    by: np.ndarray | None = None  # (U,D) phrases, whose best patches are kept; None: fewer by Ward's clusters
     numbers: str = "int8"  # float32, float16, int8
 
 
-def _chosen(patches, count, phrases):
-    "The patches that phrases need most, one after the other"
-    cosines = phrases @ patches.T
-    covered = np.full((len(phrases), 1), -1.0)
-    rows = []
-    for _ in range(count):
-        covering = np.maximum(covered, cosines)
-        row = int(covering.sum(0).argmax())
-        covered = covering[:, row, None]
-        rows.append(row)
-    return patches[sorted(rows)]
-
-
-def _fewer(patches, count, by):
-    "(count,D) of (M,D) patches; where several are alike, perhaps less"
-    if by is not None:
-        return _chosen(patches, count, by)
+def _fewer(patches, count):
+    "(count,D) of (M,D) patches, Ward's clusters; where several are alike, perhaps less"
     try:
         from scipy.cluster import hierarchy
     except ImportError:
@@ -98,7 +78,7 @@ def compress(
     "Fewer vectors of an image, and fewer bytes for each; `maxsim` takes them all. `UserError` for an unknown word"
     check_choice("numbers", store.numbers, ["float32", "float16", "int8"])
     if 0 < store.vectors < len(image) - 1:
-        patches = _fewer(image[1:, :-1], store.vectors, store.by)
+        patches = _fewer(image[1:, :-1], store.vectors)
         image = np.vstack([image[:1], np.pad(patches, ((0, 0), (0, 1)), constant_values=1)])
     if store.numbers == "int8":
         largest = np.abs(image[:, :-1]).max(1, keepdims=True)
@@ -117,8 +97,11 @@ def restore(
     return np.hstack([vectors, np.sign(image[:, -1:])]).astype(np.float32)
 
 # %% ../nbs/1_method/14b_multivector.ipynb #765937c7
-def _embedded(towers, words):
-    "word → its unit vector (D,), float32"
+def text_vectors(
+    towers: Towers,  # model and tokenizer
+    words: Iterable[str],  # texts or phrases; repeats allowed
+) -> dict[str, np.ndarray]:  # each → its unit vector (D,), float32
+    "Texts or phrases, each embedded alone and once"
     words = list(dict.fromkeys(words))
     device = towers.model.logit_scale.device
     with evaluating(towers.model):
@@ -127,22 +110,28 @@ def _embedded(towers, words):
     return dict(zip(words, torch.cat(vectors).numpy()))
 
 
+def own_share(
+    towers: Towers,  # as `load` gives them
+) -> float:
+    "m, of the phrases in the score: the model's own, in record.json, else one half"
+    record = release_record(model_home(towers.name))
+    return (record.get("readout") or {}).get("mixture", 0.5)
+
+
 def encode_texts(
     towers: Towers,  # model and tokenizer
     texts: Sequence[str],  # T
-    share: float | None = None,  # m, of the phrases; None: the model's own, in record.json, else one half
+    share: float | None = None,  # m, of the phrases; None: the model's own
     phrases: Sequence[Sequence[str]] | None = None,  # of each text; None: they are found
 ) -> list[np.ndarray]:  # T of (1+P,D+1) float32
     "The vectors of texts: the text's own, (1−m)·t and side −1, then m/P·c of its P phrases, side +1"
-    if share is None:
-        record = release_record(model_home(towers.name))
-        share = (record.get("readout") or {}).get("mixture", 0.5)
+    share = own_share(towers) if share is None else share
     Range(0, 1).check("the share of phrases", share)
     if phrases is None:
         found = noun_phrases_many(list(texts), none="caption")
         phrases = [[phrase.text for phrase in some] or [text] for text, some in zip(texts, found)]
 
-    vector_of = _embedded(towers, [*texts, *(phrase for some in phrases for phrase in some)])
+    vector_of = text_vectors(towers, [*texts, *(phrase for some in phrases for phrase in some)])
     arrays = []
     for text, some in zip(texts, phrases):
         weight = share if len(some) else 0.0

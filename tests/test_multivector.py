@@ -9,12 +9,18 @@ from sentence_transformers.multi_vector_encoder.interpretability import maxsim_s
 from small_models import small_siglip
 
 from c2lip.core import UserError
+from c2lip.lab.attention.presence import fit_presence, presence
 from c2lip.lab.evaluation.base import Scorer
 from c2lip.lab.evaluation.embeddings import embed_images, embed_texts
 from c2lip.lab.evaluation.readouts import Reading, Readout
-from c2lip.multivector import encode_images, encode_texts, maxsim, to_sentence_transformers
+from c2lip.multivector import (
+    encode_images,
+    encode_texts,
+    maxsim,
+    to_sentence_transformers,
+)
 from c2lip.pooling import attn_weights
-from c2lip.towers import load
+from c2lip.towers import load, save
 from c2lip.towers.transformers import to_hugging_face
 
 TEXTS = ["A red mug on the left of a blue fish.", "two hats beside a boat and a key", "nothing at all", "été"]
@@ -55,6 +61,27 @@ def test_maxsim_is_the_mixture_by_the_best_patch(towers, images, share):
 
     found = maxsim(encode_texts(towers, TEXTS, share), encode_images(towers, images, batch_size=3))
     assert np.abs(found - wanted).max() < 1e-5
+
+
+def test_presence_is_a_curve_of_the_best_patch(towers, images, tmp_path):
+    "Of every kind of towers; its numbers go with the weights, and with no others"
+    phrases = ["a red mug", "a blue fish", "a white key"]
+    best = maxsim(encode_texts(towers, phrases, 1.0, [[phrase] for phrase in phrases]), encode_images(towers, images))
+    true, false = ([[phrases[i]] for i in places] for places in (best.argmax(0), best.argmin(0)))
+    fitted = fit_presence(towers, images, true, false)
+    fitted.keep(save(towers, tmp_path / "one"))
+    own = load(save(load(tmp_path / "one"), tmp_path / "two"))
+    with pytest.raises(UserError, match="no better than false ones"):
+        fit_presence(towers, images, false, true)
+
+    for prior in (0.5, 0.03):
+        found = presence(own, images[4], phrases, prior)
+        assert np.abs(found.probability - fitted.probability(best[:, 4], prior)).max() < 1e-4
+        assert np.array_equal(found.maps.max(1), found.probability)
+
+    own.model.logit_scale.data += 1
+    with pytest.raises(UserError, match="has no presence.json"):
+        presence(load(save(own, tmp_path / "three")), images[4], phrases)
 
 
 @pytest.fixture(scope="module")

@@ -39,12 +39,15 @@ from c2lip.core.files import (
 from .architectures import translate
 from c2lip.towers.folders import (
     EMBEDDED,
+    FITTED,
     RELEASED,
     base_folder,
     check_finite,
     digest,
+    keep_fitted,
     model_home,
     own_names,
+    read_fitted,
     release_record,
 )
 from .foreign import fill_views
@@ -201,6 +204,11 @@ def _write_release(towers, folder, record):
             "files": {name: digest(stage, name) for name in RELEASED[1:] if (stage / name).exists()},
             "sha256": digest(stage),
         }
+        for name in FITTED:
+            with suppress(UserError):
+                fitted = read_fitted(towers.name, name)
+                if fitted and made_from.get("sha256") == known["sha256"]:
+                    keep_fitted(stage, name, fitted)
         write_json(stage / "record.json", known)
         with form_errors("the record", "settings, versions and interpolation that are objects, results as tables"):
             _write_card(known, config, folder, stage)

@@ -17,7 +17,9 @@ from PIL import Image
 from ..core import UserError
 from ..core.files import whole, write_json
 from ..encoding import encode_images, evaluating
+from ..multivector import own_share
 from . import Towers
+from .folders import read_fitted
 from .transformers import save_tokenizer
 
 # %% ../../nbs/1_method/15_onnx.ipynb #0a0e0005
@@ -61,8 +63,9 @@ def export_onnx(
     towers: Towers,  # of any kind whose visual tokens are known
     folder: Path | str,  # made if missing
 ) -> float:  # the largest difference between onnxruntime and PyTorch
-    """Write image.onnx (images → image, tokens), text.onnx (ids → text), all unit vectors, the tokenizer and
-    preprocess.json. Raise `UserError` where the extra c2lip[onnx] is missing or the answers differ by over 1e-4"""
+    """Write image.onnx (images → image, tokens), text.onnx (ids of texts and phrases → text), all unit vectors, the
+    tokenizer, and preprocess.json with the share of phrases and the numbers of `presence`. Raise `UserError` where the
+    extra c2lip[onnx] is missing or the answers differ by over 1e-4"""
     try:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401  (torch.onnx needs it)
@@ -82,5 +85,6 @@ def export_onnx(
 
         if hasattr(towers.tokenizer, "save_pretrained"):
             save_tokenizer(towers.tokenizer, stage)
-        write_json(stage / "preprocess.json", {**towers.preprocess_cfg, "made_by": "c2lip"})
+        fitted = {"share": own_share(towers), "presence": read_fitted(towers.name, "presence.json"), "made_by": "c2lip"}
+        write_json(stage / "preprocess.json", towers.preprocess_cfg | fitted)
     return largest

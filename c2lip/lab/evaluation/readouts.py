@@ -6,7 +6,6 @@
 __all__ = ['Readout', 'own_readout', 'Reading', 'Parts', 'fit_parts', 'own_scores']
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #ce513183
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,16 +16,16 @@ import torch
 from torch import Tensor
 
 from ...concepts import noun_phrases_many
-from ...core import UserError
-from ...core.files import form_errors, read_json, write_json
+from ...core import Range, UserError, check_choice
+from ...core.files import form_errors
 from .base import Scorer
 from .embeddings import embed_texts, embed_tokens
 from .relations import Head, Relation, fit_head, pair_features, relations_many
 from .scores import similarity
-from ...towers.folders import model_home, release_record
+from ...towers.folders import keep_fitted, model_home, read_fitted, release_record
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #1281d1c1
-_KINDS = ("patches", "best patch", "pooled")
+_KINDS = ["patches", "best patch"]
 _MEMORY = 4e9  # bytes of visual tokens that are held at once
 
 
@@ -35,7 +34,7 @@ class Readout(NamedTuple):
 
     mixture: float = 0.5  # share of x; 0: v·t alone
     scale: float = 10.0  # β of the attention
-    of: str = "patches"  # what a phrase is compared with: v̂ (patches), its "best patch", or v ("pooled")
+    of: str = "patches"  # what a phrase is compared with: v̂ (patches), or its "best patch"
 
     def score(
         self,
@@ -50,56 +49,42 @@ class Readout(NamedTuple):
 
 def _check(readout):
     "Raise `UserError` for a readout that there is not"
-    if readout.of not in _KINDS or not 0 <= readout.mixture <= 1 or not 0 <= readout.scale < math.inf:
-        raise UserError(
-            f"a readout has a mixture from 0 to 1, a scale from 0, and one of {', '.join(_KINDS)}; "
-            f"not {', '.join(map(str, readout))}"
-        )
+    check_choice("what a phrase is compared with", readout.of, _KINDS)
+    Range(0, 1).check("the mixture", readout.mixture)
+    Range(0, 1e6).check("the scale", readout.scale)
 
 
 def own_readout(
     towers,  # Towers
 ) -> Readout:
     "The mixture and scale in the model's record.json, under `readout`; the default where there are none"
-    name = getattr(towers, "name", "")
-    folder = model_home(name)
-    record = release_record(folder)
-    kept = record.get("readout") or {}
-    try:
+    folder = model_home(getattr(towers, "name", ""))
+    kept = release_record(folder).get("readout") or {}
+    with form_errors(folder, "a readout that is a mixture and a scale"):
         readout = Readout(**kept)
         _check(readout)
         return readout
-    except TypeError:
-        raise UserError(f"{folder}: the record's readout should be a mixture and a scale, not {kept}") from None
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #a19b3e2b
 _WORDS: dict[str, list[str]] = {}  # text → its phrases, for the next model
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #a9ddd530
 def _phrase_cosines(c, tokens, readout):
-    "Phrases (b,K,D) in the patches (b,M,D) of their images: (b,K), the cosine with v̂ or with the best patch"
-    s = c @ tokens.mT
+    "Phrases (K,D) in the patches (M,D) of an image: (K,), the cosine with v̂ or with the best patch"
+    s = c @ tokens.T
     if readout.of == "best patch":
         return s.amax(-1)
     a = (readout.scale * s).softmax(-1)
-    gram = tokens @ tokens.mT
-    norm2 = torch.linalg.vecdot(a, a @ gram).clamp_min(1e-12)
-    return torch.linalg.vecdot(a, s) * norm2.rsqrt()
+    return torch.linalg.vecdot(a, s) / (a @ tokens).norm(dim=-1).clamp_min(1e-6)
 
 
 def _cosines_of_pairs(tokens, concepts, image, phrase, readout):
-    "(P,) x of phrases in images, the pairs sorted by image; images of like counts together"
-    x = torch.empty(len(phrase))
+    "(P,) x of phrases in images, the pairs sorted by image"
     images, counts = image.unique_consecutive(return_counts=True)
-    starts = counts.cumsum(0) - counts
-    for some in counts.argsort().split(64):
-        slots = torch.arange(int(counts[some].max()))
-        real = slots < counts[some, None]
-        places = (starts[some, None] + slots).clamp(max=len(phrase) - 1)
-        c = concepts[phrase[places]]  # (b,K,D)
-        cosines = _phrase_cosines(c, tokens[images[some]], readout)
-        x[places[real]] = cosines[real]
-    return x
+    x = []
+    for row, some in zip(images.tolist(), phrase.split(counts.tolist())):
+        x.append(_phrase_cosines(concepts[some], tokens[row], readout))
+    return torch.cat(x)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #f7169d4f
 class _Phrases:
@@ -169,11 +154,7 @@ class Reading(_Phrases):
         pairs, pair_of = pairs.unique(return_inverse=True)  # each once, by image
         image = pairs // len(self.concepts)
         phrase = pairs % len(self.concepts)
-        if readout.of == "pooled":
-            x = similarity(self.vectors[image], self.concepts[phrase])
-        else:
-            x = _cosines_of_pairs(self.tokens, self.concepts, image, phrase, readout)
-
+        x = _cosines_of_pairs(self.tokens, self.concepts, image, phrase, readout)
         text_of = torch.arange(len(counts)).repeat_interleave(counts)
         return torch.zeros(len(counts)).index_add(0, text_of, x[pair_of]) / counts
 
@@ -213,12 +194,8 @@ def _features(reading, rows, relations, scale):
 def _wordings(reading, head, relations):
     "(P,W) which of the head's wordings a relation's is: itself, or those whose vectors are near"
     words = list(dict.fromkeys(relation.words for relation in relations))
-    weights = torch.zeros(len(words), len(head.words))
+    weights = torch.tensor([[float(word == known) for known in head.words] for word in words])
     unseen = [word for word in words if word not in head.words]
-    for row, word in enumerate(words):
-        if word in head.words:
-            weights[row, head.words.index(word)] = 1.0
-
     if unseen:
         vectors = reading.embed([f"a thing {word} a thing" for word in [*head.words, *unseen]])
         known, new = vectors.split([len(head.words), len(unseen)])
@@ -299,7 +276,7 @@ class Parts(NamedTuple):
     ):
         "Write the parts beside the weights"
         content = self._asdict() | {"readout": self.readout._asdict(), "head": self.head._asdict()}
-        write_json(Path(folder) / _FILE, content)
+        keep_fitted(folder, _FILE, content)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #e230287d
 def _spread(reading, readout, head, images, captions):
@@ -342,13 +319,10 @@ def _own_parts(
     towers: Any,  # Towers
 ) -> Parts | None:  # None where the model has none
     "The parts that a release holds; `UserError` for a file that is none"
-    name = getattr(towers, "name", "")
-    folder = model_home(name)
-    file = next((place / _FILE for place in (folder, folder / "model") if (place / _FILE).is_file()), None)
-    if file is None:
+    content = read_fitted(towers.name, _FILE)
+    if not content:
         return None
-    with form_errors(file, "the parts of a score; fit them again, or delete it"):
-        content = read_json(file)
+    with form_errors(_FILE, "the parts of a score; fit them again, or delete it"):
         head = Head(**content["head"])
         return Parts(Readout(**content["readout"]), float(content["weight"]), head, list(content["spread"]))
 
