@@ -124,7 +124,7 @@ def release_record(
 def _say_unrecorded(folder):
     print(f"{folder} has no record.json: whether its files are as they were released is not known", flush=True)
 
-
+# %% ../../nbs/1_method/10_model_folders.ipynb #b88769e0
 FITTED = ("parts.json", "presence.json")
 "What may lie beside weights that it was fitted to: the parts of a score, the probability of a phrase"
 
@@ -152,7 +152,7 @@ def read_fitted(
             return content
     return {}
 
-
+# %% ../../nbs/1_method/10_model_folders.ipynb #589d49c6
 def _check_digests(folder):
     "Raise `UserError` where the files of a release are not those that its record was written with"
     record = release_record(folder)
