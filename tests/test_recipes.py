@@ -106,6 +106,8 @@ def test_the_paper_s_recipe_holds_the_paper_s_values():
     assert set(one) - set(given) == {"accumulate"}
     letter, baseline = read_recipe("c2lip_paper"), read_recipe("c2lip_paper_baseline")
     assert baseline == letter | dict(lambda_npc=0, lambda_xac=0), "the fair control differs in the two weights alone"
+    newer = dict(model="ViT-B-16-SigLIP2:webli")
+    assert read_recipe("c2lip_siglip2") == letter | newer and read_recipe("c2lip_siglip2_baseline") == baseline | newer
     short = re.search(r"-p epochs ([\d.]+) -p run_dir runs/cc3m-short", (ROOT / "nbs/walkthrough.ipynb").read_text())
     assert float(short[1]) * 3673 > 2 * given["warmup"], "the short run gets past its warm-up"
 

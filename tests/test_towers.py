@@ -222,10 +222,8 @@ FORMS = {  # file → what it holds of a state, or writes with the model
         n.replace("c_fc.", "c_fc.base_layer."): w for n, w in renamed(s, "base_model.model.").items()
     },
     "old.pt": lambda s: {n.removeprefix("" if "logit_bias" in s else "text."): w for n, w in s.items()},
-    "lightning.ckpt": lambda s: {"state_dict": renamed(s, "model.clip.")},
     "plain.safetensors": lambda s: s,
     "visual.pt": lambda s: {"model": {n: w for n, w in s.items() if n.startswith("visual.")}},
-    "wrapped.safetensors": lambda s: renamed(s, "model."),
 }
 
 
@@ -271,7 +269,6 @@ REFUSED = {  # what is saved of a state → what the one line says
         lambda s, _: {n: w for n, w in s.items() if n[:7] == "visual." and n != "visual.proj"},
         'Missing key.*"proj"',
     ),
-    "another size": (lambda s, _: s | {"visual.proj": torch.zeros(3, 64)}, "size mismatch for visual.proj"),
     "LoRA": (lambda s, _: s | {"visual.lora_A.weight": torch.zeros(3)}, "not merged: .*merge_and_unload"),
     "two models": (lambda s, _: {"model": s, "ema": s}, "several models, (ema|model).*name one"),
     "another model": (lambda s, _: {"encoder.w": torch.zeros(3)}, "no weight has a name .*encoder.w"),
