@@ -201,7 +201,7 @@ def test_the_paper_s_recipe_runs_by_its_papermill_line(shards, tmp_path, run):
 
 
 @pytest.mark.parametrize(
-    "recipe", [p for p in RECIPES if p.stem not in ("base", "base_clip", "cc3m_c2lip")], ids=lambda p: p.stem
+    "recipe", [p for p in RECIPES if not p.stem.startswith("base") and p.stem != "cc3m_c2lip"], ids=lambda p: p.stem
 )
 def test_the_other_recipes_run(recipe, shards, tmp_path):
     given = {"data": f"{shards}/*.tar", **TINY}

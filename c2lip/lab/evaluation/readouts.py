@@ -25,7 +25,7 @@ from .scores import similarity
 from ...towers.folders import keep_fitted, model_home, read_fitted, release_record
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #1281d1c1
-_KINDS = ["patches", "best patch"]
+_KINDS = ["patches", "best patch", "pooled"]
 _MEMORY = 4e9  # bytes of visual tokens that are held at once
 
 
@@ -34,7 +34,7 @@ class Readout(NamedTuple):
 
     mixture: float = 0.5  # share of x; 0: v·t alone
     scale: float = 10.0  # β of the attention
-    of: str = "patches"  # what a phrase is compared with: v̂ (patches), or its "best patch"
+    of: str = "patches"  # what a phrase is compared with: v̂ (patches), its "best patch", or v ("pooled")
 
     def score(
         self,
@@ -154,7 +154,10 @@ class Reading(_Phrases):
         pairs, pair_of = pairs.unique(return_inverse=True)  # each once, by image
         image = pairs // len(self.concepts)
         phrase = pairs % len(self.concepts)
-        x = _cosines_of_pairs(self.tokens, self.concepts, image, phrase, readout)
+        if readout.of == "pooled":
+            x = similarity(self.vectors[image], self.concepts[phrase])
+        else:
+            x = _cosines_of_pairs(self.tokens, self.concepts, image, phrase, readout)
         text_of = torch.arange(len(counts)).repeat_interleave(counts)
         return torch.zeros(len(counts)).index_add(0, text_of, x[pair_of]) / counts
 
@@ -319,7 +322,7 @@ def _own_parts(
     towers: Any,  # Towers
 ) -> Parts | None:  # None where the model has none
     "The parts that a release holds; `UserError` for a file that is none"
-    content = read_fitted(towers.name, _FILE)
+    content = read_fitted(getattr(towers, "name", ""), _FILE)
     if not content:
         return None
     with form_errors(_FILE, "the parts of a score; fit them again, or delete it"):
