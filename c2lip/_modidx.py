@@ -2461,6 +2461,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                              'c2lip.trees._is_one_compound': ('1_method/trees.html#_is_one_compound', 'c2lip/trees.py'),
                              'c2lip.trees._is_participle': ('1_method/trees.html#_is_participle', 'c2lip/trees.py'),
                              'c2lip.trees._load': ('1_method/trees.html#_load', 'c2lip/trees.py'),
+                             'c2lip.trees._opened': ('1_method/trees.html#_opened', 'c2lip/trees.py'),
                              'c2lip.trees._repair': ('1_method/trees.html#_repair', 'c2lip/trees.py'),
                              'c2lip.trees._without_second_verb': ('1_method/trees.html#_without_second_verb', 'c2lip/trees.py'),
                              'c2lip.trees._without_verb_at_the_end': ('1_method/trees.html#_without_verb_at_the_end', 'c2lip/trees.py'),

@@ -67,27 +67,16 @@ _BETWEEN_WORDS = re.compile(
 _TWO_WORDS = re.compile(r"[^\W\d_]+\.(?!(?:com|net|org|edu|gov)$)[^\W\d_]+", re.I)  # a mug.blue is no address
 
 
-@lru_cache(maxsize=4)
-def _load(source):
+def _opened(source):
+    "The pipeline of a folder or package, with word boundaries for captions, once it has read a sentence"
     import spacy  # here, because it takes most of a second and imports torch
     from spacy.util import compile_infix_regex
 
-    try:
-        for file in Path(source).rglob("*"):
-            if not file.is_dir():
-                regular(file)  # a pipe would be waited for
-        nlp = spacy.load(source, exclude=["ner", "lemmatizer", "entity_linker", "textcat"])
-    except OSError as e:
-        if Path(source).is_dir():
-            raise UserError(f"{source} is no whole pipeline of spaCy: {one_line(e, 200)}") from None
-        raise UserError(
-            f"there is no spaCy pipeline {source!r}; expected a folder of spaCy, "
-            "or an installed pipeline: python -m spacy download en_core_web_sm"
-        ) from None
-    except Exception as e:  # spaCy names what its config.cfg asks for and is not installed
-        raise UserError(
-            f"{source}/config.cfg asks for code of its own, which is not run, or is damaged: {one_line(e, 200)}"
-        ) from None
+    for file in Path(source).rglob("*"):
+        if not file.is_dir():
+            regular(file)  # a pipe would be waited for
+    nlp = spacy.load(source, exclude=["ner", "lemmatizer", "entity_linker", "textcat"])
+
     tokenizer: Any = nlp.tokenizer
     infixes = [*(nlp.Defaults.infixes or ()), _BETWEEN_WORDS.pattern]
     tokenizer.infix_finditer = compile_infix_regex(infixes).finditer
@@ -99,6 +88,27 @@ def _load(source):
     if not (probe.has_annotation("DEP") and probe[2].pos_):
         raise UserError(f"the spaCy pipeline {source!r} does not both tag and parse; expected one like en_core_web_sm")
     return nlp
+
+
+@lru_cache(maxsize=4)
+def _load(source):
+    try:
+        return _opened(source)
+    except UserError:
+        raise
+    except OSError as e:
+        if Path(source).is_dir():
+            raise UserError(f"{source} is no whole pipeline of spaCy: {one_line(e, 200)}") from e
+        raise UserError(
+            f"there is no spaCy pipeline {source!r}; expected a folder of spaCy, "
+            "or an installed pipeline: python -m spacy download en_core_web_sm"
+        ) from e
+    except Exception as e:  # spaCy names what its config.cfg asks for and is not installed
+        by_spacy = type(e).__module__ != "builtins" or str(e).startswith("[E")
+        cause = f": {one_line(e, 200)}" if by_spacy else ""
+        raise UserError(
+            f"{source} is damaged, or its config.cfg asks for code of its own, which is not run{cause}"
+        ) from e
 
 # %% ../nbs/1_method/05_trees.ipynb #359190d0
 _IN_NAMES = "|".join(WORD_LISTS["in_names"])
