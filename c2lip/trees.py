@@ -107,7 +107,7 @@ def _load(source):
         by_spacy = type(e).__module__ != "builtins" or str(e).startswith("[E")
         cause = f": {one_line(e, 200)}" if by_spacy else ""
         raise UserError(
-            f"{source} is damaged, or its config.cfg asks for code of its own, which is not run{cause}"
+            f"{source}/config.cfg asks for code of its own, which is not run, or the pipeline is damaged{cause}"
         ) from e
 
 # %% ../nbs/1_method/05_trees.ipynb #359190d0
