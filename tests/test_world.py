@@ -82,7 +82,8 @@ def test_masks_cover_what_was_drawn(data):
         changed = np.abs(np.asarray(draw_scene(scene), dtype=int) - empty).sum(-1) > 90
         masks = np.any([object_mask(t) for t in scene.things], axis=0)
         assert (changed & ~masks).mean() < 0.05  # shadows are outside the masks
-        assert (masks & changed).sum() > 0.4 * masks.sum()  # white objects on light ground hardly change a pixel
+        least = 0.4 if data == "cutouts" else 0.5  # white objects on light ground hardly change a pixel
+        assert (masks & changed).sum() > least * masks.sum()
 
 
 def test_a_question_of_two_scenes_cannot_be_answered_without_an_image(tmp_path):

@@ -241,7 +241,7 @@ def form_errors(
         if isinstance(e, UserError) or not (field or isinstance(e, _OF_FORM)):
             raise
         wrong = f"lacks {e}" if isinstance(e, KeyError) else "holds a value that does not fit"
-        raise UserError(f"{file} {wrong}{f' at {field[1]}' if field else ''}; expected {form}") from None
+        raise UserError(f"{file} {wrong}{f' at {field[1]}' if field else ''}; expected {form}") from e
 
 # %% ../../nbs/1_method/02_files.ipynb #eefea50a
 def json_object(
@@ -350,7 +350,8 @@ def whole(
             theirs = [name for name in sorted(os.listdir(stage)) if os.path.lexists(folder / name)]
             if theirs and not set(keys) <= json_object(folder / mark).keys():
                 raise UserError(f"{folder} holds {theirs[0]}, which is not written over: choose another folder")
-            with sole_writer(tempfile.gettempdir(), "another process moves files for too long", name="c2lip.lock"):
+            name = f"c2lip-{folder.stat().st_uid}.lock"  # that of another user may not be opened
+            with sole_writer(tempfile.gettempdir(), "another process moves files for too long", name=name):
                 os.rename(stage, folder / ".whole")
                 settle(folder)
                 os.rename(folder / ".whole", stage)

@@ -160,21 +160,23 @@ def _with_transformers(kind):
 
 def _write_card(record, config, folder, stage):
     "Write README.md of a release folder from its record and configuration; its text"
-    sigmoid = config["model_cfg"].get("init_logit_bias") is not None
-    fields = {
-        "resize_mode": "shortest",
-        "interpolation": "bicubic",
-        **config["preprocess_cfg"],
-        "front": _front_matter(record, "siglip" if sigmoid else "clip"),
-        "title": markdown_text(folder.name if folder.name != "model" else folder.absolute().parent.name),
-        "millions": f"{record['parameters'] / 1e6:,.2f}",
-        "head": "sigmoid" if sigmoid else "softmax",
-        "made": markdown_table(["", ""], _how_it_was_made(record)),
-        "results": "\n\n".join(_result_tables(record)) or "Nothing was measured on these very weights.",
-        "length": config["model_cfg"]["text_cfg"].get("context_length", 77),
-        "transformers": _with_transformers(record["transformers"]),
-        "sha256": record["sha256"],
-    }
+    file = f"record.json or {RELEASED[1]} in {folder}"
+    with form_errors(file, "settings, versions and interpolation that are objects, results as tables"):
+        sigmoid = config["model_cfg"].get("init_logit_bias") is not None
+        fields = {
+            "resize_mode": "shortest",
+            "interpolation": "bicubic",
+            **config["preprocess_cfg"],
+            "front": _front_matter(record, "siglip" if sigmoid else "clip"),
+            "title": markdown_text(folder.name if folder.name != "model" else folder.absolute().parent.name),
+            "millions": f"{record['parameters'] / 1e6:,.2f}",
+            "head": "sigmoid" if sigmoid else "softmax",
+            "made": markdown_table(["", ""], _how_it_was_made(record)),
+            "results": "\n\n".join(_result_tables(record)) or "Nothing was measured on these very weights.",
+            "length": config["model_cfg"]["text_cfg"].get("context_length", 77),
+            "transformers": _with_transformers(record["transformers"]),
+            "sha256": record["sha256"],
+        }
 
     template = Template(shipped("card.md").read_text(encoding="utf8"))
     text = template.substitute(fields)
@@ -210,8 +212,7 @@ def _write_release(towers, folder, record):
                 if fitted and made_from.get("sha256") == known["sha256"]:
                     keep_fitted(stage, name, fitted)
         write_json(stage / "record.json", known)
-        with form_errors("the record", "settings, versions and interpolation that are objects, results as tables"):
-            _write_card(known, config, folder, stage)
+        _write_card(known, config, folder, stage)
 
 # %% ../../nbs/1_method/14_release.ipynb #2bf46379
 def save(
@@ -388,13 +389,12 @@ def add_results(
     record = release_record(folder)
     shown = [column for column in table.columns if not str(column).startswith(("ties", "nan"))]
     table = table[shown]
-    values: Any = table.astype(object)
-    values = values.where(table.notna(), None)  # JSON has no NaN
+    values: Any = table.astype(object).where(table.notna(), None)  # JSON has no NaN
     part = {"on": on, "columns": [str(column) for column in shown], "rows": values.values.tolist()}
 
-    with form_errors(f"record.json or {RELEASED[1]} in {folder}", "what save wrote"):
+    with form_errors(folder / "record.json", "results as tables"):
         others = [older for older in record.get("results", []) if older["on"] != on]
-        known = {**record, "results": [*others, part]}
-        with whole(folder, "record.json") as stage:
-            write_json(stage / "record.json", known)
-            return _write_card(known, read_json(folder / RELEASED[1]), folder, stage)
+    known = {**record, "results": [*others, part]}
+    with whole(folder, "record.json") as stage:
+        write_json(stage / "record.json", known)
+        return _write_card(known, read_json(folder / RELEASED[1]), folder, stage)

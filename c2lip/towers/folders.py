@@ -270,8 +270,7 @@ def _read_config(folder):
     if not file.exists():
         raise UserError(f"{folder} is no release folder: it holds no {_CONFIG}, and no config.json of transformers")
     refuse_code(folder)
-    with form_errors(file, "a configuration of SiglipModel or CLIPModel"):
-        cfg = foreign_config(folder) if _is_foreign(folder) else read_json(file)
+    cfg = foreign_config(folder) if _is_foreign(folder) else read_json(file)
     _check_schema(file, cfg)
     return cfg
 
@@ -316,7 +315,8 @@ def _check_weights(folder):
     shapes = _shapes_of(file)
     refuse_prefix(shapes, file)
     with torch.device("meta"):
-        model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, device="meta")
+        with form_errors(f"the configuration in {folder}", "the description of a model that open_clip builds"):
+            model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, device="meta")
         empty = {name: torch.empty(shape) for name, shape in shapes.items()}
         try:
             model.load_state_dict(own_names(model, empty))
@@ -346,12 +346,11 @@ def _load_parts(folder, cfg):
     else:
         tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
 
-    with form_errors(f"the configuration in {folder}", "the description of a model that open_clip builds"):
-        if _is_foreign(folder):
-            model = load_foreign(folder, cfg)
-        else:
-            _check_weights(folder)
-            model = open_clip.create_model(f"local-dir:{folder}", require_pretrained=True, weights_only=True)
+    if _is_foreign(folder):
+        model = load_foreign(folder, cfg)
+    else:
+        _check_weights(folder)
+        model = open_clip.create_model(f"local-dir:{folder}", require_pretrained=True, weights_only=True)
     check_tokenizer(tokenizer, model, text_cfg, folder)
 
     check_finite({**model.state_dict(), "exp(logit_scale)": model.logit_scale.exp()}, folder)
@@ -380,5 +379,5 @@ def load_folder(
             raise
         raise UserError(
             f"the release folder {folder} cannot be loaded: {one_line(e, 300)}; save or fetch it anew"
-        ) from None
+        ) from e
     return model, tokenizer, cfg["model_cfg"]

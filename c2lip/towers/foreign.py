@@ -33,7 +33,7 @@ _TEST_VITS = {
 
 def _ratio(inner, width):
     "A factor whose product with the width, cut off as timm and open_clip do, is the inner width"
-    return round((inner + 0.5) / width, 4)
+    return round((inner + 0.5) / max(1, width), 4)
 
 
 def _vit_options(name):
@@ -82,12 +82,14 @@ def _their_config(folder):
     "transformers' configuration of a folder"
     import transformers
 
-    config = read_json(folder / "config.json")
-    kind = config.get("model_type")
-    if kind == "siglip":
-        return transformers.SiglipConfig.from_dict(config)
-    if kind == "clip":
-        return transformers.CLIPConfig.from_dict(config)
+    file = folder / "config.json"
+    config = read_json(file)
+    with form_errors(file, "a configuration of SiglipModel or CLIPModel"):
+        kind = config.get("model_type")
+        if kind == "siglip":
+            return transformers.SiglipConfig.from_dict(config)
+        if kind == "clip":
+            return transformers.CLIPConfig.from_dict(config)
     raise UserError(f"{folder}: model_type {short(kind)} is not known here; siglip and clip are")
 
 
@@ -116,16 +118,17 @@ def _preprocess_config(folder, side):
     if file is None:
         raise UserError(f"{folder} holds no preprocessor_config.json, which says how its images are prepared")
     config = read_json(file)
-    config = config.get("image_processor", config)
+    with form_errors(file, "an image processor of transformers"):
+        config = config.get("image_processor", config)
+        cut = config.get("do_center_crop", "crop_size" in config)
+        sides = _sides(config.get("size") or side)
+        if cut:
+            sides |= _sides(config.get("crop_size") or side)
+        interpolation = {2: "bilinear", 3: "bicubic"}.get(config.get("resample", 3))  # PIL's numbers
+        all_steps = all(config.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize"))
+        error = abs(255 * config.get("rescale_factor", 1 / 255) - 1)
 
-    cut = config.get("do_center_crop", "crop_size" in config)
-    sides = _sides(config.get("size") or side)
-    if cut:
-        sides |= _sides(config.get("crop_size") or side)
-    interpolation = {2: "bilinear", 3: "bicubic"}.get(config.get("resample", 3))  # PIL's numbers
-    all_steps = all(config.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize"))
-    factor = 255 * config.get("rescale_factor", 1 / 255)
-    if len(sides) > 1 or not interpolation or not all_steps or abs(factor - 1) > 1e-6:
+    if len(sides) > 1 or not interpolation or not all_steps or error > 1e-6:
         raise UserError(f"{file}: images are made a square, bilinear or bicubic, and normalised; this is another way")
 
     return {
@@ -187,8 +190,7 @@ def foreign_config(
         "vision_cfg": vision_cfg | {"image_size": vision.image_size},
         "text_cfg": _text_part(config, folder),
     }
-    with form_errors(folder / "preprocessor_config.json", "an image processor of transformers"):
-        return {"model_cfg": model_cfg, "preprocess_cfg": _preprocess_config(folder, vision.image_size)}
+    return {"model_cfg": model_cfg, "preprocess_cfg": _preprocess_config(folder, vision.image_size)}
 
 # %% ../../nbs/1_method/09_foreign_models.ipynb #f0e1000d
 def _check_config(theirs, ours):
@@ -262,7 +264,7 @@ def load_foreign(
 
     layers = {key: value for key, value in cfg["model_cfg"].items() if key != "custom_text"}
     for device in ("meta", "cpu"):  # first without memory
-        with torch.device(device):
+        with torch.device(device), form_errors(folder / "config.json", "a model that open_clip builds"):
             model = open_clip.model.CustomTextCLIP(**layers)
         config, views = translate(model)
         _check_config(_their_config(folder), config)
@@ -323,9 +325,11 @@ def _tokenizer_of(file, vocabulary):
     from tokenizers import Tokenizer
 
     rules = read_json(file)
-    if _growth([rules.get("normalizer"), rules.get("pre_tokenizer")]) > 1000:
+    with form_errors(file, "a tokenizer of the library tokenizers"):
+        growth = _growth([rules.get("normalizer"), rules.get("pre_tokenizer")])
+        rules["added_tokens"] = [token for token in rules["added_tokens"] if token["id"] < vocabulary]
+    if growth > 1000:
         raise UserError(f"{file} has replacements that make a text more than 1,000 times longer")
-    rules["added_tokens"] = [token for token in rules["added_tokens"] if token["id"] < vocabulary]
     return Tokenizer.from_str(json.dumps(rules))
 
 
@@ -338,8 +342,7 @@ def read_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     refuse_code(folder)
-    with form_errors(folder / "tokenizer.json", "a tokenizer of the library tokenizers"):
-        plain = _tokenizer_of(folder / "tokenizer.json", text_cfg.get("vocab_size", 10**9))
+    plain = _tokenizer_of(folder / "tokenizer.json", text_cfg.get("vocab_size", 10**9))
     with form_errors(folder / "tokenizer_config.json", "an object; the marks of a text are texts"):
         options = _tokenizer_options(folder / "tokenizer_config.json")
         inner = PreTrainedTokenizerFast(tokenizer_object=plain, clean_up_tokenization_spaces=False, **options)

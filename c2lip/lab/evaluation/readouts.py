@@ -62,8 +62,8 @@ def own_readout(
     kept = release_record(folder).get("readout") or {}
     with form_errors(folder, "a readout that is a mixture and a scale"):
         readout = Readout(**kept)
-        _check(readout)
-        return readout
+    _check(readout)
+    return readout
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #a19b3e2b
 _WORDS: dict[str, list[str]] = {}  # text → its phrases, for the next model

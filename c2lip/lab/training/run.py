@@ -132,16 +132,18 @@ def likely_mistakes(
     manifest = json_object(file)
     with form_errors(file, "what prepare wrote"):
         prepared = cfg.phrase_rules | manifest.get("rules", {})
-        for name, rule in cfg.phrase_rules.items():
-            if name != "none" and prepared[name] != rule:  # the caption in place of no phrase is put there later
-                yield (
-                    f"{cfg.data} was prepared with {name} {prepared[name]}; phrase_rules asks for {name} {rule}; "
-                    "prepare it again with these rules"
-                )
+        joined = {"images_without_row": 0, "table": "", **manifest.get("joined", {})}
+        most_unjoined = joined["images_without_row"] > manifest.get("captions", 0)
 
-        joined = manifest.get("joined", {})
-        if joined.get("images_without_row", 0) > manifest.get("captions", 0):
-            yield f"most images have no row in {joined['table']}: is it the table of these shards?"
+    for name, rule in cfg.phrase_rules.items():
+        if name != "none" and prepared[name] != rule:  # the caption in place of no phrase is put there later
+            yield (
+                f"{cfg.data} was prepared with {name} {prepared[name]}; phrase_rules asks for {name} {rule}; "
+                "prepare it again with these rules"
+            )
+
+    if most_unjoined:
+        yield f"most images have no row in {joined['table']}: is it the table of these shards?"
 
     if kind_of_model(towers) == "embedded" and not records.drawn:
         yield (
