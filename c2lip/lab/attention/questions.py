@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from ...concepts import canonical_caption, noun_phrases
 from ...core import UserError, short
@@ -165,7 +164,7 @@ def exchange_colours(
     return swap_spans(caption, {span: other[colour] for span, colour in colours.items() if colour in other})
 
 
-QUESTIONS: dict[str, Callable] = {
+QUESTIONS = {
     "swap colours": partial(_exchanged, "attribute"),
     "swap nouns": partial(_exchanged, "noun"),
     "without attribute": _without_attribute,
@@ -239,7 +238,7 @@ def score_phrase(
     ((pooled,), (attended,)) = view.scores(embed((phrase,))).tolist()
     ranks = {}
     for kind, others in _rivals(phrase, true).items():
-        fits: Tensor = embed(tuple(others)) @ view.image
+        fits = embed(tuple(others)) @ view.image
         ranks[kind] = 1 + int((fits >= pooled).sum()), 1 + len(others)
     return PhraseScore(pooled, attended, ranks)
 

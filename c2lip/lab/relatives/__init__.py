@@ -33,8 +33,8 @@ def _methods_in(module):
 
 def find_methods() -> tuple[dict[str, Callable], dict[str, str]]:  # name → function, module → why it holds none
     "The plain methods and those of every module in `PACKAGES`, and the modules that hold none"
-    found: dict[str, Callable] = {method.__name__: method for method in (plain, clip)}
-    without: dict[str, str] = {}
+    found = {method.__name__: method for method in (plain, clip)}
+    without = {}
     for package in PACKAGES:
         for _, module, _ in pkgutil.iter_modules(importlib.import_module(package).__path__):
             name = f"{package}.{module}"

@@ -48,7 +48,7 @@ def read_once(
     return [known[caption] for caption in captions]
 
 
-_tagged: dict[str, list[Word]] = {}
+_tagged = {}
 
 
 def _tag(captions):

@@ -9,7 +9,6 @@ __all__ = ['OPPOSITE', 'FORMS', 'relation', 'name_thing', 'plural', 'name_in_for
 
 # %% ../../../nbs/2_world/02_captions.ipynb #86a61bce
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -22,7 +21,7 @@ from .worlds import WORLDS
 
 # %% ../../../nbs/2_world/02_captions.ipynb #d64390bb
 _WORDING = read_yaml(shipped("world.yaml"))
-OPPOSITE: dict[str, str] = _WORDING["opposite"]
+OPPOSITE = _WORDING["opposite"]
 "Every relation, and the same fact seen from the other object"
 
 _SENTENCES = _WORDING["sentences"]
@@ -74,7 +73,7 @@ def plural(
     return re.sub(r"([^aeiou])y$", r"\1ie", noun) + "s"
 
 # %% ../../../nbs/2_world/02_captions.ipynb #0de36a51
-FORMS: dict[str, float] = _WORDING["forms"]
+FORMS = _WORDING["forms"]
 "Where an attribute may stand → how often it does in captions for training"
 
 _BEHIND = {"striped": "with stripes", "spotted": "with spots"}
@@ -139,8 +138,8 @@ def exchange(
     field: str = "colour",  # or noun
 ) -> tuple[Thing, Thing]:
     "Both with each other's colour or noun"
-    of_a: dict = {field: getattr(b, field)}
-    of_b: dict = {field: getattr(a, field)}
+    of_a = {field: getattr(b, field)}
+    of_b = {field: getattr(a, field)}
     return replace(a, **of_a), replace(b, **of_b)
 
 
@@ -329,7 +328,7 @@ def train_records(
     **scenes,  # `single`, `placed` and `objects` of `numbered_scene`
 ) -> list[tuple]:  # (key, function that draws the image, caption)
     "`n` images with captions; image `i` is the same whatever `n` is"
-    describe: Callable = partial(caption_scene, forms=forms)
+    describe = partial(caption_scene, forms=forms)
     if split == "pretrain" or shares is not None:
         named = _WORDING["alt_text"] if shares is None else _WORDING["detailed"] | shares
         describe = partial(_alt_text, shares=named | {"forms": forms or {}})

@@ -7,7 +7,6 @@ __all__ = ['KINDS', 'DOUBTS', 'write_questions']
 
 # %% ../../../nbs/2_world/05_questions.ipynb #05443b3b
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -148,7 +147,7 @@ def _replace(field, fact, words, dice):
     free = [option for option in fact.scene.world.words[field] if option not in shown]
     if not free:
         return None
-    change: dict = {field: dice.pick(free)}
+    change = {field: dice.pick(free)}
     a = replace(fact.a, **change)
     texts = (words(fact.a, fact.where, fact.b), words(a, fact.where, fact.b))
     return _twins(fact, _changed(fact, a=a), texts)
@@ -208,7 +207,7 @@ def _add_object(fact, words, dice):
     return _twins(fact, scene, texts)
 
 
-KINDS: dict[str, Callable] = {
+KINDS = {
     "replace_obj": partial(_replace, "noun"),
     "replace_att": partial(_replace, "colour"),
     "replace_rel": _replace_relation,
@@ -232,7 +231,7 @@ def _new_facts(split, world):
 
 def _make_twins(kind, make, n, split, world=DRAWN):
     "`n` twins of a kind, each of another scene"
-    kept: list[_Twins] = []
+    kept = []
     for number, fact in _new_facts(split, world):
         if len(kept) == n:
             break
@@ -320,7 +319,7 @@ def _exchange_sizes(fact, words, dice):
     return None if None in scenes else _Twins(tuple(scenes), tuple(texts))
 
 # %% ../../../nbs/2_world/05_questions.ipynb #f14605e6
-DOUBTS: dict[str, Callable] = {
+DOUBTS = {
     "phrases exchanged, directions": partial(_if_contact, False, _keep_phrases),
     "phrases exchanged, contacts": partial(_if_contact, True, _keep_phrases),
     "directions reversed": partial(_if_contact, False, _reverse),
@@ -358,7 +357,7 @@ def write_questions(
 ):
     "The second version of our SugarCrepe and the doubts: FOLDER/world_sugarcrepe_2, FOLDER/doubts, FOLDER/images"
     folder = Path(folder)
-    names: dict[Scene, str] = {}
+    names = {}
     for suite, kinds, share in (("world_sugarcrepe_2", KINDS, 1.0), ("doubts", DOUBTS, 2 / 3)):
         (folder / suite).mkdir(parents=True, exist_ok=True)
         for kind, make in kinds.items():

@@ -211,7 +211,7 @@ def binding_scenes(
     world: World = DRAWN,
 ) -> list[Scene]:
     "Scenes of four things: two nouns in two colours each"
-    scenes: list[Scene] = []
+    scenes = []
     number = 0
     while len(scenes) < n:
         dice = Dice("c2lip binding", split, held_out, number)

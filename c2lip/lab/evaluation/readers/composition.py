@@ -316,7 +316,7 @@ def _checklist_task(path):
 
 def _checklist_means(tasks):
     "Means of an aspect, of a kind, of all; a file that is not there has an empty name"
-    means: dict[str, list] = {}
+    means = {}
     for kind, groups in ASPECTS.items():
         parts = []
         for group in groups:
