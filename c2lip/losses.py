@@ -113,7 +113,7 @@ def choice_loss(
 
 def softmax_loss(
     image: Tensor,  # (N,D) images of all ranks, own first
-    caption: Tensor,  # (N,D) captions of all ranks, own first
+    caption: Tensor,  # (n,D) captions of all ranks, own first; further texts may follow, n > N
     scale: Tensor,  # τ
     rows: int | None = None,  # own rows; all if not given
 ) -> Tensor:  # ()

@@ -394,7 +394,7 @@ def add_results(
 
     with form_errors(folder / "record.json", "results as tables"):
         others = [older for older in record.get("results", []) if older["on"] != on]
-    known = {**record, "results": [*others, part]}
+    record["results"] = [*others, part]
     with whole(folder, "record.json") as stage:
-        write_json(stage / "record.json", known)
-        return _write_card(known, read_json(folder / RELEASED[1]), folder, stage)
+        write_json(stage / "record.json", record)
+        return _write_card(record, read_json(folder / RELEASED[1]), folder, stage)

@@ -354,15 +354,15 @@ def _shards_of(folder):
 
 def shard_items(
     at: Path,  # folder of a set
-    split: str,  # folder of its shards
 ) -> Iterator[tuple[str, ImageRef, dict]]:  # name for messages, image, members
-    "The samples of clip-benchmark's shards AT/SPLIT/0.tar, …, in order; damage and missing shards are a `UserError`"
+    "The samples of clip-benchmark's shards AT/test/0.tar, …, in order; damage and missing shards are a `UserError`"
     skips = Skips()
-    for file in _shards_of(at / split):
+    folder = at / "test"
+    for file in _shards_of(folder):
         samples = list(shard_samples(str(file), skips))
         if skips.rows:
             where, (cause, detail) = next(iter(skips.rows.items()))
-            raise UserError(f"{at / split}/{where}: {cause}: {detail}")
+            raise UserError(f"{folder}/{where}: {cause}: {detail}")
 
         for sample in samples:
             key = f"{file}, sample {sample['__key__']}"

@@ -34,6 +34,12 @@ from .embeddings import Crop, ImageRef
 from .scores import Hits, Mean, beats, mean_of
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #d40119c4
+def _in_turn(lists):
+    "The first of each list, the second of each, …; a shorter one gives its last again, which changes no comparison"
+    for k in range(max(map(len, lists))):
+        yield [options[min(k, len(options) - 1)] for options in lists]
+
+
 def choice_hits(
     items: list[Item],  # each with one right text, and wrong texts or other images
     scorer: Scorer,  # of one model
@@ -42,15 +48,8 @@ def choice_hits(
     images = [item.image for item in items]
     texts = [item.right[0] for item in items]
     right = scorer.pairs(images, texts)
-    wrong = []
-
-    # items with fewer wrong texts, or images, name their last one again, which changes nothing
-    for k in range(max(len(item.wrong) for item in items)):
-        others = [item.wrong[min(k, len(item.wrong) - 1)] for item in items]
-        wrong.append(scorer.pairs(images, others))
-    for k in range(max(len(item.others) for item in items)):
-        others = [item.others[min(k, len(item.others) - 1)] for item in items]
-        wrong.append(scorer.pairs(others, texts))
+    wrong = [scorer.pairs(images, others) for others in _in_turn([item.wrong for item in items])]
+    wrong += [scorer.pairs(others, texts) for others in _in_turn([item.others for item in items])]
     return beats(right, *wrong)
 
 

@@ -129,10 +129,11 @@ def scene_probes(
 
             rivals = {}
             for what in ("colour", "noun"):
-                others = [i for i, other in enumerate(scene.things) if other is not thing]
-                alike = [masks[i] for i in others if getattr(scene.things[i], what) == getattr(thing, what)]
-                if alike:
-                    rivals[what] = np.any(alike, 0)
+                value = getattr(thing, what)
+                alike = [i for i, other in enumerate(scene.things) if getattr(other, what) == value]
+                others = [masks[i] for i in alike if scene.things[i] is not thing]
+                if others:
+                    rivals[what] = np.any(others, 0)
             group = "heldout" if thing.held_out else ""
             probes.append(Probe(image, name_thing(thing, pattern=True), mask, rivals, group))
     return probes

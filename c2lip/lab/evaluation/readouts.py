@@ -87,6 +87,20 @@ def _cosines_of_pairs(tokens, concepts, image, phrase, readout):
     return torch.cat(x)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #f7169d4f
+def _mean_over(rows, named, n, measure):
+    """(T,) the mean of what `measure` gives for pairs of an image and a number below n, each pair once, by image.
+
+    Text i has the image `rows[i]` and the numbers `named[i]`; 0 where it has none."""
+    counts = torch.tensor(list(map(len, named)))
+    image = torch.tensor(rows).repeat_interleave(counts)
+    number = torch.tensor([i for of_text in named for i in of_text])
+    pairs, pair_of = (image * n + number).unique(return_inverse=True)
+    values = measure(pairs // n, pairs % n)
+
+    text = torch.arange(len(counts)).repeat_interleave(counts)
+    return torch.zeros(len(counts)).index_add(0, text, values[pair_of]) / counts.clamp_min(1)
+
+
 class _Phrases:
     "Images and phrases, each encoded once; raise `UserError` for towers without visual tokens, or too many of them"
 
@@ -144,22 +158,15 @@ class Reading(_Phrases):
     ) -> Tensor:  # (n,) x
         "How well the phrases of texts fit images"
         self.read(texts)
-        of_text = [[self.number[word] for word in _WORDS[text]] for text in texts]
-        counts = torch.tensor([len(phrases) for phrases in of_text])
-        rows = torch.tensor([self.row[image] for image in images])
-        image = rows.repeat_interleave(counts)
-        phrase = torch.tensor([number for phrases in of_text for number in phrases])
+        rows = [self.row[image] for image in images]
+        named = [[self.number[word] for word in _WORDS[text]] for text in texts]
 
-        pairs = image * len(self.concepts) + phrase
-        pairs, pair_of = pairs.unique(return_inverse=True)  # each once, by image
-        image = pairs // len(self.concepts)
-        phrase = pairs % len(self.concepts)
-        if readout.of == "pooled":
-            x = similarity(self.vectors[image], self.concepts[phrase])
-        else:
-            x = _cosines_of_pairs(self.tokens, self.concepts, image, phrase, readout)
-        text_of = torch.arange(len(counts)).repeat_interleave(counts)
-        return torch.zeros(len(counts)).index_add(0, text_of, x[pair_of]) / counts
+        def x(image, phrase):
+            if readout.of == "pooled":
+                return similarity(self.vectors[image], self.concepts[phrase])
+            return _cosines_of_pairs(self.tokens, self.concepts, image, phrase, readout)
+
+        return _mean_over(rows, named, len(self.concepts), x)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #228e194e
 _NEARNESS = 20.0  # of a cosine, before the softmax over known wordings
@@ -231,16 +238,13 @@ def _relation_gains(
         return torch.zeros(len(texts))
 
     number = {relation: i for i, relation in enumerate(relations)}
-    counts = torch.tensor([len(stated) for stated in of_text])
-    rows = torch.tensor([reading.row[image] for image in images]).repeat_interleave(counts)
-    stated = torch.tensor([number[relation] for of_one in of_text for relation in of_one])
-    pairs, pair_of = (rows * len(relations) + stated).unique(return_inverse=True)  # each once, by image
+    rows = [reading.row[image] for image in images]
+    named = [[number[relation] for relation in stated] for stated in of_text]
 
-    of_pair = [relations[i] for i in (pairs % len(relations)).tolist()]
-    gains = _gains(reading, head, scale, pairs // len(relations), of_pair)
-    text_of = torch.arange(len(texts)).repeat_interleave(counts)
-    sums = torch.zeros(len(texts)).index_add(0, text_of, gains[pair_of])
-    return sums / counts.clamp_min(1)
+    def gains(image, relation):
+        return _gains(reading, head, scale, image, [relations[i] for i in relation.tolist()])
+
+    return _mean_over(rows, named, len(relations), gains)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #1f7e64e6
 _FILE = "parts.json"

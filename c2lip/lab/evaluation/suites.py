@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ...core import UserError, did_you_mean, files
+from ...core import UserError, check_choice, files
 from c2lip.core.files import (
     CACHE_WAY,
     cache_folder,
@@ -61,9 +61,7 @@ def _wanted(suites):
 
     names = [suites] if isinstance(suites, str) else list(suites)
     for name in names:
-        if name not in READERS:
-            known = ", ".join(READERS)
-            raise UserError(f"unknown suite {name!r}{did_you_mean(name, READERS)} (there are: {known})")
+        check_choice("a suite", name, list(READERS))
     return names
 
 

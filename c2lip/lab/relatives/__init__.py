@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 
-from ...core import UserError, did_you_mean
+from ...core import UserError, check_choice
 from ...methods import Method, Step, clip, plain
 from ...towers import Towers
 
@@ -63,9 +63,7 @@ def build(
     found, without = find_methods()
     if name not in found and name in without:
         raise UserError(f"there is no method {name!r}: {without[name]}")
-    if name not in found:
-        raise UserError(f"there is no method {name!r}{did_you_mean(name, found)}; there are {', '.join(found)}")
-
+    check_choice("a method", name, list(found))
     make = found[name]
     _, *known = inspect.signature(make).parameters  # the first takes the towers, whatever it is called
     given = options or {}

@@ -96,9 +96,8 @@ def _patch_targets(images, grid, mask):
     patches = images.unfold(2, p, p).unfold(3, q, q).permute(0, 2, 3, 4, 5, 1)
 
     x = patches[mask.reshape(-1, rows, columns)].flatten(1)
-    x = x - x.mean(-1, keepdim=True)
-    variance = x.square().sum(-1, keepdim=True) / (x.shape[1] - 1)
-    return x / (variance + 1e-6).sqrt()
+    variance, mean = torch.var_mean(x, -1, keepdim=True)
+    return (x - mean) / (variance + 1e-6).sqrt()
 
 # %% ../../../nbs/3_relatives/06_macco.ipynb #126b959d
 _IMAGES = ("image", "masked_image")

@@ -12,7 +12,7 @@ import torch
 
 from ...core import check_choice
 from .edits import ALL_KINDS, edit_captions
-from ...losses import choice_loss, pair_signs, scaled_cosines, sigmoid_loss
+from ...losses import pair_signs, scaled_cosines, sigmoid_loss, softmax_loss
 from ...methods import Method, Objective, caption_view, further_texts, step_generator
 from ...towers import Towers, has_bias
 
@@ -35,15 +35,6 @@ def _negclip_view(towers, kinds=ALL_KINDS, way="swap"):
     return view
 
 # %% ../../../nbs/3_relatives/08_negclip.ipynb #ec788700
-def _negclip_softmax(image, caption, hard, scale, rows):
-    """½ [cross-entropy of images over captions and hard captions + of captions over images], a rank's share.
-
-    Images and captions (N,D) and hard captions (K,D) of all ranks, own first; τ; own images"""
-    image_to_text = choice_loss(image[:rows], torch.cat([caption, hard]), scale)
-    text_to_image = choice_loss(caption[:rows], image, scale)
-    return (image_to_text + text_to_image) / (2 * len(image))
-
-
 def _negclip_sigmoid(image, caption, hard, scale, bias):
     """The sigmoid loss with hard captions as columns of −1, divided by the number of right captions; a rank's share.
 
@@ -79,7 +70,8 @@ def negclip(
             own = f["image"][: batch.rows]
             loss = _negclip_sigmoid(own, f["caption"], f["hard"], f["scale"], f["bias"])
         else:
-            loss = _negclip_softmax(f["image"], f["caption"], f["hard"], f["scale"], batch.rows)
+            texts = torch.cat([f["caption"], f["hard"]])
+            loss = softmax_loss(f["image"], texts, f["scale"], batch.rows)
         return {"contrastive": loss}
 
     columns = ("caption", "hard") if sigmoid else ("image", "caption", "hard")

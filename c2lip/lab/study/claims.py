@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pandas as pd
 from scipy.special import ndtr
 
-from ...core import UserError, did_you_mean
+from ...core import UserError, check_choice
 from ...core.files import read_yaml, shipped
 from ..data.loading import Samples
 from ..data.records import Records
@@ -95,8 +95,7 @@ def _read_blocks(names):
     file, known = _read_file()
     blocks = {}
     for name in names or known:
-        if name not in known:
-            raise UserError(f"there is no block {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+        check_choice("a block", name, list(known))
         entry = known[name]
         blocks[name] = _make_variants(entry["losses"], entry["vary"], file["losses"], file["short"])
     return blocks

@@ -33,7 +33,7 @@ from .worlds import PATTERNS
 SUGARCREPE = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
 "The tasks of SugarCrepe, in the order of its paper; a file each"
 
-SUGARCREPE_PP = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att")
+SUGARCREPE_PP = SUGARCREPE[:5]
 "The tasks of SugarCrepe++"
 
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['OPPOSITE', 'FORMS', 'relation', 'name_thing', 'plural', 'name_in_form', 'pick_form', 'exchange', 'pair_sentence',
-           'caption_scene', 'change_things', 'edit_scene', 'numbered_scene', 'numbered_pairs', 'world_scene',
-           'train_records']
+           'with_predicates', 'caption_scene', 'change_things', 'edit_scene', 'numbered_scene', 'numbered_pairs',
+           'world_scene', 'train_records']
 
 # %% ../../../nbs/2_world/02_captions.ipynb #86a61bce
 import re
@@ -43,13 +43,8 @@ def relation(
     return None
 
 
-def name_thing(
-    thing: Thing,  # an object of a scene
-    size: bool = False,  # whether its size is named
-    pattern: bool = False,  # its pattern, unless it is plain
-    colour: bool = True,  # its colour
-) -> str:
-    "The noun phrase of an object: article, size, pattern, colour, noun"
+def _adjectives(thing, size, pattern, colour):
+    "Size, pattern and colour of an object, those that are wanted and that it has"
     words = []
     if size and thing.size:
         words.append(thing.size)
@@ -57,7 +52,18 @@ def name_thing(
         words.append(thing.pattern)
     if colour:
         words.append(thing.colour)
-    phrase = " ".join([*words, thing.noun])
+    return words
+
+
+def name_thing(
+    thing: Thing,  # an object of a scene
+    size: bool = False,  # whether its size is named
+    pattern: bool = False,  # its pattern, unless it is plain
+    colour: bool = True,  # its colour
+) -> str:
+    "The noun phrase of an object: article, size, pattern, colour, noun"
+    adjectives = _adjectives(thing, size, pattern, colour)
+    phrase = " ".join([*adjectives, thing.noun])
     article = "an" if phrase[0] in "aeiou" else "a"
     return f"{article} {phrase}"
 
@@ -94,12 +100,7 @@ def name_in_form(
     colour: bool = True,  # its colour
 ) -> _Named:
     "An object with its pattern and colour where the form has them; inside where it has neither"
-    pattern = pattern and thing.pattern != "plain"
-    attributes = []
-    if pattern:
-        attributes.append(thing.pattern)
-    if colour:
-        attributes.append(thing.colour)
+    attributes = _adjectives(thing, False, pattern, colour)
     if form == "inside" or not attributes:
         return _Named(name_thing(thing, size, pattern, colour))
 
@@ -110,7 +111,7 @@ def name_in_form(
         return _Named(f"{name} that is {' and '.join(attributes)}")
 
     behind = [f"in {thing.colour}"] if colour else []
-    if pattern:
+    if thing.pattern in attributes:
         behind.append(_BEHIND[thing.pattern])
     return _Named(" ".join([name, *behind]))
 
@@ -120,10 +121,10 @@ def pick_form(
     shares: dict,  # form → its share; empty: inside
 ) -> str:
     "One of the forms, as often as its share says"
-    left = dice.between(0, 1)
+    remainder = dice.between(0, 1)
     for form, share in shares.items():
-        left -= share
-        if left < 0:
+        remainder -= share
+        if remainder < 0:
             return form
     return "inside"
 
@@ -163,12 +164,15 @@ def _list_sentence(names, dice, form="lists"):
     return _upper_first(sentence.format(names=listing))
 
 # %% ../../../nbs/2_world/02_captions.ipynb #083b97b4
-def _with_predicates(sentences, named):
-    "Sentences about objects, and one more that says what the names leave out"
-    said = [name.sentence for name in named if name.sentence]
-    if not said:
+def with_predicates(
+    sentences: str,  # about objects; may be empty
+    named: list[_Named],  # how they name the objects
+) -> str:
+    "Sentences, and one more that says what the names leave out"
+    predicates = [name.sentence for name in named if name.sentence]
+    if not predicates:
         return sentences
-    return f"{sentences} {_upper_first(' and '.join(said))}."
+    return f"{sentences} {_upper_first(' and '.join(predicates))}.".strip()
 
 
 def _sentences(scene, things, names, dice, related):
@@ -207,7 +211,7 @@ def caption_scene(
     things = _in_order(scene, dice)
     named = [name_in_form(thing, pick_form(form_dice, forms or {})) for thing in things]
     sentences = _sentences(scene, things, [of_thing.name for of_thing in named], dice, 0.85)
-    return _with_predicates(sentences, named)
+    return with_predicates(sentences, named)
 
 # %% ../../../nbs/2_world/02_captions.ipynb #d099af69
 def _things_named(scene, dice, shares):
@@ -234,7 +238,7 @@ def _alt_text(scene, *seed, shares=_WORDING["alt_text"]):
         form = pick_form(form_dice, shares.get("forms", {}))
         named.append(name_in_form(thing, form, size, pattern, colour and not thing.held_out))
     sentences = _sentences(scene, things, [of_thing.name for of_thing in named], dice, shares["relation"])
-    return _with_predicates(sentences, named)
+    return with_predicates(sentences, named)
 
 # %% ../../../nbs/2_world/02_captions.ipynb #c8f68114
 def change_things(

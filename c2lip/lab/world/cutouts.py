@@ -31,8 +31,8 @@ _MEASURES = {"bunch", "half", "head", "kind", "pair", "picture", "piece", "set",
 
 def _name_of(path):
     "What a picture shows, in words: the first line of the text file beside it, else its file name"
-    beside = path.with_suffix(".txt")
-    text = read_text(beside).strip().partition("\n")[0] if beside.is_file() else path.stem
+    file = path.with_suffix(".txt")
+    text = read_text(file).strip().partition("\n")[0] if file.is_file() else path.stem
     words = re.findall(r"[^\W\d_]{2,}", canonical_caption(text).lower())
     return [word for word in words if word not in ("an", "the", "and")]
 
@@ -43,8 +43,8 @@ def _nouns_of(names):
     phrases = dict(zip(texts, noun_phrases_many(texts))) if texts else {}
     nouns = []
     for name in names:
-        found = phrases.get(f"a {' '.join(name)}.", ())
-        heads = [phrase.text.lower().split()[-1] for phrase in found] or name[-1:]
+        of_name = phrases.get(f"a {' '.join(name)}.", ())
+        heads = [phrase.text.lower().split()[-1] for phrase in of_name] or name[-1:]
         usable = [head for head in heads if head not in _MEASURES]
         noun = usable[0] if usable else ""
         is_plural = re.search(r"[^suio]s$", noun)
@@ -95,7 +95,8 @@ def _read_pictures(folder):
 
     squares = {}
     for noun, (first, *others) in sorted(parts.items()):
-        alike = [other for other in others if 0.6 < other.width * first.height / (other.height * first.width) < 1.6]
+        shape = first.width / first.height
+        alike = [other for other in others if 0.6 < other.width / other.height / shape < 1.6]
         squares[noun] = [_in_square(part, first.size) for part in (first, *alike)]
         left_out["pictures left out, another shape"] += len(others) - len(alike)
     return squares, dict(+left_out)
@@ -143,13 +144,13 @@ def _natural_colour(square):
 
     weight *= alpha
     mean = (rgb * weight).sum((0, 1)) / weight.sum()
-    own = _look_of(mean)
+    look = _look_of(mean)
     strengths = np.linalg.norm(tint, axis=-1)
     strength = np.average(strengths, weights=weight[..., 0])
-    if share < 0.5 or own[-1] * 200 < 0.9 * strength:  # hues that differ leave a weak mean
+    if share < 0.5 or look[-1] * 200 < 0.9 * strength:  # hues that differ leave a weak mean
         return ""
     hues = [word for word in _ALL_COLOURS if word not in ("white", "black")]
-    return min(hues, key=lambda word: np.abs(_look_of(_ALL_COLOURS[word]) - own).sum())
+    return min(hues, key=lambda word: np.abs(_look_of(_ALL_COLOURS[word]) - look).sum())
 
 # %% ../../../nbs/2_world/07_cutouts.ipynb #c410c764
 def _recolour(rgb, alpha, colour):
@@ -158,13 +159,16 @@ def _recolour(rgb, alpha, colour):
     if share < 0.3:
         weight = np.ones_like(alpha)
     luma, _ = _tint(rgb)
-    own_luma, own_tint = _tint(colour)
-    own_luma = own_luma.clip(45, 225)  # white and black leave room for relief
+    new_luma, new_tint = _tint(colour)
+    new_luma = new_luma.clip(45, 225)  # white and black leave room for relief
     middle = np.average(luma, weights=weight * alpha)
-    lightness = np.clip(own_luma + 0.8 * (luma - middle), 0, 255)
+    relief = 0.8 * (luma - middle)
+    lightness = np.clip(new_luma + relief, 0, 255)
 
-    room = np.minimum(lightness / own_luma, (255 - lightness) / (255 - own_luma))
-    recoloured = lightness + own_tint * room.clip(0, 1)
+    below = lightness / new_luma
+    above = (255 - lightness) / (255 - new_luma)
+    room = np.minimum(below, above)
+    recoloured = lightness + new_tint * room.clip(0, 1)
     return rgb + weight * (recoloured - rgb)
 
 # %% ../../../nbs/2_world/07_cutouts.ipynb #7ada7c52
@@ -174,9 +178,10 @@ _FEWEST = 6  # nouns: a scene shows four, and a false caption names another one
 def _blocks(nouns, colours):
     "Held-out 2×2 blocks: two thirds of the nouns are in one, as in the drawn world"
     dice = Dice("c2lip held out", *nouns)
-    left = dice.shuffled(nouns)[: 2 * (len(nouns) // 3)]
+    count = 2 * (len(nouns) // 3)
+    in_blocks = dice.shuffled(nouns)[:count]
     blocks = []
-    for two in zip(left[::2], left[1::2]):
+    for two in zip(in_blocks[::2], in_blocks[1::2]):
         block = itertools.product(two, dice.shuffled(colours)[:2])
         blocks.append(list(block))
     return blocks
@@ -284,10 +289,11 @@ def open_world(
     pictures, left_out = _read_pictures(folder)
     nouns = tuple(pictures)
     if len(nouns) < _FEWEST:
-        found = ", ".join([*nouns, *(f"{count} {cause}" for cause, count in left_out.items())])
+        causes = [f"{count} {cause}" for cause, count in left_out.items()]
+        listing = ", ".join([*nouns, *causes]) or "no picture"
         raise UserError(
             f"{data}: a world needs pictures of {_FEWEST} nouns, each with an alpha channel and a name; "
-            f"there are {len(nouns)}: {found or 'no picture'}"
+            f"there are {len(nouns)}: {listing}"
         )
 
     digest = hashlib.sha256(" ".join(nouns).encode())

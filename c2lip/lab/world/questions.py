@@ -25,6 +25,7 @@ from c2lip.lab.world.captions import (
     pick_form,
     plural,
     relation,
+    with_predicates,
 )
 from c2lip.lab.world.drawn import (
     CONTACTS,
@@ -105,14 +106,6 @@ def _exchanged_places(fact):
 _PUBLIC_FORMS = read_yaml(shipped("world.yaml"))["public_forms"]
 
 
-def _predicates(named):
-    "What a form says of objects in a sentence of its own; empty where it says nothing"
-    sentence = " and ".join(of_thing.sentence for of_thing in named if of_thing.sentence)
-    if not sentence:
-        return ""
-    return f"{sentence[0].upper()}{sentence[1:]}."
-
-
 def _wording(seed):
     "From two things and a relation to a caption: the same words for both texts"
     form = pick_form(Dice("c2lip question form", *seed), _PUBLIC_FORMS)
@@ -120,7 +113,7 @@ def _wording(seed):
     def words(a, where, b):
         named = [name_in_form(thing, form) for thing in (a, b)]
         sentence = pair_sentence(named[0].name, where, named[1].name, Dice("c2lip pair", *seed))
-        return f"{sentence} {_predicates(named)}".strip()
+        return with_predicates(sentence, named)
 
     return words
 
@@ -229,17 +222,13 @@ def _new_facts(split, world):
             yield number, fact
 
 
-def _make_twins(kind, make, n, split, world=DRAWN):
-    "`n` twins of a kind, each of another scene"
-    kept = []
+def _make_twins(kind, make, split, world=DRAWN):
+    "The twins of a kind, each of another scene, without an end"
     for number, fact in _new_facts(split, world):
-        if len(kept) == n:
-            break
         seed = (split, kind, number)
         twins = make(fact, _wording(seed), Dice("c2lip twins", *seed))
         if twins:
-            kept.append(twins)
-    return kept
+            yield twins
 
 # %% ../../../nbs/2_world/05_questions.ipynb #eeca7f21
 def _called(thing):
@@ -258,7 +247,7 @@ def _if_contact(contact, make, fact, words, dice):
 def _listed(a, where, b, form="inside"):
     "Two objects without their relation"
     named = [name_in_form(thing, form) for thing in (a, b)]
-    return _predicates(named) or f"There is {' and '.join(of_thing.name for of_thing in named)}."
+    return with_predicates("", named) or f"There is {' and '.join(of_thing.name for of_thing in named)}."
 
 
 def _in_list(form, make, fact, words, dice):
@@ -362,7 +351,8 @@ def write_questions(
         (folder / suite).mkdir(parents=True, exist_ok=True)
         for kind, make in kinds.items():
             wanted = items * (31 / 69 if kind == "swap_obj_nouns" else share)
-            twins = _make_twins(kind, make, max(1, round(wanted / 2)), split, world)
+            pairs = max(1, round(wanted / 2))
+            twins = itertools.islice(_make_twins(kind, make, split, world), pairs)
             rows = _rows_of(twins, names)
             write_json(folder / suite / f"{kind}.json", dict(enumerate(rows)))
 

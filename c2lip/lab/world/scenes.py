@@ -54,7 +54,8 @@ def exchanged_scenes(
         scene = make_scene(split, number, held_out=True, world=world)
         a, b = scene.things[:2]
         pairs = set(itertools.product((a.noun, b.noun), (a.colour, b.colour)))
-        if len(pairs) == 4 and pairs <= world.held_out and a.pattern == b.pattern:
+        both_ways = len(pairs) == 4 and pairs <= world.held_out
+        if both_ways and a.pattern == b.pattern:
             yield f"heldout_{number:05d}.png", scene
             yield f"heldout_{number:05d}_exchanged.png", _exchange_colours(scene, a, b)
 
@@ -66,9 +67,15 @@ def benchmark_scenes(
     world: World = DRAWN,
 ) -> list[tuple[str, Scene]]:  # (file name, scene)
     "The scenes of the benchmark's images, in order: those of training from other seeds, but without single objects"
-    if held_out:
-        return [(f"heldout_{i:05d}.png", make_scene(split, i, held_out=True, world=world)) for i in range(n)]
-    return [(f"scene_{i:05d}.png", numbered_scene(split, i, single=0.0, world=world)) for i in range(n)]
+    scenes = []
+    for i in range(n):
+        if held_out:
+            scene = make_scene(split, i, held_out=True, world=world)
+            scenes.append((f"heldout_{i:05d}.png", scene))
+        else:
+            scene = numbered_scene(split, i, single=0.0, world=world)
+            scenes.append((f"scene_{i:05d}.png", scene))
+    return scenes
 
 
 def save_scene(
@@ -87,7 +94,8 @@ def _is_clear(scene):
     halves = np.array([[thing.side / 2] for thing in scene.things])
     reach = np.abs(centres - 0.5) + halves
 
-    gaps = np.abs(centres[:, None] - centres).max(-1) - (halves + halves.T)
+    distances = np.abs(centres[:, None] - centres).max(-1)
+    gaps = distances - (halves + halves.T)
     np.fill_diagonal(gaps, 1)
     if scene.contact:
         gaps[:2, :2] = 1
@@ -106,7 +114,9 @@ def settle_scene(
 
         centres = np.array([[a.x, a.y], [b.x, b.y]])
         halves = np.array([[side / 2] for side in sides])
-        middle = ((centres - halves).min(0) + (centres + halves).max(0)) / 2
+        first_corner = (centres - halves).min(0)
+        last_corner = (centres + halves).max(0)
+        middle = (first_corner + last_corner) / 2
         half = np.array(box) / 2
         moved = middle.clip(half, 1 - half) + offsets
 
@@ -122,7 +132,8 @@ def _groups(split, world):
         a, b = Dice("c2lip group", split, number - 1).shuffled(scene.things)[:2]
         where = relation(scene, a, b)
         exchanged = exchange(a, b)
-        if where is None or a.colour == b.colour or any(thing.held_out for thing in exchanged):
+        shows_held_out = any(thing.held_out for thing in exchanged)
+        if where is None or a.colour == b.colour or shows_held_out:
             continue
 
         captions = []
@@ -161,7 +172,8 @@ def _recoloured(scene, k, seed):
     "The scene with thing `k` in a colour that no object has and with which it is not held out; None where none is left"
     thing = scene.things[k]
     taken = {other.colour for other in scene.things}
-    free = [colour for noun, colour in scene.world.half(False) if noun == thing.noun and colour not in taken]
+    seen = [colour for noun, colour in scene.world.half(False) if noun == thing.noun]
+    free = [colour for colour in seen if colour not in taken]
     if not free:
         return None
     recoloured = replace(thing, colour=Dice("c2lip place", seed, k).pick(free))
@@ -178,7 +190,8 @@ def _colour_questions(scenes):
         starts = [caption.lower().find(name) for name in names]
         for k, thing in enumerate(scene.things):
             changed = _recoloured(scene, k, number)
-            if changed is None or starts[k] < 0 or names.count(names[k]) > 1:
+            is_alone = starts[k] >= 0 and names.count(names[k]) == 1
+            if changed is None or not is_alone:
                 continue
             negative = caption_scene(changed, "place", number)
             later = any(0 <= start < starts[k] for start in starts)
@@ -238,16 +251,15 @@ def _annotations(image, scene, size):
         mask = object_mask(thing, size).astype(np.uint8)
         run_lengths = coco.encode(np.asfortranarray(mask))
         others = [(first + j, other) for j, other in enumerate(scene.things) if j != k]
+        same_colour = [number for number, other in others if other.colour == thing.colour]
+        same_noun = [number for number, other in others if other.noun == thing.noun]
         annotation = {
             "id": first + k,
             "image_id": image,
             "category_id": scene.world.nouns.index(thing.noun),
             "segmentation": {"size": [size, size], "counts": run_lengths["counts"].decode()},
             "phrase": name_thing(thing, pattern=True),
-            "rivals": {
-                "colour": [number for number, other in others if other.colour == thing.colour],
-                "noun": [number for number, other in others if other.noun == thing.noun],
-            },
+            "rivals": {"colour": same_colour, "noun": same_noun},
         }
         annotations.append(annotation)
     return annotations

@@ -65,7 +65,8 @@ def _sprite(noun, side):
     drawn = {role: _painted(shapes, big, big - 1) for role, shapes in objects[noun].items()}
     whole = reduce(ImageChops.lighter, drawn.values()).reduce(2)
     border = max(1, round(big * 0.016))
-    drawn["outline"] = Image.fromarray(maximum_filter(np.asarray(whole), 2 * border + 1))
+    enlarged = maximum_filter(np.asarray(whole), 2 * border + 1)
+    drawn["outline"] = Image.fromarray(enlarged)
     return {role: _coverage(mask, side) for role, mask in drawn.items()}
 
 
@@ -97,9 +98,11 @@ def _layers(thing, colour, side):
 def _sky_and_floor(ground, size):
     sky, floor, border = ground
     rows = np.linspace(0, 1, size, dtype=np.float32)[:, None]
-    mix = np.clip((rows - border) * size / 3 + 0.5, 0, 1)[..., None]
+    below = (rows - border) * size  # pixels under the border, which is three pixels wide
+    mix = np.clip(below / 3 + 0.5, 0, 1)[..., None]
     colours = np.float32(sky) * (1 - mix) + np.float32(floor) * mix
-    column = colours * (1.02 - 0.06 * rows[..., None])
+    shade = 1.02 - 0.06 * rows[..., None]
+    column = colours * shade
     return np.broadcast_to(column, (size, size, 3)).copy()
 
 # %% ../../../nbs/2_world/00b_worlds.ipynb #66f203bd
@@ -139,7 +142,8 @@ class World:
         held_out: bool,  # those held out, or all others
     ) -> list[tuple[str, str]]:
         "The (noun, colour) of a half"
-        return [pair for pair in itertools.product(self.nouns, self.colours) if (pair in self.held_out) == held_out]
+        pairs = itertools.product(self.nouns, self.colours)
+        return [pair for pair in pairs if (pair in self.held_out) == held_out]
 
     def paint(
         self,
@@ -147,7 +151,8 @@ class World:
         side: int,  # pixels of its square
     ) -> tuple:  # its outline (side,side,1) in 0…1, and what is painted, in order: (mask, red-green-blue)
         "How an object looks"
-        return _layers(thing, np.asarray(self.colours[thing.colour], np.float32) * thing.shade, side)
+        colour = np.asarray(self.colours[thing.colour], np.float32) * thing.shade
+        return _layers(thing, colour, side)
 
     def ground(
         self,

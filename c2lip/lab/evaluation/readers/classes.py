@@ -167,11 +167,11 @@ def _templates(at):
     return templates or protocol_templates(at.name)
 
 
-def _read_class_shards(at, split):
+def _read_class_shards(at):
     "clip-benchmark's layout: classnames.txt; test/0.tar, …: an image and a .cls each"
     names = _lines(at / "classnames.txt")
     items = []
-    for key, image, sample in shard_items(at, split):
+    for key, image, sample in shard_items(at):
         label = sample.get("cls", b"").decode("utf8", "replace").strip()
         if not label.isdecimal() or int(label) >= len(names):
             raise UserError(
@@ -211,9 +211,9 @@ def _read_labels(at, images):
     return found
 
 
-def _read_class_folders(at, splits):
+def _read_class_folders(at):
     "A folder per class, under test/ or val/ where such exist; perhaps classnames.txt, in the folders' order"
-    root = next((at / split for split in splits if (at / split).is_dir()), at)
+    root = next((at / split for split in ("test", "val") if (at / split).is_dir()), at)
     flat = sorted(root.glob("ILSVRC2012_val_*"))
     folders = _read_labels(root, flat) if flat else {}
     for path in sorted(root.iterdir()):
@@ -236,12 +236,11 @@ def _read_class_folders(at, splits):
 # %% ../../../../nbs/5_evaluation/08_classes.ipynb #b86cf91c
 def read_classes(
     at: Path,  # folder of a set
-    split: str = "test",  # test, val or train
 ) -> ClassSet:
     "The classification set in a folder, as shards or as class folders"
-    if next((at / split).glob("*.tar"), None):
-        return _read_class_shards(at, split)
-    return _read_class_folders(at, ("test", "val") if split == "test" else (split,))
+    if next(at.glob("test/*.tar"), None):
+        return _read_class_shards(at)
+    return _read_class_folders(at)
 
 
 def read_class_set(

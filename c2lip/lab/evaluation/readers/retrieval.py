@@ -157,7 +157,7 @@ def read_captions(
 def _read_shards(at):
     "clip-benchmark's retrieval layout"
     items = []
-    for key, image, sample in shard_items(at, "test"):
+    for key, image, sample in shard_items(at):
         captions = text_lines(sample.get("txt", b"").decode("utf8", "replace"))
         if not captions:
             raise UserError(f"{key} has no captions: expected a .txt member with one in each line")
