@@ -28,25 +28,24 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['TAG', 'URL', 'SURROGATE', 'SEPARATOR', 'NEEDS_CLEANING', 'ABBREVIATED', 'SENTENCE_END', 'ALLOWED', 'ZONE',
-           'canonical_caption', 'split_sentences', 'Rules', 'make_rules', 'phrase_number', 'phrases_of',
+__all__ = ['TAG', 'ZONE', 'canonical_caption', 'split_sentences', 'Rules', 'make_rules', 'phrase_number', 'phrases_of',
            'noun_phrases_many', 'noun_phrases', 'find_phrases']
 
 # %% ../nbs/1_method/06_concepts.ipynb #888238c4
 _ELEMENTS = "|".join(WORD_LISTS["html"])
 TAG = re.compile(rf"<!--.*?-->|<!doctype[^<>]*>|</?(?:{_ELEMENTS})(?:\s+[\w:-]+\s*=[^<>]*)?\s*/?>", re.S | re.I)
 "HTML's; another word in brackets, such as CC12M's <PERSON>, is part of the caption"
-URL = re.compile(r"(?:https?://|www\.)\S+", re.I)
-SURROGATE = re.compile("[\ud800-\udfff]")
-SEPARATOR = re.compile("[\x0b\x1c-\x1f]")
-NEEDS_CLEANING = re.compile(r"[&<]|://|www\.", re.I)
+_URL = re.compile(r"(?:https?://|www\.)\S+", re.I)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SEPARATOR = re.compile("[\x0b\x1c-\x1f]")
+_NEEDS_CLEANING = re.compile(r"[&<]|://|www\.", re.I)
 "What a printable ASCII text must hold for the full cleaning to change more than its white space"
 
 
 def _clean_once(text):
     text = ftfy.fix_text(text, unescape_html=False)  # ftfy would unescape for ever
     text = TAG.sub(" ", html.unescape(text))
-    return " ".join(URL.sub(" ", text).split())
+    return " ".join(_URL.sub(" ", text).split())
 
 
 def canonical_caption(
@@ -56,11 +55,11 @@ def canonical_caption(
     if not isinstance(text, str):
         return ""
     plain = " ".join(text.split())
-    if plain.isascii() and plain.isprintable() and not NEEDS_CLEANING.search(plain):
+    if plain.isascii() and plain.isprintable() and not _NEEDS_CLEANING.search(plain):
         return plain
 
-    whole = SURROGATE.sub("", text)  # half a surrogate pair is no character
-    text = SEPARATOR.sub(" ", whole)
+    whole = _SURROGATE.sub("", text)  # half a surrogate pair is no character
+    text = _SEPARATOR.sub(" ", whole)
     for _ in range(4):  # what one round uncovers (an entity that spelled a tag) the next one cleans
         before = text
         text = _clean_once(text)
@@ -69,10 +68,10 @@ def canonical_caption(
     return text
 
 # %% ../nbs/1_method/06_concepts.ipynb #853271a5
-ABBREVIATED = re.compile(
+_ABBREVIATED = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Mt|Ft|Jr|Sr|vs|etc|e\.g|i\.e|approx|No|Ave|Inc|Co|U\.S|a\.m|p\.m)|\b[A-Z])\.$"
 )
-SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
+_SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
 
 
 def split_sentences(
@@ -80,16 +79,16 @@ def split_sentences(
 ) -> list[str]:  # in order, none empty
     "The sentences of a caption, by punctuation"
     sentences, start = [], 0
-    for match in SENTENCE_END.finditer(text):
+    for match in _SENTENCE_END.finditer(text):
         sentence = text[start : match.end()].rstrip()
-        if not ABBREVIATED.search(sentence):
+        if not _ABBREVIATED.search(sentence):
             sentences.append(sentence.strip())
             start = match.end()
     sentences.append(text[start:].strip())
     return [sentence for sentence in sentences if sentence]
 
 # %% ../nbs/1_method/06_concepts.ipynb #8a71f3f8
-ALLOWED = dict(of_merge=("none", "classifier", "all"), none=("skip", "caption"))
+_ALLOWED = dict(of_merge=("none", "classifier", "all"), none=("skip", "caption"))
 "The values of the rules that are words"
 
 # %% ../nbs/1_method/06_concepts.ipynb #c27c04d6
@@ -140,8 +139,8 @@ class Rules:
                 raise UserError(f"rule {rule.name}={value!r} is no {kind}; the default is {rule.default!r}")
             if type(value) is int and value < 0:
                 raise UserError(f"rule {rule.name}={value} is below 0")
-            if rule.name in ALLOWED:
-                check_choice(f"rule {rule.name}", value, ALLOWED[rule.name])
+            if rule.name in _ALLOWED:
+                check_choice(f"rule {rule.name}", value, _ALLOWED[rule.name])
 
 
 def make_rules(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['WORD_LISTS', 'WORD', 'UNIFIED', 'MODIFIES', 'NAMES_ON', 'NOMINAL', 'NOUN_TAGS', 'POSSESSIVE', 'BRACKETS', 'SIGNS',
-           'PARTICIPLE', 'NO_COMPOUND', 'is_english', 'load_pipeline', 'whole_words', 'Tree', 'Span', 'base_phrases']
+__all__ = ['WORD_LISTS', 'WORD', 'NOUN_TAGS', 'PARTICIPLE', 'is_english', 'load_pipeline', 'whole_words', 'Tree', 'Span',
+           'base_phrases']
 
 # %% ../nbs/1_method/05_trees.ipynb #e4175a73
 WORD_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shipped("words.yaml")).items()}
@@ -139,15 +139,15 @@ def whole_words(
     return whole
 
 # %% ../nbs/1_method/05_trees.ipynb #f441c623
-UNIFIED = {"nmod:poss": "poss", "compound:prt": "prt", "npadvmod": "obl", "predet": "det", "preconj": "cc"}
-UNIFIED |= {"nn": "compound", "num": "nummod", "dobj": "obj", "nsubjpass": "nsubj"}
+_UNIFIED = {"nmod:poss": "poss", "compound:prt": "prt", "npadvmod": "obl", "predet": "det", "preconj": "cc"}
+_UNIFIED |= {"nn": "compound", "num": "nummod", "dobj": "obj", "nsubjpass": "nsubj"}
 "Arc names that mean the same; ClearNLP's or a subtype on the left, ours on the right"
 
-MODIFIES, NAMES_ON, NOMINAL = WORD_LISTS["modifies"], WORD_LISTS["names_on"], WORD_LISTS["nominal"]
+_MODIFIES, _NAMES_ON, _NOMINAL = WORD_LISTS["modifies"], WORD_LISTS["names_on"], WORD_LISTS["nominal"]
 NOUN_TAGS = ("NOUN", "PROPN")
-POSSESSIVE = {"'s", "'", "’s", "’", "s"}
-BRACKETS = set("()[]{}<>|;:!?….~–—")
-SIGNS = "\u2190"  # arrows, signs and emoji come after the letters of English
+_POSSESSIVE = {"'s", "'", "’s", "’", "s"}
+_BRACKETS = set("()[]{}<>|;:!?….~–—")
+_SIGNS = "\u2190"  # arrows, signs and emoji come after the letters of English
 
 # %% ../nbs/1_method/05_trees.ipynb #98a9ed45
 class _Columns:
@@ -160,7 +160,7 @@ class _Columns:
         for i, (pos, arc, distance) in enumerate(doc.to_array(["POS", "DEP", "HEAD"]).tolist()):  # four times as fast
             name = names[arc].lower()
             self.pos.append(names[pos])
-            self.arc.append(UNIFIED.get(name, name.partition(":")[0]))
+            self.arc.append(_UNIFIED.get(name, name.partition(":")[0]))
             self.head.append((i + distance) % 2**64)  # distances are unsigned
 
         self.misread = {i for i in range(len(doc)) if self._is_misread(i)}
@@ -199,7 +199,7 @@ class _Columns:
     def _is_listed(self, i: int) -> bool:
         "A noun before a comma that the parser made a part of the next noun's compound"
         noun_before_comma = self.words[i + 1] == "," and self.pos[i] in NOUN_TAGS
-        return noun_before_comma and self.head[i] > i and self.arc[i] in MODIFIES
+        return noun_before_comma and self.head[i] > i and self.arc[i] in _MODIFIES
 
     def _detach(self, i: int):
         "A noun before a comma is an item of a list, not part of the next noun's compound: 'a plate, fork and knife'"
@@ -222,9 +222,9 @@ class _FirstWord(_Columns):
         "Whether word `i`, left of `noun`, reaches it by modifying arcs alone"
         for _ in range(8):
             arc, head = self.arc[i], self.head[i]
-            if arc not in MODIFIES or head == i or self.words[i] in BRACKETS or self.words[i] > SIGNS:
+            if arc not in _MODIFIES or head == i or self.words[i] in _BRACKETS or self.words[i] > _SIGNS:
                 return False
-            if arc == "case" and self.words[i] not in POSSESSIVE:
+            if arc == "case" and self.words[i] not in _POSSESSIVE:
                 return False
             if self.words[i] == "#" and not self.words[min(i + 1, noun)].isdigit():  # "#sunset #beach"
                 return False
@@ -253,7 +253,7 @@ class _FirstWord(_Columns):
             if self._counts_another(i, noun):
                 return i
 
-        trimmed = WORD_LISTS["leading"] | POSSESSIVE
+        trimmed = WORD_LISTS["leading"] | _POSSESSIVE
         while i < noun and (self.arc[i] in ("cc", "punct", "case") or self.words[i] in trimmed):
             i += 1
         return i
@@ -268,7 +268,7 @@ class Tree(_FirstWord):
     ) -> int:
         "One past the last word of the phrase of `noun`"
         i = noun + 1
-        while i < len(self.head) and self.arc[i] in NAMES_ON and noun <= self.head[i] < i:
+        while i < len(self.head) and self.arc[i] in _NAMES_ON and noun <= self.head[i] < i:
             if self.arc[i] == "nummod" and self.pos[i] != "NUM":
                 break
             i += 1
@@ -281,14 +281,14 @@ class Tree(_FirstWord):
         "A noun; or a word of another tag with its own determiner, in a noun's place ('an orange sitting there')"
         if self.pos[i] in NOUN_TAGS:
             return True
-        if self.pos[i] not in ("ADJ", "VERB", "NUM") or self.arc[i] not in NOMINAL:
+        if self.pos[i] not in ("ADJ", "VERB", "NUM") or self.arc[i] not in _NOMINAL:
             return False
         before = range(max(0, i - 4), i)
         return any(self.head[j] == i and self.arc[j] in ("det", "poss") for j in before)
 
 # %% ../nbs/1_method/05_trees.ipynb #1db50d38
 PARTICIPLE = re.compile("((?<!e)ed|eaten|drawn|lit|made|worn|grown)$")
-NO_COMPOUND = WORD_LISTS["no_compound"]
+_NO_COMPOUND = WORD_LISTS["no_compound"]
 
 
 class Span(NamedTuple):
@@ -339,7 +339,7 @@ def _without_verb_at_the_end(span, tree):
     if head == first:
         return span
     before = Span(first, head, head - 1)
-    if tree.words[head] in NO_COMPOUND and tree.pos[head - 1] in NOUN_TAGS:
+    if tree.words[head] in _NO_COMPOUND and tree.pos[head - 1] in NOUN_TAGS:
         return before
 
     after_noun = tree.pos[head - 1] == "NOUN"
@@ -386,7 +386,7 @@ def _is_one_compound(before, span, tree):
 
     if not _can_begin_compound(tree, before.head):
         return False
-    if tree.pos[head] not in NOUN_TAGS or tree.words[head] in NO_COMPOUND:
+    if tree.pos[head] not in NOUN_TAGS or tree.words[head] in _NO_COMPOUND:
         return False
     if tree.arc[first] in ("det", "nummod", "poss"):
         return False

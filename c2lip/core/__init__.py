@@ -170,7 +170,7 @@ def check_choice(
 
 # %% ../../nbs/1_method/01_core.ipynb #21345ae1
 def print_anything():
-    "stdout and stderr print ? for what their encoding lacks; a closed one takes all, and shows nothing, children's too"
+    "stdout and stderr print line by line, ? for what their encoding lacks; a closed one takes all, children's too"
     for descriptor, name in enumerate(("stdout", "stderr"), 1):
         stream = getattr(sys, name)
         if stream is None:
@@ -178,7 +178,7 @@ def print_anything():
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, "w", closefd=False))
         with suppress(AttributeError):  # a notebook's lacks nothing
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="replace", line_buffering=True)
 
 # %% ../../nbs/1_method/01_core.ipynb #c4a7d211
 class Range(NamedTuple):

@@ -175,10 +175,11 @@ def settle(folder: Path | str):  # existing or not
 
 
 def write_json(
-    path: Path | str,  # of the file, existing or not
+    path: Path | str,  # of the file, existing or not; its folder is made if missing
     data: object,  # of JSON's types
 ):
     "Write `data` as readable JSON, by `replacing`"
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     with replacing(path) as temp:
         temp.write_text(text, encoding="utf8", errors="backslashreplace")  # half a surrogate pair as JSON's own escape

@@ -153,7 +153,7 @@ def print_once(
 ):
     "Print a line on the first rank, the same one once"
     if rank_and_world_size()[0] == 0:
-        print(line, flush=True)
+        print(line)
 
 # %% ../../nbs/1_method/16_methods.ipynb #be96c42d
 def contrast(

@@ -122,7 +122,7 @@ def release_record(
 
 @functools.lru_cache  # once in a process, which may load a folder often
 def _say_unrecorded(folder):
-    print(f"{folder} has no record.json: whether its files are as they were released is not known", flush=True)
+    print(f"{folder} has no record.json: whether its files are as they were released is not known")
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #b88769e0
 FITTED = ("parts.json", "presence.json")

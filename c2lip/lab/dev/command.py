@@ -187,7 +187,7 @@ def _rehearse(recipe, pairs, benchmarks, table, as_json):
     wrong = 0
     for line in rehearse(settings, _absolute(benchmarks), f"C2LIP Table {table}"):
         wrong += line.state == "WRONG"
-        print(json.dumps(line._asdict()) if as_json else f"{line.state:6}{line.check:9}{line.text}", flush=True)
+        print(json.dumps(line._asdict()) if as_json else f"{line.state:6}{line.check:9}{line.text}")
     if wrong:
         raise UserError(f"{wrong} lines are wrong; nothing was started")
 

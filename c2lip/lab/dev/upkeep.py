@@ -232,7 +232,7 @@ def store_outputs(
     root = project_root()
     flags = get_config(path=root).tst_flags.split()
     for path in [path for name in names for path in _chosen(root, name)]:
-        print(path.relative_to(root), flush=True)
+        print(path.relative_to(root))
         if path.parent.name == "nbs":
             _store_launcher(root, path)
         else:

@@ -232,7 +232,7 @@ def _drawn_folder(home, world, split, sizes):
     parts = [f"{key}{value}" for key, value in sorted(sizes.items())]
     folder = home / "-".join([world.name.strip("_") or "world", split, *parts, _world_version()])
     if folder.is_dir() and files.json_object(folder / "record.json").get("sha256") != folder_digest(folder):
-        print(f"{folder} is not as it was drawn; it is drawn anew", flush=True)
+        print(f"{folder} is not as it was drawn; it is drawn anew")
         shutil.rmtree(folder)
     if folder.is_dir():
         return folder
@@ -280,7 +280,6 @@ def _write_own_captions(named, folder):
                 rows.append({"filename": file, "caption": caption, "negative_caption": edit[1]})
 
         if rows:
-            (folder / "own_captions").mkdir(exist_ok=True)
             write_json(folder / "own_captions" / f"{way}.json", rows)
 
 

@@ -72,7 +72,7 @@ def find_settings(
     searched = read_record("compare", "search")
     without = [method for method in methods if method not in set(searched.method)]
     if without:
-        print(f"nothing was searched for {', '.join(without)}, which take lr and epochs as they are given", flush=True)
+        print(f"nothing was searched for {', '.join(without)}, which take lr and epochs as they are given")
     return searched[searched.method.isin(methods)]
 
 

@@ -141,7 +141,6 @@ def train_trial(
 ) -> Towers:
     "Train with `settings`; a trial that was killed goes on; `UserError` where the folder holds other settings"
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     trained = folder / "model"
     if (folder / "params.json").exists():
         before = json_object(folder / "params.json")
@@ -212,7 +211,7 @@ def run_trials(
     for number, planned in enumerate(plan, 1):
         minutes = (time.perf_counter() - begun) / 60
         seed = planned.settings["seed"]
-        print(f"\n{planned.model}, seed {seed} ({number} of {len(plan)}, after {minutes:.0f} min)", flush=True)
+        print(f"\n{planned.model}, seed {seed} ({number} of {len(plan)}, after {minutes:.0f} min)")
         of_trial = setup._replace(samples=samples_of(planned)) if samples_of else setup
         trial(planned.settings, of_trial, Path(run) / planned.folder)
     trials = read_trials(plan, run)
@@ -234,7 +233,7 @@ def measure_shares(
         folder = f"{planned.folder}-{share}"
         average = planned._replace(model=name, folder=folder, drawn=(*planned.drawn, ("share", share)))
         if not _is_measured(Path(run) / folder):
-            print(f"{name}, seed {planned.settings['seed']}", flush=True)
+            print(f"{name}, seed {planned.settings['seed']}")
             trained = load(str(Path(run) / planned.folder / "model"), setup.device)
             measure_model(interpolate(setup.base, trained, share), setup, Path(run) / folder)
         averages.append(average)

@@ -118,7 +118,7 @@ def make_validator(
     sizes = {"items": cfg.items, "images": cfg.bench_images}
     home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", reading(vars(cfg)), **sizes)
     if home is None:
-        print("warning: no image to validate the run on; raise hold_back, or give validation a folder", flush=True)
+        print("warning: no image to validate the run on; raise hold_back, or give validation a folder")
         return None
 
     def _validate(towers):

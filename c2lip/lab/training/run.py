@@ -179,7 +179,7 @@ def print_advice(
     if taken.batch_size < given.batch_size:
         print(f"warning: {len(records)} images are fewer than batch_size; each step takes {taken.batch_size}")
     for line in likely_mistakes(taken, steps, towers, records):
-        print(f"warning: {line}", flush=True)
+        print(f"warning: {line}")
 
 # %% ../../../nbs/6_training/10_run.ipynb #9db83680
 def _check_folder(cfg, folder):
@@ -303,7 +303,7 @@ def _train_here(setup):
     validator = None
     if is_first:
         counts = f"{len(samples)} samples, {samples.records.phrase_count} phrases"
-        print(f"{counts}; {setup.steps} steps of {cfg.batch_size} images; skipped: {samples.skips}", flush=True)
+        print(f"{counts}; {setup.steps} steps of {cfg.batch_size} images; skipped: {samples.skips}")
         if cfg.evaluate_every:
             validator = make_validator(cfg, setup.held, setup.folder)
 

@@ -217,7 +217,6 @@ def _write_sugarcrepe(folder, task, items, world, second=False):
     content = questions.drop(columns="caption2").to_dict("index")
     if second:
         content = questions.reset_index(names="id").to_dict("records")
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{task}.json", content)
 
 
@@ -254,7 +253,6 @@ def _write_zero_shot(folder, split, single, size, world):
     both = {"classnames": names, "templates": templates, "items": items}
     nouns = [name_thing(Thing(noun, ""), colour=False) for noun in world.nouns]
     of_noun = [item | {"label": item["label"] // len(world.colours)} for item in items]
-    (folder / "zeroshot").mkdir(exist_ok=True)
     write_json(folder / "zeroshot" / "object_colour.json", both)
     write_json(folder / "zeroshot" / "object.json", both | {"classnames": nouns, "items": of_noun})
 

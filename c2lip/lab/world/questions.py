@@ -348,7 +348,6 @@ def write_questions(
     folder = Path(folder)
     names = {}
     for suite, kinds, share in (("world_sugarcrepe_2", KINDS, 1.0), ("doubts", DOUBTS, 2 / 3)):
-        (folder / suite).mkdir(parents=True, exist_ok=True)
         for kind, make in kinds.items():
             wanted = items * (31 / 69 if kind == "swap_obj_nouns" else share)
             pairs = max(1, round(wanted / 2))

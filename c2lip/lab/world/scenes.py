@@ -209,7 +209,6 @@ def write_size_and_place(
 ):
     "Captions with one colour changed, by the size of the object and its place"
     home = Path(folder) / "size_and_place"
-    home.mkdir(parents=True, exist_ok=True)
     questions = _colour_questions(benchmark_scenes(n, split, world=world))
     for kind in ("size", "place"):
         for task, rows in questions.groupby(kind):
@@ -284,6 +283,5 @@ def write_localisation(
             annotations += _annotations(number, scene, size)
 
         home = Path(folder) / half / "localisation"
-        home.mkdir(parents=True, exist_ok=True)
         instances = {"images": images, "annotations": annotations, "categories": categories}
         write_json(home / "instances.json", instances)
