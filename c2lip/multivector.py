@@ -24,7 +24,7 @@ from .towers import Towers, load, save
 from .towers.folders import model_home, release_record
 
 # %% auto #0
-__all__ = ['encode_images', 'Store', 'compress', 'restore', 'text_vectors', 'own_share', 'encode_texts', 'maxsim',
+__all__ = ['encode_images', 'Store', 'compress', 'restore', 'text_vectors', 'phrase_texts', 'own_share', 'encode_texts', 'maxsim',
            'SentenceModule', 'to_sentence_transformers']
 
 # %% ../nbs/1_method/14b_multivector.ipynb #68a0e9c9
@@ -110,6 +110,14 @@ def text_vectors(
     return dict(zip(words, torch.cat(vectors).numpy()))
 
 
+def phrase_texts(
+    texts: Sequence[str],  # T
+) -> list[list[str]]:  # of each text
+    "The noun phrases of texts as texts; a text without one is its own phrase"
+    phrases = noun_phrases_many(list(texts), none="caption")
+    return [[phrase.text for phrase in of_text] or [text] for text, of_text in zip(texts, phrases)]
+
+
 def own_share(
     towers: Towers,  # as `load` gives them
 ) -> float:
@@ -127,10 +135,7 @@ def encode_texts(
     "The vectors of texts: the text's own, (1−m)·t and side −1, then m/P·c of its P phrases, side +1"
     share = own_share(towers) if share is None else share
     Range(0, 1).check("the share of phrases", share)
-    if phrases is None:
-        found = noun_phrases_many(list(texts), none="caption")
-        phrases = [[phrase.text for phrase in some] or [text] for text, some in zip(texts, found)]
-
+    phrases = phrase_texts(texts) if phrases is None else phrases
     vector_of = text_vectors(towers, [*texts, *(phrase for some in phrases for phrase in some)])
     arrays = []
     for text, some in zip(texts, phrases):

@@ -20,7 +20,7 @@ from thought import measure
 from c2lip.lab.dev import upkeep
 from c2lip.lab.dev.command import main
 from c2lip.lab.relatives import method_names
-from c2lip.lab.training.config import KINDS, check
+from c2lip.lab.training.config import SETTING_KINDS, check
 from c2lip.lab.training.launch import check_run
 from c2lip.lab.training.launchers import launcher_settings, read_parameters
 
@@ -171,7 +171,7 @@ def test_launcher(path):
     inferred = {p.name: p for p in _infer_parameters(load_notebook_node(str(path)))}
     assert list(inferred) == list(declared), "papermill does not see every parameter; a second = in the line hides it"
     for name, s in declared.items():
-        assert s.kind in KINDS and inferred[name].help, f"{name} needs a type and a note"
+        assert s.kind in SETTING_KINDS and inferred[name].help, f"{name} needs a type and a note"
     known = launcher_settings(path)
     assert check(known, {}) == {n: s.default for n, s in known.items()}, "a default is against its own range"
     for code in sources(path):

@@ -10,7 +10,7 @@ from c2lip.lab.data.sources import open_data
 from c2lip.lab.relatives import find_methods
 from c2lip.lab.training import config
 from c2lip.lab.training.checkpoint import binding, load_checkpoint, save_checkpoint
-from c2lip.lab.training.config import AUTO, KINDS, MAY_CHANGE, Config, check, complete, read_methods
+from c2lip.lab.training.config import AUTO, MAY_CHANGE, SETTING_KINDS, Config, check, complete, read_methods
 from c2lip.lab.training.launchers import launcher_settings, read_parameters
 from c2lip.lab.training.step import BY_MODEL, CHOSEN, parameter_groups
 from c2lip.methods.c2lip import c2lip
@@ -46,7 +46,7 @@ def test_train_takes_every_setting_and_runs_with_the_defaults():
 def test_settings_are_well_formed():
     "A default keeps its own range and type, and each has a meaning"
     assert check(SETTINGS, {}) == {name: s.default for name, s in SETTINGS.items()}
-    assert all(s.kind in KINDS and s.help for s in SETTINGS.values()) and set(SETTINGS) >= MAY_CHANGE
+    assert all(s.kind in SETTING_KINDS and s.help for s in SETTINGS.values()) and set(SETTINGS) >= MAY_CHANGE
     assert set(SETTINGS) >= HIDDEN_SETTINGS, "the card leaves out known settings only"
     for method in METHODS:
         options = read_methods()[method]

@@ -22,7 +22,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from PIL import Image
 from torch import Tensor
 
-from ...core import UserError
+from ...core import UserError, check_choice
 from ...encoding import encode_images, evaluating
 from ..data.images import BadImage, open_image
 from ..evaluation.embeddings import embed_texts
@@ -148,6 +148,7 @@ class View:
         scale: float = 10.0,  # β of kind "softmax"
     ) -> Tensor:  # (P,gh,gw)
         "The map of every phrase; a kind that there is not, or not for this model, is a `UserError`"
+        check_choice("a map", kind, list(MAP_KINDS))
         values = concepts @ self.tokens.T
         if kind == "centred":
             values = values - values.mean(-1, keepdim=True)
@@ -157,8 +158,6 @@ class View:
             values = self.gradient(concepts).cpu()
         elif kind == "head":
             values = self.head.expand_as(values)
-        elif kind != "similarity":
-            raise UserError(f"there is no map {kind!r}; there are {', '.join(MAP_KINDS)}")
         return values.unflatten(-1, self.grid)
 
     def scores(

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from ...concepts import canonical_caption, noun_phrases
-from ...core import UserError, short
+from ...core import UserError, check_choice, short
 from ...core.files import user_path
 from .maps import View, open_user_image
 from ..relatives.edits import WORD_KINDS, swap_spans, tag_words
@@ -179,8 +179,7 @@ def ask(
     """Put a question beside the phrases; one that makes nothing new is a `UserError`.
 
     Where that were more than four, the phrases that it changes stay, each followed by its answer."""
-    if question not in QUESTIONS:
-        raise UserError(f"there is no question {short(question)}; there are {', '.join(QUESTIONS)}")
+    check_choice("a question", question, list(QUESTIONS))
     made = {phrase: QUESTIONS[question](phrase, [*phrases, *caption]) for phrase in phrases}
     made = {phrase: other for phrase, other in made.items() if other and other not in phrases}
     if not made:

@@ -159,7 +159,7 @@ def _prepare_parts(work, notes, parts, workers, ray, progress):
 
 # %% ../../../nbs/4_data/07_prepare.ipynb #b8f7eeff
 _PARTS_FORMAT = 8  # changes with what a part holds: older parts are made again
-_PATIENCE = 10.0  # seconds to wait for another prepare that is just ending
+_WAIT = 10.0  # seconds to wait for another prepare that is just ending
 _MARK = "prepare.json"  # says that files of these names are ours
 OURS = (f"{_MARK}*", "captions.*", "manifest.json*", "join.*", "part-*")  # names of what is written; * finds dead links
 
@@ -234,10 +234,7 @@ def prepare(
     data = find_source(source, root, None if captions else caption_column, image_column, part)
     _check(data, folder, captions)
     busy = f"another prepare writes to {folder}: wait for it, or choose another folder"
-    with (
-        disk_errors(folder, lambda: "; the same command goes on"),
-        sole_writer(folder, busy, _PATIENCE, "prepare.lock"),
-    ):
+    with disk_errors(folder, lambda: "; the same command goes on"), sole_writer(folder, busy, _WAIT, "prepare.lock"):
         write_json(folder / _MARK, {"made_by": "c2lip prepare"})
         made_by = _made_by(nlp)
         joined = None

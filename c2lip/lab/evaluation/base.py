@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from ...core import UserError, one_line
-from ...core.files import parse_json, read_json, read_text, read_yaml, regular, shipped
+from ...core.files import read_json, read_text, read_yaml, regular, shipped
 from ..data.images import SHARD_IMAGES
 from ..data.records import Skips
 from ..data.shards import shard_samples
+from ..data.tables import jsonl_rows
 from .embeddings import ImageRef
 from .scores import Hits, Mean, Values, mean_of, similarity
 
@@ -322,13 +323,10 @@ def _read_table(path):
 
 def _read_lines(path):
     "Number of each line that is not empty → what it holds"
-    entries = {}
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        try:
-            if line.strip():
-                entries[number] = parse_json(line)
-        except ValueError as e:
-            raise UserError(f"{path}, line {number}: not valid JSON: {e}") from None
+    entries = dict(jsonl_rows(read_text(path).split("\n")))
+    for number, entry in entries.items():
+        if isinstance(entry, ValueError):
+            raise UserError(f"{path}, line {number}: not valid JSON: {entry}")
     return entries
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from ...core import UserError
 from ...core.files import read_json
 from ...encoding import encode_images, evaluating
-from ..data.images import BadImage, check_annotation, open_image
+from ..data.images import check_annotation, open_image
 from .base import Request, Row, Suite, require_files
-from .embeddings import embed_texts
+from .embeddings import embed_texts, use_image
 from .scores import Values
 from ..world.captions import name_thing
 from ..world.drawn import Scene, draw_scene, object_mask
@@ -139,14 +139,6 @@ def scene_probes(
     return probes
 
 # %% ../../../nbs/5_evaluation/10_localisation.ipynb #fe0224bc
-def _open(image):
-    "An image; one that cannot be opened is a `UserError`"
-    try:
-        return open_image(image)
-    except BadImage as e:
-        raise UserError(f"{image} cannot be used, {e.cause}") from None
-
-
 def probe_maps(
     towers: Towers,
     probes: list[Probe],  # P probes, those of one image side by side
@@ -164,7 +156,7 @@ def probe_maps(
     fields = []
     maps = []  # (M,) of each probe
     for start in range(0, len(of_images), 64):
-        opened = [_open(group[0].image) for group in of_images[start : start + 64]]
+        opened = [use_image(open_image, group[0].image) for group in of_images[start : start + 64]]
         images = torch.stack([towers.preprocess(image) for image in opened])
         with evaluating(towers.model):
             _, tokens = encode_images(towers.model, images.to(device), tokens=True)

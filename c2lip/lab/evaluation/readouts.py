@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...concepts import noun_phrases_many
 from ...core import Range, UserError, check_choice
 from ...core.files import form_errors
 from .base import Scorer
 from .embeddings import embed_texts, embed_tokens
 from .relations import Head, Relation, fit_head, pair_features, relations_many
 from .scores import similarity
+from ..relatives.edits import read_once
+from ...multivector import phrase_texts
 from ...towers.folders import keep_fitted, model_home, read_fitted, release_record
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #1281d1c1
@@ -126,14 +127,11 @@ class _Phrases:
     def read(
         self,
         texts: list[str],  # repeats allowed
-    ):
-        "Find the phrases of texts, and encode those that are new"
-        unknown = [text for text in dict.fromkeys(texts) if text not in _WORDS]
-        if unknown:
-            for text, phrases in zip(unknown, noun_phrases_many(unknown, none="caption")):
-                _WORDS[text] = [phrase.text for phrase in phrases] or [text]
-
-        self.encode([word for text in texts for word in _WORDS[text]])
+    ) -> list[list[str]]:  # of each text
+        "The phrases of texts; those that are new are encoded"
+        of_texts = read_once(_WORDS, texts, phrase_texts)
+        self.encode([word for words in of_texts for word in words])
+        return of_texts
 
     def encode(
         self,
@@ -157,9 +155,8 @@ class Reading(_Phrases):
         texts: list[str],  # n
     ) -> Tensor:  # (n,) x
         "How well the phrases of texts fit images"
-        self.read(texts)
         rows = [self.row[image] for image in images]
-        named = [[self.number[word] for word in _WORDS[text]] for text in texts]
+        named = [[self.number[word] for word in words] for words in self.read(texts)]
 
         def x(image, phrase):
             if readout.of == "pooled":
@@ -174,9 +171,7 @@ _RELATIONS = {}  # text → its relations, for the next model
 
 
 def _relations(texts):
-    unknown = [text for text in dict.fromkeys(texts) if text not in _RELATIONS]
-    _RELATIONS.update(zip(unknown, relations_many(unknown)))
-    return [_RELATIONS[text] for text in texts]
+    return read_once(_RELATIONS, texts, relations_many)
 
 
 def _maps(reading, rows, phrases, scale):

@@ -18,8 +18,9 @@ import pandas as pd
 import torch
 from tqdm.std import tqdm
 
-from ...core.files import parse_json, regular, replacing
+from ...core.files import regular, replacing
 from ...encoding import rank_and_world_size
+from ..data.tables import jsonl_rows
 
 if TYPE_CHECKING:
     from c2lip.lab.evaluation.plots import Page
@@ -33,10 +34,7 @@ def read_log(
 ) -> list[dict]:  # one record a line, in order
     "The records of metrics.jsonl; truncated and foreign lines are skipped"
     text = regular(Path(folder) / "metrics.jsonl").read_text(encoding="utf8", errors="replace")
-    rows = []
-    for line in text.splitlines():
-        with suppress(ValueError):
-            rows.append(parse_json(line))
+    rows = [row for _, row in jsonl_rows(text.splitlines())]
     return [row for row in rows if isinstance(row, dict) and type(row.get("step")) is int]
 
 # %% ../../../nbs/6_training/05_log.ipynb #0b51f2a7

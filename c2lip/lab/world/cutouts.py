@@ -126,7 +126,7 @@ def _coloured(rgb, alpha):
     return weight, np.average(weight, weights=alpha)
 
 
-def _look_of(colour):
+def _traits(colour):
     "Hue (3,), lightness and strength of a colour, to be compared by their distance"
     luma, tint = _tint(colour)
     strength = np.linalg.norm(tint)
@@ -144,13 +144,13 @@ def _natural_colour(square):
 
     weight *= alpha
     mean = (rgb * weight).sum((0, 1)) / weight.sum()
-    look = _look_of(mean)
+    traits = _traits(mean)
     strengths = np.linalg.norm(tint, axis=-1)
     strength = np.average(strengths, weights=weight[..., 0])
-    if share < 0.5 or look[-1] * 200 < 0.9 * strength:  # hues that differ leave a weak mean
+    if share < 0.5 or traits[-1] * 200 < 0.9 * strength:  # hues that differ leave a weak mean
         return ""
     hues = [word for word in _ALL_COLOURS if word not in ("white", "black")]
-    return min(hues, key=lambda word: np.abs(_look_of(_ALL_COLOURS[word]) - look).sum())
+    return min(hues, key=lambda word: np.abs(_traits(_ALL_COLOURS[word]) - traits).sum())
 
 # %% ../../../nbs/2_world/07_cutouts.ipynb #c410c764
 def _recolour(rgb, alpha, colour):
@@ -200,7 +200,7 @@ def _places(nouns, colours, held_out):
 
 
 @lru_cache(maxsize=4096)
-def _look(world, noun, number, colour, side):
+def _picture(world, noun, number, colour, side):
     "A picture as it is painted: (side,side,3) in 0…255 and its alpha (side,side,1) in 0…1, not to be written to"
     rgb, alpha = _pixels(world.pictures[noun][number], side)
     if world.natural[noun][number] == colour:
@@ -238,7 +238,7 @@ class CutOuts(World):
         numbers = [n for n, colour in enumerate(self.natural[thing.noun]) if colour == thing.colour]
         numbers = numbers or range(len(self.pictures[thing.noun]))
         number = numbers[round(1000 * thing.shade) % len(numbers)]
-        rgb, alpha = _look(self, thing.noun, number, thing.colour, side)
+        rgb, alpha = _picture(self, thing.noun, number, thing.colour, side)
         body = np.clip(rgb * thing.shade, 0, 255)
         motif_mask = 0.8 * motif(thing.pattern, side) * alpha
         return alpha, [(alpha, body), (motif_mask, motif_paint(thing.colour))]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ....core import UserError
 from ....core.files import read_json, read_text, read_yaml, shipped
-from ...data.images import IMAGES
+from ...data.images import IMAGES, text_lines
 from c2lip.lab.evaluation.base import (
     Entry,
     Item,
@@ -153,8 +153,7 @@ def protocol_names(
 # %% ../../../../nbs/5_evaluation/08_classes.ipynb #0383c493
 def _lines(file):
     "The lines of a text file that are not empty, none where there is no file"
-    lines = read_text(file).splitlines() if file.exists() else []
-    return [line.strip() for line in lines if line.strip()]
+    return text_lines(read_text(file)) if file.exists() else []
 
 
 def _templates(at):
