@@ -160,6 +160,7 @@ def _with_transformers(kind):
 
 def _write_card(record, config, folder, stage):
     "Write README.md of a release folder from its record and configuration; its text"
+    template = Template(shipped("card.md").read_text(encoding="utf8"))
     file = f"record.json or {RELEASED[1]} in {folder}"
     with form_errors(file, "settings, versions and interpolation that are objects, results as tables"):
         sigmoid = config["model_cfg"].get("init_logit_bias") is not None
@@ -177,9 +178,8 @@ def _write_card(record, config, folder, stage):
             "transformers": _with_transformers(record["transformers"]),
             "sha256": record["sha256"],
         }
+        text = template.substitute(fields)
 
-    template = Template(shipped("card.md").read_text(encoding="utf8"))
-    text = template.substitute(fields)
     (stage / "README.md").write_text(text, encoding="utf8")
     return text
 
