@@ -2155,6 +2155,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                    'c2lip/lab/world/worlds.py'),
                                         'c2lip.lab.world.worlds.World.paint': ( '2_world/worlds.html#world.paint',
                                                                                 'c2lip/lab/world/worlds.py'),
+                                        'c2lip.lab.world.worlds.World.pairs': ( '2_world/worlds.html#world.pairs',
+                                                                                'c2lip/lab/world/worlds.py'),
                                         'c2lip.lab.world.worlds.World.words': ( '2_world/worlds.html#world.words',
                                                                                 'c2lip/lab/world/worlds.py'),
                                         'c2lip.lab.world.worlds._coverage': ('2_world/worlds.html#_coverage', 'c2lip/lab/world/worlds.py'),

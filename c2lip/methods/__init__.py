@@ -43,7 +43,7 @@ class Objective(nn.Module):
         self.weights = dict(weights)
         self.columns = columns
         self.terms = [name for name, weight in weights.items() if weight]
-        self.needs: set[str] = set()
+        self.needs = set()
         for name in self.terms:
             self.needs |= (needs or {}).get(name, set())
 

@@ -96,7 +96,7 @@ class Samples(Dataset):
         self.cache = cache
         self.at_least = at_least
         self.draw = draw
-        self.whole: Callable | None = None  # of a method: PIL image before any crop or resizing → array
+        self.whole = None  # of a method: PIL image before any crop or resizing → array
 
         self.skips = skips or Skips()
         self.skips.seen = max(self.skips.seen, len(self.records))

@@ -121,7 +121,7 @@ class _Phrases:
         self.row = {name: i for i, name in enumerate(names)}
         self.vectors, self.tokens = embed_tokens(towers, names, images, **options)  # (N,D), (N,M,D)
         self.embed = partial(embed_texts, towers, **options)
-        self.number: dict[str, int] = {}  # phrase → row of `concepts`
+        self.number = {}  # phrase → row of `concepts`
         self.concepts = torch.empty(0, first.shape[-1])  # (U,D) unit
 
     def read(

@@ -176,11 +176,11 @@ class _Run:
 
         first_weights = _digest(towers.model.state_dict().values())
         self.binding = binding(self.cfg, samples.records) | {"first_weights": first_weights}
-        self.start: dict = {}  # what validation measured before the first step
-        self.neighbours: np.ndarray | None = None  # (n,k) of the samples, where batches are made of them
+        self.start = {}  # what validation measured before the first step
+        self.neighbours = None  # (n,k) of the samples, where batches are made of them
         self.done = 0  # steps
         self.interrupted = False  # by Ctrl-C
-        self.rows: list[dict] = []  # of the steps since the last line of the log
+        self.rows = []  # of the steps since the last line of the log
 
     def validate(
         self,

@@ -77,13 +77,11 @@ def values_by_model(
     kind = kind_of_model(towers)
     values = dict(BY_MODEL[kind])
 
-    if kind == "pretrained" or steps < values["warmup"]:
-        tenth = max(1, round(0.1 * steps))
-        values["warmup"] = min(values["warmup"], tenth)
+    for name, share in (("warmup", 0.1), ("evaluate_every", 0.2)):
+        if kind == "pretrained" or steps < values[name]:
+            values[name] = min(values[name], max(1, round(share * steps)))
 
     if kind == "pretrained":
-        fifth = max(1, round(0.2 * steps))
-        values["evaluate_every"] = min(values["evaluate_every"], fifth)
         for path in shipped("recipes").glob("*.yaml"):
             recipe = read_yaml(path)
             if recipe.get("method") == method:

@@ -154,8 +154,7 @@ def _false_pairs(task, scene, thing):
     elif task == "object":
         pairs = [(noun, thing.colour) for noun in nouns]
     else:
-        every = itertools.product(thing.world.nouns, thing.world.colours)
-        pairs = [(noun, colour) for noun, colour in every if noun not in nouns or colour not in colours]
+        pairs = [(noun, colour) for noun, colour in thing.world.pairs if noun not in nouns or colour not in colours]
     true_pairs = {t.pair for t in scene.things}
     return [pair for pair in pairs if pair not in true_pairs]
 
@@ -238,7 +237,7 @@ def _write_zero_shot(folder, split, single, size, world):
     """Images of one plain object, every (noun, colour) in turn, and two tasks on them: name the noun, name both.
 
     Captions name every pattern, so *a red mug* is not what a striped one is called."""
-    pairs = list(itertools.product(world.nouns, world.colours))
+    pairs = world.pairs
     items = []
     for i in range(single):
         noun, colour = pairs[i % len(pairs)]
@@ -287,8 +286,8 @@ def write_benchmark(
         if name in used:
             save_scene(scene, folder / "images" / name, size)
 
-    pairs = len(world.nouns) * len(world.colours)
-    _write_zero_shot(folder, split, single or min(16 * items, max(480, pairs)), size, world)
+    single = single or min(16 * items, max(480, len(world.pairs)))
+    _write_zero_shot(folder, split, single, size, world)
     write_size_and_place(folder, min(items, images), split, world)
     write_localisation(folder, max(1, items // 3), split, size, world)
     write_questions(folder, items, split, size, world)

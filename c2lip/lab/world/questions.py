@@ -179,8 +179,7 @@ def _add_pattern(fact, words, dice):
 def _absent(thing, fact, dice):
     "A thing turned into one whose noun and colour the scene does not show"
     shown = {word for other in fact.scene.things for word in other.pair}
-    world = fact.scene.world
-    pairs = [pair for pair in itertools.product(world.nouns, world.colours) if shown.isdisjoint(pair)]
+    pairs = [pair for pair in fact.scene.world.pairs if shown.isdisjoint(pair)]
     noun, colour = dice.pick(pairs)
     return replace(thing, noun=noun, colour=colour)
 

@@ -128,6 +128,11 @@ class World:
         return "DRAWN"  # a worker has its own
 
     @cached_property
+    def pairs(self) -> list[tuple[str, str]]:
+        "Every (noun, colour)"
+        return [*itertools.product(self.nouns, self.colours)]
+
+    @cached_property
     def held_out(self) -> frozenset:
         "(noun, colour) that no training image shows"
         return frozenset(itertools.chain(*self.blocks))
@@ -142,8 +147,7 @@ class World:
         held_out: bool,  # those held out, or all others
     ) -> list[tuple[str, str]]:
         "The (noun, colour) of a half"
-        pairs = itertools.product(self.nouns, self.colours)
-        return [pair for pair in pairs if (pair in self.held_out) == held_out]
+        return [pair for pair in self.pairs if (pair in self.held_out) == held_out]
 
     def paint(
         self,
