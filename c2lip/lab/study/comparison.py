@@ -11,7 +11,7 @@ import itertools
 import pandas as pd
 import yaml
 
-from ...core import UserError
+from ...core import check_choice
 from ..evaluation.records import read_record
 from .trials import PlannedTrial, TrialSetup, measure_shares
 
@@ -64,8 +64,7 @@ def find_settings(
     settings: dict,  # of compare.ipynb
 ) -> pd.DataFrame:  # method, setting, value, a change for each part of the score, sum, chosen; may be empty
     "Each method's own settings, and what was tried for them; `UserError` for another word"
-    if own not in ("auto", "none"):
-        raise UserError(f"own is auto or none, not {own}")
+    check_choice("own", own, ("auto", "none"))
     if own == "none" or (settings["model"], settings["data"]) != ("base", "world"):
         return pd.DataFrame(columns=["method", "setting", "value", "sum", "chosen"])
 

@@ -60,9 +60,7 @@ def interpolate(
     alpha: float,  # 0 before, 1 after
 ) -> Towers:  # a third model, on the CPU; the two are unchanged
     "Average the weights, every float parameter and buffer: (1 − α)·before + α·after; `UserError` if they do not match"
-    if not 0 <= alpha <= 1:
-        raise UserError(f"alpha is from 0 (before) to 1 (after), not {alpha}")
-
+    Range(0, 1).check("alpha", alpha)
     first = before if isinstance(before, Towers) else load(str(before))
     last = after if isinstance(after, Towers) else load(str(after))
     if reason := _mismatch(first, last):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from ...core import UserError
+from ...core import UserError, check_choice
 from ...core.files import write_json
 from .captions import OPPOSITE, caption_scene, exchange, name_thing, pair_sentence, relation
 from .drawn import CONTACTS, DRAWN, GRID, Dice, Scene, Thing, World, make_scene
@@ -266,8 +266,7 @@ def write_benchmark(
     world: World = DRAWN,
 ) -> Path:  # the folder
     "Write the benchmark as images and JSON; `UserError` where the images are too few for the items"
-    if split not in ("test", "validation"):
-        raise UserError(f"the benchmark has the splits test and validation, not {split!r}")
+    check_choice("the split", split, ("test", "validation"))
     folder = Path(folder)
     seen = benchmark_scenes(images, split, world=world)
     _write_half(folder, seen, items, split)

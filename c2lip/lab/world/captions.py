@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from operator import attrgetter
 from typing import NamedTuple
 
-from ...core import UserError
+from ...core import Range
 from ...core.files import read_yaml, shipped
 from .drawn import DRAWN, Dice, Scene, Thing, World, draw_scene, make_scene, pairs_of_scene
 from .worlds import WORLDS
@@ -295,8 +295,7 @@ def numbered_scene(
     world: World = DRAWN,
 ) -> Scene:
     "Scene `i` of a split, as `train_records` draws it under the key `split-i`; `UserError` for more than 4 objects"
-    if not 0 <= objects <= 4:  # an image has no room for more
-        raise UserError(f"objects is 0 to 4, not {objects}")
+    Range(0, 4).check("objects", objects)  # an image has no room for more
     return make_scene(split, i, **_count_and_place(world, split, i, single, placed, objects))
 
 
