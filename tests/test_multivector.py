@@ -70,18 +70,18 @@ def test_presence_is_a_curve_of_the_best_patch(towers, images, tmp_path):
     true, false = ([[phrases[i]] for i in places] for places in (best.argmax(0), best.argmin(0)))
     fitted = fit_presence(towers, images, true, false)
     fitted.keep(save(towers, tmp_path / "one"))
-    own = load(save(load(tmp_path / "one"), tmp_path / "two"))
+    copy = load(save(load(tmp_path / "one"), tmp_path / "two"))
     with pytest.raises(UserError, match="no better than false ones"):
         fit_presence(towers, images, false, true)
 
     for prior in (0.5, 0.03):
-        found = presence(own, images[4], phrases, prior)
-        assert np.abs(found.probability - fitted.probability(best[:, 4], prior)).max() < 1e-4
-        assert np.array_equal(found.maps.max(1), found.probability)
+        answer = presence(copy, images[4], phrases, prior)
+        assert np.abs(answer.probability - fitted.probability(best[:, 4], prior)).max() < 1e-4
+        assert np.array_equal(answer.maps.max(1), answer.probability)
 
-    own.model.logit_scale.data += 1
+    copy.model.logit_scale.data += 1
     with pytest.raises(UserError, match="has no presence.json"):
-        presence(load(save(own, tmp_path / "three")), images[4], phrases)
+        presence(load(save(copy, tmp_path / "three")), images[4], phrases)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.special import expit
 
 from ...core import Range, UserError
 from ...core.files import form_errors
@@ -39,8 +40,7 @@ class PresenceCurve(NamedTuple):
     ) -> np.ndarray:  # likewise
         "The probabilities of cosines; `UserError` for a prior that is none"
         Range(1e-6, 1 - 1e-6).check("the prior", prior)
-        odds = self.slope * cosines + self.offset + math.log(prior / (1 - prior))
-        return 1 / (1 + np.exp(-odds))
+        return expit(self.slope * cosines + self.offset + math.log(prior / (1 - prior)))
 
     def threshold(
         self,
