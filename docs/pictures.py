@@ -31,23 +31,27 @@ def shot(page, **how) -> Image.Image:
 
 
 def play(page) -> list[tuple[Image.Image, int]]:  # frames and their milliseconds
-    "A phrase is typed, then the two mugs exchange their colours"
+    "The green mug, then the red one is typed, then the two exchange their colours"
     page.set_viewport_size(dict(width=900, height=312))
     page.add_style_tag(content=CLOSE)
     page.evaluate(f"document.querySelector('#scenes button:nth-child({SCENE})').click()")
     page.wait_for_timeout(2000)
     page.click("#handles button[aria-label^='a red mug']")
+    page.fill("#phrase", "a green mug")
+    page.press("#phrase", "Enter")
+    page.wait_for_timeout(1000)
+    frames = [(shot(page), 900)]
+
     page.fill("#phrase", "")
-    frames = [(shot(page), 300)]
     for letter in "a red mug":
         page.type("#phrase", letter)
         frames.append((shot(page), 80))
     page.press("#phrase", "Enter")
     page.wait_for_timeout(1000)
-    frames.append((shot(page), 1500))
+    frames.append((shot(page), 1400))
     page.evaluate("document.getElementById('exchange').click()")
     page.wait_for_timeout(2000)
-    return [*frames, (shot(page), 2000)]
+    return [*frames, (shot(page), 1900)]
 
 
 def write_gif(frames: list[tuple[Image.Image, int]], file: Path):

@@ -192,7 +192,7 @@ BUDGETS = {
     "public functions and classes": 575,
     "parameters of train": 22,
     "parameters of all launchers": 115,
-    "words of notebooks": 54_500,
+    "words of notebooks": 52_500,
     "words of the README": 1_000,
     "words of the study": 2_800,
     "cells of the study": 35,
@@ -231,6 +231,11 @@ def is_of_the_heart(file):
     return file.relative_to(ROOT / "c2lip").with_suffix("").parts[0] in HEART
 
 
+def words(text):
+    "What has a letter or a digit; a table's bars are no words"
+    return len([word for word in text.split() if re.search(r"\w", word)])
+
+
 def sizes():
     "What the budgets limit, measured"
     rooms = library()
@@ -248,9 +253,9 @@ def sizes():
         "public functions and classes": len(public),
         "parameters of train": parameters["train"],
         "parameters of all launchers": sum(parameters.values()),
-        "words of notebooks": sum(len(text.split()) for path in NBS for text in sources(path, "markdown")),
-        "words of the README": len((ROOT / "README.md").read_text(encoding="utf8").split()),
-        "words of the study": sum(len(text.split()) for text in sources(ROOT / "nbs" / "study.ipynb", "markdown")),
+        "words of notebooks": sum(words(text) for path in NBS for text in sources(path, "markdown")),
+        "words of the README": words((ROOT / "README.md").read_text(encoding="utf8")),
+        "words of the study": sum(words(text) for text in sources(ROOT / "nbs" / "study.ipynb", "markdown")),
         "cells of the study": len(read(ROOT / "nbs" / "study.ipynb")["cells"]),
     }
 
