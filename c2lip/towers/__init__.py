@@ -194,8 +194,7 @@ def _write_release(towers, folder, record):
         write_json(stage / RELEASED[1], config)
         safetensors.torch.save_file(weights, stage / RELEASED[0])
         (stage / RELEASED[0]).chmod((stage / RELEASED[1]).stat().st_mode)  # safetensors knows no umask
-        if hasattr(towers.tokenizer, "save_pretrained"):
-            save_tokenizer(towers.tokenizer, stage)
+        save_tokenizer(towers.tokenizer, stage)
 
         kind, why_not = expressible(towers)
         known = {

@@ -93,10 +93,12 @@ def _export_tokenizer(tokenizer):
 
 
 def save_tokenizer(
-    tokenizer: Any,  # one with a method `save_pretrained`
+    tokenizer: Any,  # without a method `save_pretrained` nothing is written
     folder: Path | str,  # existing
 ):
     "Write the files of a tokenizer so that transformers 4 and 5 both load them"
+    if not hasattr(tokenizer, "save_pretrained"):
+        return
     tokenizer.save_pretrained(str(folder))
     path = Path(folder) / "tokenizer_config.json"
     config = read_json(path)
