@@ -363,12 +363,13 @@ def test_the_heart_needs_little():
 
 
 def test_every_import_is_required():
-    "What the heart imports is a requirement, what the lab imports is in its extra; nbdev only upkeep needs"
+    "What the heart imports is a requirement, what the lab imports is in an extra; nbdev only upkeep needs"
     from importlib.metadata import packages_distributions
 
     homes, missing = packages_distributions(), set()
     for file, text in library().items():
-        required = requirements("onnx", "serve") if is_of_the_heart(file) else requirements("lab", "ray") | {"nbdev"}
+        extras = ("onnx", "serve") if is_of_the_heart(file) else ("lab", "ray", "serve")
+        required = requirements(*extras) | {"nbdev"}
         for node in ast.walk(ast.parse(text)):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:

@@ -153,6 +153,10 @@ def _print_table(lines):
         print(textwrap.fill(text, columns, subsequent_indent="    ", break_on_hyphens=False))
 
 
+def _print_frame(cells):
+    _print_table([list(cells), *cells.values.tolist()])
+
+
 def _list(what):
     find, heads, hint = _LISTINGS[what]
     _print_table([heads.split(", "), *find()])
@@ -167,7 +171,7 @@ def _runs(folder):
     if table.empty:
         print("no runs yet")
     else:
-        _print_table([list(cells), *cells.values.tolist()])
+        _print_frame(cells)
 
 # %% ../../../nbs/dev/01_command.ipynb #6796f3d3
 def _add_rehearse(p):
@@ -234,7 +238,13 @@ def _add_index(p):
     add = p.add_argument
     add("folder", metavar="FOLDER", help="of images, with all below it; the same command brings the index up to date")
     add("--model", default="tuned", metavar="MODEL", help="what train takes as model (default: tuned, of drawn scenes)")
-    add("--out", dest="place", default="search-index", metavar="PLACE", help="folder for it (default: search-index)")
+    add(
+        "--out",
+        dest="place",
+        default="search-index",
+        metavar="PLACE",
+        help="a folder, or an address in Qdrant",
+    )
 
 
 def _index(folder, model, place):
@@ -246,7 +256,13 @@ def _index(folder, model, place):
 def _add_search(p):
     add = p.add_argument
     add("query", metavar="TEXT", help="what is looked for, such as: a red mug and a blue fish")
-    add("--index", dest="place", default="search-index", metavar="PLACE", help="its folder (default: search-index)")
+    add(
+        "--index",
+        dest="place",
+        default="search-index",
+        metavar="PLACE",
+        help="its folder, or address in Qdrant",
+    )
     add("-n", dest="count", type=int, default=10, metavar="N", help="images to show (default: 10)")
     add("--html", metavar="FILE", help="a page to write as well, of the images and the maps of the phrases")
 
@@ -260,8 +276,8 @@ def _search(query, place, count, html):
         search_page(index, query, hits, _absolute(html))
     hits.insert(0, "rank", hits.index + 1)
     cells = hits.round({"score": 3}).astype("string")
-    _print_table([list(cells), *cells.values.tolist()])
-    print(f"\nof {len(index.rows):,} images in {index.folder}" + f"; written: {html}" * bool(html))
+    _print_frame(cells)
+    print(f"\nof {index.size:,} images in {index.folder}" + f"; written: {html}" * bool(html))
 
 # %% ../../../nbs/dev/01_command.ipynb #199e3640
 def _add_list(p):
