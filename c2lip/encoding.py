@@ -159,10 +159,11 @@ def encode_texts(
     ids: Tensor,  # (T,L) token ids
     tokens: bool = False,  # also the projected text tokens
     unit: bool = True,  # embeddings at length 1; False leaves them as the tower gives them
+    cut: bool = True,  # False: whole rows are read
 ) -> tuple[Tensor, Tensor | None]:  # (T,D), (T,L,D) or None; what is past a row's end means nothing
     "Text embeddings and, if wanted, their projected tokens; cut at the longest row where the tower allows it"
     length = ids.shape[1]
-    ends = text_ends(model, ids)
+    ends = text_ends(model, ids) if cut else None
     if ends is not None and len(ids):
         ids = ids[:, : int(ends.max())]
 

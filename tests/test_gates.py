@@ -184,7 +184,7 @@ def test_launcher(path):
 
 BUDGETS = {
     "nodes of the library": 88_000,
-    "nodes of the tests": 51_000,
+    "nodes of the tests": 51_600,
     "nodes of the heart": 19_000,
     "rooms that export": 86,
     "rooms of the heart": 21,
@@ -192,7 +192,7 @@ BUDGETS = {
     "public functions and classes": 575,
     "parameters of train": 22,
     "parameters of all launchers": 115,
-    "words of notebooks": 52_500,
+    "words of notebooks": 52_800,
     "words of the README": 1_000,
     "words of the study": 2_800,
     "cells of the study": 35,
@@ -202,7 +202,8 @@ BUDGETS = {
 # capabilities: phrases of sentences, vectors for engines, a search, the rehearsal of a run (79,800). The heart's
 # twenty-first room is the score as vectors that a search engine serves. The tests left four percent. A second rise
 # holds a world of cut-outs, probabilities of phrases, the plan of a run and checkpoints of other tools. Words rose
-# with their pages, and by five hundred for the page on what v can learn.
+# with their pages; since the bars of tables do not count, 52,800 are what 55,000 were. The test of the plan took six
+# hundred nodes.
 SLACK = {"nodes of the library": 0.95, "nodes of the tests": 0.96, "words of notebooks": 0.95}
 DENSITY = {
     "nodes a statement": 8.5,

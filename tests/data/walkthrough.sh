@@ -78,7 +78,7 @@ c2lip() {
       command python -c "import sys; from c2lip.lab.dev.command import main; sys.exit(main(sys.argv[1:]))" \
       "${@/#16/1}" >/dev/null || wrong c2lip "$@" ;;
     rehearse) place benchmarks "${@: -3:1}"; papermill nbs/train.ipynb -f "data/recipes/$2.yaml" "${@:3:6}" ;;
-    list) command python -c "import sys; from c2lip.lab.dev.command import _parser; _parser().parse_args(sys.argv[1:])" \
+    plan|list) command python -c "import sys; from c2lip.lab.dev.command import _parser; _parser().parse_args(sys.argv[1:])" \
       "$@" || wrong c2lip "$@" ;;
     *) wrong c2lip "$@" ;;
   esac
