@@ -32,6 +32,11 @@ def test_numbers_of_sentences():
     wanted |= {f"{searched['R@10']:.1f}", f"{searched['R@10 by v·t']:.1f}", f"{searched['bytes an image'] / 1000:.1f}"}
     assert f"{searched['processor ms a query, median']:.0f} ms" in PAGE
 
+    values = read_record("readings").groupby(["model", "suite", "name"]).value.mean()
+    average = [("base", ""), ("base", "parts/"), ("default", "parts/")]
+    wanted |= {f"{values[model, score + 'world_sugarcrepe_2', 'average']:.1f}" for model, score in average}
+    wanted |= {f"{values['default', 'parts/doubts', 'sizes exchanged']:.1f}"}
+
     answers = read_answers("readings")
     changes = summarise(item_changes(answers["plain"], answers["default"]).assign(model=""))
     changes = changes.set_index(["suite", "name"])
