@@ -12,16 +12,21 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import ipywidgets as widgets
 import numpy as np
 from IPython.display import HTML, display
+from PIL import ImageOps
 
+from ...core import UserError
 from ...core.files import shipped
 from .controls import CONTROLS, MAP_CONTROLS, selection_text
 from .explorer import Explorer, serve
 from .figures import image_uri
+from .maps import open_user_image
 from .questions import QUESTIONS, caption_phrases, gallery
+from .search import ImageIndex
 
 # %% ../../../nbs/7_attention/06_panel.ipynb #639ebcf9
 def _wrapped_row(*parts):
@@ -47,12 +52,15 @@ def _widget_of(key, control):
     return widget
 
 
+def _on_shelf(image, button):
+    "A small image with its button"
+    small = ImageOps.contain(image, (96, 96))
+    return widgets.VBox([widgets.HTML(f'<img alt="" src="{image_uri(np.asarray(small) / 255)}">'), button])
+
+
 def _shelf_row(buttons):
     "The images of the gallery, small, each with its button"
-    places = []
-    for exhibit, button in zip(gallery(), buttons):
-        small = widgets.HTML(f'<img alt="" src="{image_uri(np.asarray(exhibit.image) / 255)}">')
-        places.append(widgets.VBox([small, button]))
+    places = [_on_shelf(exhibit.image, button) for exhibit, button in zip(gallery(), buttons)]
     return widgets.HBox(places).add_class("c2lip-shelf")
 
 # %% ../../../nbs/7_attention/06_panel.ipynb #1b2c2a19
@@ -62,6 +70,9 @@ _FILE_KINDS = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/p
 class _PanelWidgets(widgets.VBox):
     "The widgets of a panel in reading order, and no more"
 
+    place = ""  # of an index; empty: no search
+    index: Any = None  # once it was opened
+
     def __init__(self):
         self.controls = {name: _widget_of(name, control) for name, control in CONTROLS.items()}
         self.menus = [widgets.Dropdown(description=place) for place in ("before", "after", "third", "fourth")]
@@ -70,6 +81,10 @@ class _PanelWidgets(widgets.VBox):
         self.upload = widgets.FileUpload(description="upload", accept="image/*")
         self.state = widgets.Text(description="state", placeholder="the text of another visit", continuous_update=False)
         self.files = {kind: widgets.Button(description=kind.upper(), tooltip="download") for kind in _FILE_KINDS}
+
+        self.query = widgets.Text(description="search", placeholder="what to look for", continuous_update=False)
+        self.find = widgets.Button(description="find", tooltip="the images of the index that fit best")
+        self.hits = widgets.HBox().add_class("c2lip-shelf")
 
         self.link = widgets.HTML()
         self.address = widgets.HTML()
@@ -93,6 +108,8 @@ class _PanelWidgets(widgets.VBox):
         self._fold("map", _wrapped_row(*(self.controls[name] for name in MAP_CONTROLS)))
         download = _wrapped_row(widgets.Label("download"), *self.files.values(), self.link)
         self._fold("take along", download, _wrapped_row(self.state, self.address))
+        if self.place:
+            self._fold("search", _wrapped_row(self.query, self.find), self.hits)
         models = _wrapped_row(before, after, _wrapped_row(*self.fold_buttons.values()))
         search = _wrapped_row(phrase, *self.questions.values())
         return [models, *self.folds.values(), search, self.chip_row, self.status, self.maps, _shelf_row(self.shelf)]
@@ -136,7 +153,7 @@ class _ActingPanel(_PanelWidgets):
         try:
             act(*value)
         except Exception as e:
-            self._write_status(f"{type(e).__name__}: {e}", wrong=True)
+            self._write_status(str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}", wrong=True)
 
     def _write_status(self, text, wrong=False):
         style = "c2lip-status c2lip-wrong" if wrong else "c2lip-status"
@@ -232,15 +249,39 @@ class _AnsweringPanel(_FollowingPanel):
         both = [other for other in shown if other != phrase] if phrase in shown else [*shown, phrase]
         self._update(phrase=" | ".join(both))
 
+# %% ../../../nbs/7_attention/06_panel.ipynb #7e7f78f9
+class _SearchingPanel(_AnsweringPanel):
+    "A panel that searches its index"
+
+    def _on_search(self, query):
+        "Show the images of the index that fit best; each button puts its image on show, with the phrases"
+        self.index = self.index or ImageIndex(self.place)
+        hits = self.index.search(query, 12).to_dict("records")
+        places = []
+        for rank, hit in enumerate(hits, 1):
+            file = os.path.join(self.index.folder, hit["file"])
+            label = f"{rank}: {hit['score']:.2f}, {hit['by v·t']}"
+            button = widgets.Button(description=label, tooltip=hit["file"])
+            self._listen(button, partial(self._on_hit, file, hit["file"], query))
+            places.append(_on_shelf(open_user_image(file, hit["file"]), button))
+        self.hits.children = places
+        self._write_status(f"of {self.index.size:,} images: rank, score, and rank by v·t")
+
+    def _on_hit(self, file, name, query):
+        phrases = caption_phrases(query)[:4] or [query]
+        self._update(image=open_user_image(file, name), name=name, phrase=" | ".join(phrases))
+
 # %% ../../../nbs/7_attention/06_panel.ipynb #85d2f850
-class Panel(_AnsweringPanel):
+class Panel(_SearchingPanel):
     "The widgets of an `Explorer`"
 
     def __init__(
         self,
         explorer: Explorer,  # whose selection it shows and changes
         in_background: bool = False,  # then a worker does the acts in their order
+        index: str = "",  # what `ImageIndex` opens, for a search; empty: none
     ):
+        self.place = index
         super().__init__(explorer, in_background)
         for name, widget in self.controls.items():
             self._listen(widget, partial(self._on_control, name))
@@ -254,6 +295,8 @@ class Panel(_AnsweringPanel):
             self._listen(button, partial(self._on_download, kind))
         self._listen(self.state, lambda text: self._update(state=text.strip()))
         self._listen(self.upload, self._on_upload)
+        self._listen(self.query, self._on_search)
+        self._listen(self.find, lambda: self._on_search(self.query.value))
         self._refresh()
 
     def _on_control(self, name, value):
