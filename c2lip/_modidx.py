@@ -443,8 +443,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                   'c2lip/lab/attention/search.py'),
                                             'c2lip.lab.attention.search._path_of': ( '7_attention/search.html#_path_of',
                                                                                      'c2lip/lab/attention/search.py'),
-                                            'c2lip.lab.attention.search._phrases_of': ( '7_attention/search.html#_phrases_of',
-                                                                                        'c2lip/lab/attention/search.py'),
                                             'c2lip.lab.attention.search._point_of': ( '7_attention/search.html#_point_of',
                                                                                       'c2lip/lab/attention/search.py'),
                                             'c2lip.lab.attention.search._rows': ( '7_attention/search.html#_rows',

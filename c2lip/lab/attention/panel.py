@@ -11,6 +11,7 @@ import html
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -263,9 +264,10 @@ class _SearchingPanel(_AnsweringPanel):
             label = f"{rank}: {hit['score']:.2f}, {hit['by v·t']}"
             button = widgets.Button(description=label, tooltip=hit["file"])
             self._listen(button, partial(self._on_hit, file, hit["file"], query))
-            places.append(_on_shelf(open_user_image(file, hit["file"]), button))
+            with suppress(UserError):  # an image that is gone since
+                places.append(_on_shelf(open_user_image(file, hit["file"]), button))
         self.hits.children = places
-        self._write_status(f"of {self.index.size:,} images: rank, score, and rank by v·t")
+        self._write_status(f"{len(places)} of {self.index.size:,} images: rank, score, and rank by v·t")
 
     def _on_hit(self, file, name, query):
         phrases = caption_phrases(query)[:4] or [query]

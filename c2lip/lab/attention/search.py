@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 from PIL import ImageOps
 
-from ...concepts import noun_phrases
 from ...core import Range, UserError, one_line, pick_device
 from c2lip.core.files import (
     disk_errors,
@@ -35,7 +34,7 @@ from .maps import embed_phrases, encode_view, open_user_image
 from ..data.images import IMAGES, NOT_READ, BadImage, Bar, kind_of, open_image, version_of, walk_files
 from ..data.records import Skips
 from ..data.tables import in_pieces
-from ...multivector import Store, compress, encode_images, encode_texts, maxsim, restore
+from ...multivector import Store, compress, encode_images, encode_texts, maxsim, phrase_texts, restore
 from ...towers import load, origin
 
 # %% ../../../nbs/7_attention/05b_search.ipynb #4956c0f2
@@ -254,10 +253,6 @@ def index_images(
     return f"{len(new):,} images read; {skips}; index: {place}"
 
 # %% ../../../nbs/7_attention/05b_search.ipynb #806fa52c
-def _phrases_of(query):
-    return [phrase.text for phrase in noun_phrases(query, none="caption")] or [query]
-
-
 class ImageIndex:
     "What `index_images` wrote, opened with its model"
 
@@ -290,7 +285,7 @@ class ImageIndex:
         Range(1, first).check("the number of images", count)
         if not query.strip():
             raise UserError("the search is empty; type a few words such as: a red mug and a blue fish")
-        phrases = _phrases_of(query)
+        phrases = phrase_texts([query])[0]
         text, alone = encode_texts(self.towers, [query, query], phrases=[phrases, []])
 
         ranks, keys, v, patches = zip(*self.store.best(text, alone[0, :-1], count, first))
@@ -314,7 +309,7 @@ def search_page(
     file = output_place(file)
     if kind_of(file) != "html":
         raise UserError(f"a page is written to a file that ends in .html, not to {file}")
-    phrases = _phrases_of(query)
+    phrases = phrase_texts([query])[0]
     concepts = embed_phrases(index.towers, phrases)
     images = [open_user_image(os.path.join(index.folder, name), name) for name in hits["file"]]
     views = [encode_view(index.towers, image) for image in images]
