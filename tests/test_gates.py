@@ -183,16 +183,16 @@ def test_launcher(path):
 # ---- the size of the house: thought is counted, not lines
 
 BUDGETS = {
-    "nodes of the library": 88_500,
-    "nodes of the tests": 51_600,
+    "nodes of the library": 90_000,
+    "nodes of the tests": 53_000,
     "nodes of the heart": 19_000,
-    "rooms that export": 86,
+    "rooms that export": 87,
     "rooms of the heart": 21,
     "lines of the largest room": 400,
     "public functions and classes": 575,
     "parameters of train": 22,
     "parameters of all launchers": 115,
-    "words of notebooks": 52_800,
+    "words of notebooks": 55_000,
     "words of the README": 1_000,
     "words of the study": 2_800,
     "cells of the study": 35,
