@@ -143,7 +143,7 @@ def _behind(tree, spans, said):
 def _named_again(spans, words):
     "Definite phrases without an attribute → the one earlier thing of this noun: *the fish* after *a fish*"
     again = {}
-    named = {}
+    named: dict[str, list[int]] = {}
     for span in spans:
         noun = words[span.head]
         earlier = named.setdefault(noun, [])

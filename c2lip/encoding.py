@@ -269,7 +269,7 @@ def gather_rows(
 
     missing = max(lengths) - len(x)
     padded = F.pad(x, (0, 0) * (x.ndim - 1) + (0, missing))
-    gathered = _AllGather.apply(padded)
+    gathered: Any = _AllGather.apply(padded)
     return torch.cat([gathered[rank][: lengths[rank]] for rank in _ring()])
 
 
@@ -291,7 +291,7 @@ def shared_place(
 # %% ../nbs/1_method/12_encoding.ipynb #a0288a35
 def _count(own, device):
     "Numbers of this rank by name → the same name's number on every rank, by one message"
-    counted = _AllGather.apply(torch.tensor(list(own.values()), device=device))
+    counted: Any = _AllGather.apply(torch.tensor(list(own.values()), device=device))
     return dict(zip(own, counted.T.tolist()))
 
 

@@ -187,7 +187,7 @@ def c2lip_losses(
     >>> {name: round(loss.item(), 3) for name, loss in losses.items()}
     {'contrastive': 0.013, 'npc': 1.68, 'xac': 1.68}
     """
-    losses = {}
+    losses: dict[str, Tensor] = {}
     n = len(image)
     with torch.autocast(image.device.type, enabled=False):
         if "contrastive" in terms:

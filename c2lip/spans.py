@@ -120,7 +120,7 @@ def _row_spans(caption, cleaned, row, phrases) -> list[tuple[int, int] | None]:
     starts = [token.start for token in row]
     ends = [token.end for token in row]
 
-    spans = []
+    spans: list[tuple[int, int] | None] = []
     for phrase in phrases:
         if phrase.start < 0:
             spans.append(None)

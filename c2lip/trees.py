@@ -306,7 +306,7 @@ def base_phrases(
     "The noun phrases of a tree, before any rule drops or joins them"
     tree = tree or Tree(doc)
     spans = [Span(tree.first(i), tree.end(i), i) for i in range(len(doc)) if tree.is_noun(i)]
-    outermost = []
+    outermost: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.first, -span.end)):  # of those that begin at one word the longest
         if not outermost or span.first >= outermost[-1].end:
             outermost.append(span)

@@ -188,7 +188,7 @@ def _part(batch, i, parts):
     images = {name: x[own] for name, x in batch.images.items()}
     masks = {name: x[own] for name, x in batch.masks.items()}
 
-    rows = dict.fromkeys(images, own)
+    rows: dict = dict.fromkeys(images, own)
     texts = {}
     for name, entry in batch.texts.items():
         if entry.spans is None:

@@ -27,7 +27,7 @@ def _numbers(values):
 def _encoded_phrases(towers, samples):
     "The phrases of a step as texts of their own, each distinct one once (letter case ignored)"
     owner, column, texts = [], [], []
-    rows = {}  # number of the words → row
+    rows: dict[int, int] = {}  # number of the words → row
     for image, sample in enumerate(samples):
         for phrase in sample.phrases:
             number = phrase_number(phrase.text)

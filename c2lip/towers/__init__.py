@@ -309,7 +309,7 @@ def _flat(value, name=()):
 # %% ../../nbs/1_method/14_release.ipynb #6351c019
 def _inside(weights, known, part):
     "The weights of one model, under the names that it knows: without the words before most of them"
-    wrappers = Counter()
+    wrappers: Counter = Counter()
     for name in weights:
         words = name.split(".")
         for place in range(len(words)):
@@ -388,7 +388,7 @@ def add_results(
     record = release_record(folder)
     shown = [column for column in table.columns if not str(column).startswith(("ties", "nan"))]
     table = table[shown]
-    values = table.astype(object).where(table.notna(), None)  # JSON has no NaN
+    values: Any = table.astype(object).where(table.notna(), None)  # JSON has no NaN
     part = {"on": on, "columns": [str(column) for column in shown], "rows": values.values.tolist()}
 
     with form_errors(folder / "record.json", "results as tables"):

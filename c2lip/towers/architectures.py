@@ -77,7 +77,7 @@ _LAYER = {
 
 def _encoder_weights(prefix, blocks):
     "The weights of a tower's transformer layers, of timm or open_clip; one projection becomes queries, keys and values"
-    weights = {}
+    weights: dict[str, Any] = {}
     for i, block in enumerate(blocks):
         layer = f"{prefix}.encoder.layers.{i}"
         of_timm = hasattr(block, "norm1")

@@ -254,7 +254,7 @@ def load_foreign(
     "The model of transformers' weights; `UserError` where they are not those of the configuration"
     import open_clip
 
-    state = {}
+    state: dict[str, Tensor] = {}
     for name in _weights_files(folder):
         if not (folder / name).is_file():
             raise UserError(f"{folder} holds no {name}; weights in a pickle (.bin) are never opened")
@@ -276,7 +276,7 @@ def load_foreign(
 # %% ../../nbs/1_method/09_foreign_models.ipynb #29159cc4
 def _objects(value):
     "All objects of nested JSON"
-    found = []
+    found: list[dict] = []
     json.loads(json.dumps(value), object_hook=found.append)
     return found
 

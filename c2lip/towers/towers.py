@@ -30,7 +30,7 @@ def _transform(preprocess_cfg, **options) -> Any:
     "open_clip's preprocessing as a transform of a PIL image"
     from open_clip.transform import PreprocessCfg, image_transform_v2  # here: it takes seconds to import
 
-    cfg = dict(preprocess_cfg)
+    cfg: dict[str, Any] = dict(preprocess_cfg)
     for name in ("mean", "std"):
         cfg[name] = tuple(cfg[name])  # a list where it was in a file
     return image_transform_v2(PreprocessCfg(**cfg), **options)
@@ -207,10 +207,10 @@ def _load_named(name, weights):
     local = not trained and spec.tokenizer  # a repository's, for which the embedded one will do
     source = f"local-dir:{base_folder()}" if local else spec.model
     with _from_hub("the tokenizer", full_name, "" if local else spec.tokenizer):  # first: the weights take longer
-        tokenizer = open_clip.get_tokenizer(source, context_length=length)
+        tokenizer: Any = open_clip.get_tokenizer(source, context_length=length)
 
     with _from_hub("the weights", full_name, spec.weights):
-        model = open_clip.create_model(
+        model: Any = open_clip.create_model(
             spec.model,
             pretrained=spec.tag if trained and weights else None,
             force_quick_gelu=spec.config.get("quick_gelu", False),

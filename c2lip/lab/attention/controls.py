@@ -60,9 +60,9 @@ class Selection:
     opacity: float = _control(0.75, "0 shows the images alone, 1 the maps alone", widget="slider", choices=(0.0, 1.0))
 
 
-CONTROLS = {f.name: f.metadata["control"] for f in fields(Selection)}  # name → control
+CONTROLS: dict[str, Control] = {f.name: f.metadata["control"] for f in fields(Selection)}  # name → control
 MAP_CONTROLS = {name: control for name, control in CONTROLS.items() if control.widget != "text"}  # those of the map
-_DEFAULTS = {f.name: f.default for f in fields(Selection)}
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Selection)}
 
 # %% ../../../nbs/7_attention/04_controls.ipynb #7a0b49f3
 def selection_text(

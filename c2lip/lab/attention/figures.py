@@ -177,7 +177,7 @@ class ImageMaps:
         return [panel._replace(pixels=add_outline(panel.pixels, mask)) for panel in panels]
 
 # %% ../../../nbs/7_attention/02_figures.ipynb #dc1c4b9f
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "axes.edgecolor": "#c8c8cc",
     "axes.labelcolor": "#6b6b70",
     "axes.labelsize": 8,

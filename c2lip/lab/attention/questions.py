@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from ...concepts import canonical_caption, noun_phrases
 from ...core import UserError, check_choice, short
@@ -164,7 +165,7 @@ def exchange_colours(
     return swap_spans(caption, {span: other[colour] for span, colour in colours.items() if colour in other})
 
 
-QUESTIONS = {
+QUESTIONS: dict[str, Callable] = {
     "swap colours": partial(_exchanged, "attribute"),
     "swap nouns": partial(_exchanged, "noun"),
     "without attribute": _without_attribute,
@@ -237,7 +238,7 @@ def score_phrase(
     ((pooled,), (attended,)) = view.scores(embed((phrase,))).tolist()
     ranks = {}
     for kind, others in _rivals(phrase, true).items():
-        fits = embed(tuple(others)) @ view.image
+        fits: Tensor = embed(tuple(others)) @ view.image
         ranks[kind] = 1 + int((fits >= pooled).sum()), 1 + len(others)
     return PhraseScore(pooled, attended, ranks)
 

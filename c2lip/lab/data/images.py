@@ -224,7 +224,7 @@ class Bar(tqdm):
 # %% ../../../nbs/4_data/02_images.ipynb #752d3f76
 def _run_lengths(text):
     "The numbers of COCO's compressed text: five bits a letter, from the third on the difference to two before"
-    counts = []
+    counts: list[int] = []
     place = value = 0
     for letter in text:
         bits = ord(letter) - 48

@@ -260,7 +260,7 @@ def prepare(
             raise UserError(f"{source}: no sample found{hint}")
 
         skipped.update(skips.counts)
-        manifest = dict(total, skipped=dict(skipped), parts=len(notes), made_by=made_by, rules=chosen)
+        manifest: dict = dict(total, skipped=dict(skipped), parts=len(notes), made_by=made_by, rules=chosen)
         if skips.unread:
             manifest["also"] = dict(skips.unread)
         if sentences:

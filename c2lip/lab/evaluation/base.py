@@ -134,7 +134,7 @@ class Request:
 
 def images_of(tasks: dict[str, list[Item]]) -> dict[ImageRef, str]:  # task → items
     "The images of tasks → who asks for each first, for messages"
-    users = {}
+    users: dict[ImageRef, str] = {}
     for task, items in tasks.items():
         for item in items:
             for image in (item.image, *item.others):

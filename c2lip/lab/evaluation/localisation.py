@@ -152,9 +152,9 @@ def probe_maps(
     concepts = text(phrases) if text else embed_texts(towers, phrases, progress=False)
     of_images = [list(group) for _, group in groupby(probes, lambda probe: id(probe.image))]
 
-    numbers = []
-    fields = []
-    maps = []  # (M,) of each probe
+    numbers: list[int] = []
+    fields: list[tuple] = []
+    maps: list[Tensor] = []  # (M,) of each probe
     for start in range(0, len(of_images), 64):
         opened = [use_image(open_image, group[0].image) for group in of_images[start : start + 64]]
         images = torch.stack([towers.preprocess(image) for image in opened])
@@ -188,7 +188,7 @@ def _annotation_mask(index, annotation):
 
 def _image_probes(path, annotations, masks, names, group):
     "The probes of one image: first its categories, then its phrases"
-    of_category = {}
+    of_category: dict = {}
     named = {}
     for key, annotation in annotations.items():
         if annotation.get("phrase"):
@@ -269,7 +269,7 @@ def measure_map(
     weights = (scale * values).softmax(0)
     own = own_patches(inside)
     seen = bool(own.any() and not own.all() and not values.isnan().any())
-    found = {}
+    found: dict[str, float] = {}
 
     for name, outside in {"": 1 - inside, **rivals}.items():
         measures = dict.fromkeys(("auroc", "mass", "pointing"), math.nan)

@@ -39,7 +39,7 @@ def _read_eqben(request):
 def _read_svo_probes(request: Request) -> Suite:
     "SVO-Probes: a sentence, and two images of which one shows another subject, verb or object"
     folders = folders_of(request, "images", ".")
-    tasks = {"subject": [], "verb": [], "object": []}
+    tasks: dict[str, list] = {"subject": [], "verb": [], "object": []}
     for entry in entries_of(request.at, "svo_probes.csv"):
         image = image_of(entry, "pos_image_id", folders, "{}.jpg".format)
         other = image_of(entry, "neg_image_id", folders, "{}.jpg".format)
@@ -112,7 +112,7 @@ def _read_fg_ovd(request: Request) -> Suite:  # the box is cropped; FG-CLIP pool
 def _read_imagecode(request: Request) -> Suite:
     "ImageCoDe: folder of images → place of one among them → its text"
     folders = folders_of(request, ".", "image-sets", "..")
-    tasks = {"video": [], "static": []}
+    tasks: dict[str, list] = {"video": [], "static": []}
     for entry in entries_of(request.at, "valid_data.json"):
         found = [path for folder in folders for path in (folder / entry.number).glob("*.jpg")]
         images = sorted(found, key=lambda path: (len(path.name), path.name))

@@ -59,7 +59,7 @@ class Column(NamedTuple):
 @cache
 def layouts() -> dict[str, list[Column]]:  # name of a table → its columns
     "The papers' tables, each as the order of its columns"
-    columns = {}
+    columns: dict[str, list[Column]] = {}
     for table, groups in read_layouts()["layouts"].items():
         columns[table] = []
         for group, keys in groups.items():
@@ -145,8 +145,8 @@ def layout_table(
     if papers is not None:
         theirs = theirs[theirs.model.isin(papers)]
 
-    rows = []
-    cells = []
+    rows: list[tuple[str, str]] = []
+    cells: list[list[Cell]] = []
     for group, figures in (("Ours", frame), ("Published", theirs)):
         of_models = _cells(figures, keys)
         rows += [(group, model) for model in of_models]
@@ -223,11 +223,11 @@ def blind_table(
         >>> blind_table(read_folder(folder, "world_sugarcrepe")).name.tolist()[-2:]
         ['add_att', 'average']
     """
-    measured = []
+    measured: list[tuple] = []
     for name, suite in suites.items():
-        scores = {}
+        scores: dict = {}
         for items in suite.items.values():
-            of_task = {}
+            of_task: dict = {}
             for item, right, wrong, margin in _margins(items):
                 for known in (item.image, *item.right):
                     of_task[known, right] = 0.0

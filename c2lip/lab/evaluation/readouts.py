@@ -67,7 +67,7 @@ def own_readout(
     return readout
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #a19b3e2b
-_WORDS = {}  # text → its phrases, for the next model
+_WORDS: dict[str, list[str]] = {}  # text → its phrases, for the next model
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #a9ddd530
 def _phrase_cosines(c, tokens, readout):
@@ -167,7 +167,7 @@ class Reading(_Phrases):
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #228e194e
 _NEARNESS = 20.0  # of a cosine, before the softmax over known wordings
-_RELATIONS = {}  # text → its relations, for the next model
+_RELATIONS: dict[str, list[Relation]] = {}  # text → its relations, for the next model
 
 
 def _relations(texts):

@@ -78,7 +78,7 @@ def name_models(
     models: list[str],  # what `towers.load` takes, each optionally as "name=model"
 ) -> dict[str, str]:  # short name → model, in the same order
     "Short names for tables and files; raise `UserError` where two models have the same, or one that neither can hold"
-    found = {}
+    found: dict[str, str] = {}
     for given in models:
         label, equals, model = given.partition("=")
         if not equals or "/" in label:
@@ -178,7 +178,7 @@ def kept_items(
     rows: pd.DataFrame,  # of a file of `keep_items`
 ) -> dict:  # (suite, name) → `Mean` of `Values`
     "What `keep_items` wrote, for `item_changes`"
-    found = {}
+    found: dict = {}
     for row in rows.itertuples():
         cluster = None
         if row.cluster is not None:
@@ -229,7 +229,7 @@ def read_answers(
     file = Path(folder or shipped("results")) / name / "answers.parquet"
     if not file.is_file():
         return {}
-    found = {}
+    found: dict[str, dict[int, dict]] = {}
     for (model, seed), rows in pd.read_parquet(file).groupby(["model", "seed"], sort=False):
         of_seeds = found.setdefault(model, {})
         of_seeds[seed] = kept_items(rows)

@@ -285,7 +285,7 @@ def _write_own_captions(named, folder):
 
 def _write_held_back(records, folder):
     "retrieval.json, own_captions/ and images/ of records; None where fewer than two images can be opened"
-    rows = {}  # by image: a table may name it in a row for each caption
+    rows: dict[Any, dict] = {}  # by image: a table may name it in a row for each caption
     named = {}  # file → its first record
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for i in range(len(records)):

@@ -139,7 +139,7 @@ _COUNTS = ("n", "ties", "nan")
 
 def _text_rows(table, marked):
     "(name, texts) of each line; a group of several rows has a line of its own above them"
-    lines = []
+    lines: list[tuple[str, list[str]]] = []
     sizes = Counter(group for group, _ in table.rows)
     for group, rows in itertools.groupby(zip(table.rows, table.cells), lambda row: row[0][0]):
         indented = group and sizes[group] > 1
@@ -235,7 +235,7 @@ def _folded_html(table):
     if len(table.rows) <= 40:
         return _as_html(table)
 
-    row_of = {}
+    row_of: dict[str, tuple] = {}
     for names, cells in zip(table.rows, table.cells):
         group, name = names
         if group not in row_of or name in ("average", "phrases"):

@@ -48,7 +48,7 @@ def read_once(
     return [known[caption] for caption in captions]
 
 
-_tagged = {}
+_tagged: dict[str, list[Word]] = {}
 
 
 def _tag(captions):

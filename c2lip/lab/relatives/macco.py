@@ -8,6 +8,7 @@ __all__ = ['macco']
 # %% ../../../nbs/3_relatives/06_macco.ipynb #589dd0ee
 import math
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -165,7 +166,7 @@ class _Masked(Objective):
         "Unit embeddings of all four entries and, for the predictors, tokens averaged with their sequence's embedding"
         predict = "mlm" in self.terms or "mim" in self.terms
         hide = partial(_hide_patches, mask=batch.masks["masked_image"], token=self.image_mask)
-        convolution = _patch_convolution(model)  # there is one, or the method was refused
+        convolution: Any = _patch_convolution(model)  # there is one, or the method was refused
         with convolution.register_forward_hook(hide):
             image, patches = encode_images(model, batch.images["image"], tokens=predict, unit=False)
 

@@ -197,7 +197,7 @@ def macco_view(
     The first step with an image without boxes prints a line."""
     plain = caption_view(towers)
     given = _read_box_file(boxes)
-    known = {}
+    known: dict[str, tuple] = {}
     read = partial(_read_concepts, tokenizer=towers.tokenizer)
 
     def draw_boxes(sample, concepts, chance):

@@ -75,7 +75,7 @@ def _make_variant(name, loss, varied, short):
 
 def _make_variants(names, vary, losses, short):
     "The variants of one block, each once"
-    variants = {}
+    variants: dict[str, _Variant] = {}
     for name, values in itertools.product(names, itertools.product(*vary.values())):
         loss = losses[name]
         varied = {setting: value for setting, value in zip(vary, values) if _reads(loss, setting, value)}

@@ -79,7 +79,7 @@ def chosen_settings(
     searched: pd.DataFrame,  # the rows of `find_settings`
 ) -> dict[str, dict]:  # method → settings; lr and epochs are multiples
     "What a search found for each method"
-    found = {method: {} for method in searched.method.unique()}
+    found: dict = {method: {} for method in searched.method.unique()}
     for row in searched[searched.chosen].itertuples():
         found[row.method][row.setting] = yaml.safe_load(str(row.value))  # a record is a table of texts
     return found

@@ -95,7 +95,7 @@ def start_page(
     **given,  # other settings
 ) -> TrialSetup:
     "`start_trials` for a page that runs trials of its own: Config's values, on the CPU, measured on validation"
-    settings = asdict(Config())
+    settings: dict = asdict(Config())
     settings |= dict(split="validation", device="cpu", images=images)
     settings["epochs"] = steps * settings["batch_size"] / images
     Path(run).mkdir(exist_ok=True)
@@ -122,7 +122,7 @@ def measure_model(
     "Every row of every benchmark, with its standard error"
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    items = {}
+    items: dict = {}
     tables = []
     for benchmark in setup.benchmarks:
         tables.append(evaluate(model, benchmark, batch_size=250, progress=False, hits=items))

@@ -173,7 +173,7 @@ def index_methods() -> dict[str, dict[str, Setting]]:  # method → its options
     "The options in the methods' signatures; imports torch, which takes seconds"
     from c2lip.lab.relatives import find_methods
 
-    index = {}
+    index: dict[str, dict[str, Setting]] = {}
     for name, method in find_methods()[0].items():
         index[name] = {}
         _, *options = inspect.signature(method, eval_str=True).parameters.values()  # without the towers
@@ -189,7 +189,7 @@ def read_methods() -> dict[str, dict[str, Setting]]:  # method → its options
     if stored["sources"] != digest_methods():
         return index_methods()
 
-    methods = {}
+    methods: dict[str, dict[str, Setting]] = {}
     for method, options in stored["methods"].items():
         methods[method] = {}
         for name, (kind, default, help, words, limits) in options.items():

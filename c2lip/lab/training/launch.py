@@ -26,7 +26,7 @@ from .launchers import HANDED_OVER, check_run, launcher_settings, papermill_note
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a35
 _PLAIN = ("-h", "--help", "--version", "--help-notebook", "--engine")  # words of a line that is papermill's own
-_dated = []  # run_dir of the line, where the user gave none
+_dated: list[str] = []  # run_dir of the line, where the user gave none
 
 
 _OPTIONS = (
@@ -60,8 +60,8 @@ def _given(found):
     texts = [("-b", base64.b64decode(text).decode()) for text in found["base64"]]
     texts += [(file, read_text(file)) for file in found["files"] if "://" not in file]
     texts += [("-y", text) for text in found["yaml"]]
-    given = {}
-    typed = {}
+    given: dict = {}
+    typed: dict = {}
     for source, text in texts:
         values = parse_yaml(text, source)
         if not isinstance(values, dict | None):

@@ -70,7 +70,7 @@ def launch_ranks(
     command = [*torchrun, "-m", module, *map(str, arguments)]
     path = os.pathsep.join([str(project_root()), os.environ.get("PYTHONPATH", "")])
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "PYTHONUTF8": "1", "C2LIP_WATCHED": "1"}
-    last_lines = deque(maxlen=500)
+    last_lines: deque[str] = deque(maxlen=500)
 
     with subprocess.Popen(
         command,

@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sized
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import open_clip
 import regex
@@ -30,7 +30,7 @@ from ...towers import Towers, origin
 from ...towers.folders import EMBEDDED, base_folder, digest, release_record
 
 # %% ../../../nbs/6_training/04_step.ipynb #fea4c2a0
-BY_MODEL = {
+BY_MODEL: dict[str, dict[str, Any]] = {
     "embedded": {"lr": 1e-3, "warmup": 50, "evaluate_every": 0, "alpha": 0.6},
     "pretrained": {"lr": 1e-5, "warmup": 50, "evaluate_every": 1000, "alpha": 1.0},
 }
@@ -152,7 +152,7 @@ def _layers(names):
 
 def _lr_multiples(names, cfg):
     "Name of a parameter → its learning rate over lr: its tower's, less for each layer above"
-    multiples = {}
+    multiples: dict[str, float] = {}
     for is_image, lr in ((True, cfg.image_lr), (False, cfg.text_lr)):
         layers = _layers([name for name in names if name.startswith("visual.") == is_image])
         top = max(layers.values())
@@ -180,7 +180,7 @@ def parameter_groups(
 ) -> list[dict]:  # for a torch optimiser, each with its own "peak" learning rate
     "Matrices with weight decay, vectors without, by tower, layer and scalar; `UserError` where none is trained"
     multiples = _lr_multiples([name for name, _ in towers.model.named_parameters()], cfg)
-    by_kind = defaultdict(list)
+    by_kind: defaultdict[_Kind, list] = defaultdict(list)
     for name, parameter in _choose_trained(towers.model, cfg.trainable or method.trainable):
         kind = _Kind(name in _SCALARS, parameter.ndim <= 1, multiples[name])
         by_kind[kind].append(parameter)

@@ -19,7 +19,7 @@ from ...towers.folders import quiet_loading
 from ...towers.foreign import read_tokenizer, register_vit
 
 # %% ../../../nbs/2_world/03_base.ipynb #4ff9ee08
-BASES = read_yaml(shipped("bases.yaml"))
+BASES: dict[str, dict] = read_yaml(shipped("bases.yaml"))
 "The embedded models by their kind, as open_clip's model_cfg; two are other sizes, for questions of size"
 BASE_CONFIG = BASES["siglip"]
 

@@ -8,6 +8,7 @@ __all__ = ['SUGARCREPE', 'SUGARCREPE_PP', 'BINDING', 'make_item', 'write_benchma
 # %% ../../../nbs/2_world/06_benchmark.ipynb #082566cb
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,7 +94,7 @@ def _add_object(fact, choices, dice):
     return fact._replace(further=sentence.format(name_thing(thing)))
 
 
-_EDITS = {
+_EDITS: dict[str, Callable] = {
     "replace_obj": partial(_replace_word, "noun"),
     "replace_att": partial(_replace_word, "colour"),
     "replace_rel": _replace_relation,
@@ -213,7 +214,7 @@ def _write_sugarcrepe(folder, task, items, world, second=False):
     "A file of SugarCrepe's form; with the caption in other words a list, of SugarCrepe++'s"
     questions = pd.DataFrame(items, columns=["filename", "caption", "caption2", "negative_caption"])
     questions["question"] = [_question(world, row.caption, row.negative_caption) for row in questions.itertuples()]
-    content = questions.drop(columns="caption2").to_dict("index")
+    content: object = questions.drop(columns="caption2").to_dict("index")
     if second:
         content = questions.reset_index(names="id").to_dict("records")
     write_json(folder / f"{task}.json", content)

@@ -9,6 +9,7 @@ __all__ = ['OPPOSITE', 'FORMS', 'relation', 'name_thing', 'plural', 'name_in_for
 
 # %% ../../../nbs/2_world/02_captions.ipynb #86a61bce
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -21,7 +22,7 @@ from .worlds import WORLDS
 
 # %% ../../../nbs/2_world/02_captions.ipynb #d64390bb
 _WORDING = read_yaml(shipped("world.yaml"))
-OPPOSITE = _WORDING["opposite"]
+OPPOSITE: dict[str, str] = _WORDING["opposite"]
 "Every relation, and the same fact seen from the other object"
 
 _SENTENCES = _WORDING["sentences"]
@@ -79,7 +80,7 @@ def plural(
     return re.sub(r"([^aeiou])y$", r"\1ie", noun) + "s"
 
 # %% ../../../nbs/2_world/02_captions.ipynb #0de36a51
-FORMS = _WORDING["forms"]
+FORMS: dict[str, float] = _WORDING["forms"]
 "Where an attribute may stand → how often it does in captions for training"
 
 _BEHIND = {"striped": "with stripes", "spotted": "with spots"}
@@ -139,8 +140,8 @@ def exchange(
     field: str = "colour",  # or noun
 ) -> tuple[Thing, Thing]:
     "Both with each other's colour or noun"
-    of_a = {field: getattr(b, field)}
-    of_b = {field: getattr(a, field)}
+    of_a: dict = {field: getattr(b, field)}
+    of_b: dict = {field: getattr(a, field)}
     return replace(a, **of_a), replace(b, **of_b)
 
 
@@ -331,7 +332,7 @@ def train_records(
     **scenes,  # `single`, `placed` and `objects` of `numbered_scene`
 ) -> list[tuple]:  # (key, function that draws the image, caption)
     "`n` images with captions; image `i` is the same whatever `n` is"
-    describe = partial(caption_scene, forms=forms)
+    describe: Callable = partial(caption_scene, forms=forms)
     if split == "pretrain" or shares is not None:
         named = _WORDING["alt_text"] if shares is None else _WORDING["detailed"] | shares
         describe = partial(_alt_text, shares=named | {"forms": forms or {}})

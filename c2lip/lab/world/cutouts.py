@@ -84,8 +84,8 @@ def _read_pictures(folder):
     kinds = (".png", ".webp", ".gif", ".tiff")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in kinds)
     nouns = _nouns_of([_name_of(path) for path in paths])
-    left_out = Counter()
-    parts = {}
+    left_out: Counter[str] = Counter()
+    parts: dict[str, list] = {}
     for path, noun in zip(paths, nouns):
         part = _cut_out(path) if noun else "no name"
         if isinstance(part, str):

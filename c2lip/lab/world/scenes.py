@@ -223,7 +223,7 @@ def binding_scenes(
     world: World = DRAWN,
 ) -> list[Scene]:
     "Scenes of four things: two nouns in two colours each"
-    scenes = []
+    scenes: list[Scene] = []
     number = 0
     while len(scenes) < n:
         dice = Dice("c2lip binding", split, held_out, number)

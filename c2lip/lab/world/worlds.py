@@ -18,8 +18,8 @@ from ...core.files import read_yaml, shipped
 
 # %% ../../../nbs/2_world/00b_worlds.ipynb #f8d5a643
 _LOOKS = read_yaml(shipped("world.yaml"))
-COLOURS = {name: tuple(rgb) for name, rgb in _LOOKS["colours"].items()}
-PATTERNS = tuple(_LOOKS["patterns"])
+COLOURS: dict[str, tuple] = {name: tuple(rgb) for name, rgb in _LOOKS["colours"].items()}
+PATTERNS: tuple[str, ...] = tuple(_LOOKS["patterns"])
 _OVERSIZE = 8
 
 
@@ -106,7 +106,7 @@ def _sky_and_floor(ground, size):
     return np.broadcast_to(column, (size, size, 3)).copy()
 
 # %% ../../../nbs/2_world/00b_worlds.ipynb #66f203bd
-WORLDS = {}
+WORLDS: dict[str, "World"] = {}
 "Those that are open, by name"
 
 
