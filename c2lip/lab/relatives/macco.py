@@ -8,7 +8,7 @@ __all__ = ['macco']
 # %% ../../../nbs/3_relatives/06_macco.ipynb #589dd0ee
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -236,10 +236,11 @@ def macco(
     lambda_mlm: float = 20.0,  # weight of hidden words
     lambda_mim: float = 250.0,  # weight of hidden patches
     boxes: str = "",  # a JSON file of boxes for a user's own images
+    masks: Literal["concepts", "random"] = "concepts",  # what is hidden; random: as many words and patches, anywhere
     predictor_lr: float = 1e-3,  # peak learning rate of mask vectors and predictors
 ) -> Method:
     "MACCO: masked concepts in text and image, restored across; towers keep their form"
     weights = {"mca": lambda_mca, "mir": lambda_mir, "mlm": lambda_mlm, "mim": lambda_mim}
     objective = _Macco(towers, weights)
-    view = macco_view(towers, objective.grid, boxes)
+    view = macco_view(towers, objective.grid, boxes, masks == "random")
     return Method(view, objective, head_lr=predictor_lr, head_decay=0.01)

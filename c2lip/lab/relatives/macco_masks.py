@@ -18,7 +18,7 @@ import torch
 from ...concepts import Rules, load_pipeline, phrases_of
 from ...core import Phrase
 from ...encoding import text_ends
-from .edits import read_by_key, read_once
+from .edits import read_by_key, read_once, tag_words
 from ..world.captions import world_scene
 from ...methods import caption_view, print_once, step_generator
 from ...spans import token_spans
@@ -112,6 +112,12 @@ def _read_concepts(captions, tokenizer):
     return list(zip(concepts, token_spans(tokenizer, captions, words)))
 
 
+def _read_words(captions, tokenizer):
+    "Of each caption the spans of its words among the text tokens"
+    words = [[Phrase(word.text, word.start, word.end) for word in of_caption] for of_caption in tag_words(captions)]
+    return token_spans(tokenizer, captions, words)
+
+
 def _mask_words(spans, length):
     "The tokens (B,length) to hide: the spans of a caption, None for a word that has none"
     mask = torch.zeros(len(spans), length, dtype=torch.bool)
@@ -187,10 +193,20 @@ def _mask_patches(boxes, grid, chance):
     return mask.flatten()
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #a0a97c43
+def _anywhere(mask, places, chance):
+    "Of every row as many places as mask (B,·) hides, drawn from `places` (B,·)"
+    drawn = torch.zeros_like(mask)
+    for row, count, allowed in zip(drawn, mask.sum(1).tolist(), places):
+        candidates = allowed.nonzero()[:, 0].tolist()
+        row[chance.sample(candidates, count)] = True
+    return drawn
+
+
 def macco_view(
     towers: Towers,  # whose tokenizer finds the words
     grid: tuple[int, int],  # rows and columns of patches
     boxes: str = "",  # a file of boxes for a user's own images
+    at_random: bool = False,  # as many words and patches are hidden, anywhere
 ) -> Callable:  # (samples, step) → Batch
     """Images and captions, twice: whole, and with a mask; a whole caption's mask is its padding.
 
@@ -198,7 +214,9 @@ def macco_view(
     plain = caption_view(towers)
     given = _read_box_file(boxes)
     known: dict[str, tuple] = {}
+    known_words: dict[str, list] = {}
     read = partial(_read_concepts, tokenizer=towers.tokenizer)
+    read_words = partial(_read_words, tokenizer=towers.tokenizer)
 
     def draw_boxes(sample, concepts, chance):
         "The boxes of one concept, of those with boxes if there are any"
@@ -213,17 +231,23 @@ def macco_view(
         drawn = [draw_boxes(sample, of_caption, chance) for sample, of_caption in zip(samples, concepts)]
         if not all(drawn):
             print_once("macco: some images have no box of a phrase: random rectangles alone; `boxes` names a file")
-        masks = [_mask_patches(of_image, grid, chance) for of_image in drawn]
-        batch.images["masked_image"] = batch.images["image"]
-        batch.masks["masked_image"] = torch.stack(masks)
+        patches = torch.stack([_mask_patches(of_image, grid, chance) for of_image in drawn])
 
         caption = batch.texts["caption"]
         length = caption.ids.shape[1]
+        words = _mask_words(spans, length)
+        if at_random:
+            everywhere = _mask_words(read_once(known_words, [s.caption for s in samples], read_words), length)
+            words = _anywhere(words, everywhere | words, chance)
+            patches = _anywhere(patches, torch.ones_like(patches), chance)
+
+        batch.images["masked_image"] = batch.images["image"]
+        batch.masks["masked_image"] = patches
         ends = text_ends(towers.model, caption.ids)
-        words = length if ends is None else ends[:, None]
-        padding = (torch.arange(length) >= words).expand_as(caption.ids)
+        end = length if ends is None else ends[:, None]
+        padding = (torch.arange(length) >= end).expand_as(caption.ids)
         batch.texts["caption"] = replace(caption, mask=padding)
-        batch.texts["masked_caption"] = replace(caption, mask=_mask_words(spans, length))
+        batch.texts["masked_caption"] = replace(caption, mask=words)
         return batch
 
     return view

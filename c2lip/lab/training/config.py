@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args, get_origin
 
 import c2lip
-from ...core import Range, UserError, did_you_mean, short
+from ...core import Range, UserError, did_you_mean, short, split_methods
 from ...core.files import parse_yaml, project_root, read_json, read_yaml, shipped, user_path
 
 # %% ../../../nbs/6_training/01_config.ipynb #2ff7c6ed
@@ -30,7 +30,7 @@ Regex = NewType("Regex", str)  # a regular expression
 class _Training:
     "The settings that decide the trained weights. A resumed run keeps them"
 
-    method: Annotated[str, "c2lip, plain, any other of nbs/3_relatives, or your own"] = "c2lip"
+    method: Annotated[str, "c2lip, plain, any other of nbs/3_relatives, your own, or two joined by +"] = "c2lip"
     model: Annotated[str, 'base, a release folder, or an open_clip name, also with ":tag" or ":random"'] = "base"
     data: Annotated[str, "world for drawn scenes, cutouts:FOLDER for scenes of cut-outs, or images with captions"] = (
         "world"
@@ -323,7 +323,9 @@ def declared_for(
     "The settings of a run, the options of its method, and those options of other methods that are given"
     declared = settings_of()
     methods = read_methods()
-    own = methods.get(str(given.get("method", Config.method)), {})
+    own = {}
+    for method in split_methods(str(given.get("method", Config.method))):
+        own |= methods.get(method, {})
     declared |= {name: option for name, option in own.items() if option.default is not None}
 
     for options in (own, *methods.values()):

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import distribution
 from pathlib import Path
 
-from ...core import UserError, check_choice, did_you_mean
+from ...core import UserError, check_choice, did_you_mean, split_methods
 from c2lip.core.files import (
     check_exists,
     json_object,
@@ -117,8 +117,9 @@ def _named(settings, *names):
 
 
 def _check_method(launcher, folder, settings):
-    for method in _named(settings, "method", "methods"):
-        check_choice("a method", method, list(read_methods()))
+    for name in _named(settings, "method", "methods"):
+        for method in split_methods(name):
+            check_choice("a method", method, list(read_methods()))
 
 
 def _check_model(launcher, folder, settings):

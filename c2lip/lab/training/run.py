@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ...concepts import make_rules
-from ...core import UserError, pick_device, print_anything, seed_everything
+from ...core import UserError, pick_device, print_anything, seed_everything, split_methods
 from c2lip.core.files import (
     form_errors,
     json_object,
@@ -156,7 +156,9 @@ def _auto_values(given, taken):
     "Name → value of the settings that were auto"
     before = vars(given) | given.options
     after = vars(taken) | taken.options
-    return {name: after[name] for name in (*CHOSEN, *read_methods()[taken.method]) if before.get(name) == AUTO}
+    known = read_methods()
+    own = [name for method in split_methods(taken.method) for name in known[method]]
+    return {name: after[name] for name in (*CHOSEN, *own) if before.get(name) == AUTO}
 
 
 def print_advice(

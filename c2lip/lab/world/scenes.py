@@ -149,9 +149,10 @@ def write_groups(
     split: str = "test",  # validation for every choice made along the way
     world: World = DRAWN,
 ):
-    "Groups of two images that differ in two exchanged colours, and their captions"
+    "Groups of two images that differ in two exchanged colours, and their captions; folder/word_order asks of the first"
     home = Path(folder) / "world_winoground"
     lines = []
+    firsts = []
     for k, (scenes, captions) in enumerate(itertools.islice(_groups(split, world), n)):
         for i, scene in enumerate(scenes):
             save_scene(scene, home / "images" / f"{k}_{i}.png")
@@ -165,7 +166,9 @@ def write_groups(
             "num_main_preds": 1,
         }
         lines.append(json.dumps(example) + "\n")
+        firsts.append({"image": f"{k}_0.png", "caption": captions[:1]})
     (home / "examples.jsonl").write_text("".join(lines), encoding="utf8")
+    write_json(Path(folder) / "word_order" / "order.json", firsts)
 
 # %% ../../../nbs/2_world/04_scenes.ipynb #0e230005
 def _recoloured(scene, k, seed):

@@ -230,6 +230,13 @@ def _read_aro(request: Request) -> Suite:
     means = {"order": ["coco_order", "flickr30k_order"]}
     return choice_suite("aro", tasks, means, _aro_rows, "the words of a caption have no other order")
 
+
+def _read_word_order(request: Request) -> Suite:
+    "ARO's shuffles of drawn captions; the images are those of World-Winoground"
+    folders = folders_of(request, "../world_winoground/images")
+    tasks = items_of(request, {"order": "order.json"}, lambda entry: entry)
+    return choice_suite(request.name, {task: _order_items(entries, folders) for task, entries in tasks.items()})
+
 # %% ../../../../nbs/5_evaluation/07_composition.ipynb #33678410
 def _read_whatsup(request: Request) -> Suite:
     "What'sUp: where a thing is, in scenes of every position and in photographs of COCO and Visual Genome"
@@ -362,6 +369,7 @@ COMPOSITION = {
     "own_captions": _read_own_captions,
     "size_and_place": _sizes,
     "world_winoground": _read_winoground,
+    "word_order": _read_word_order,
     "winoground": _read_winoground,
     "aro": _read_aro,
     "whatsup": _read_whatsup,
