@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError', 'did_you_mean', 'check_choice',
-           'print_anything', 'Range', 'split_methods', 'seed_everything', 'pick_device', 'derive_seed', 'seeded',
-           'rank_and_world_size', 'Outcomes', 'in_workers', 'full_precision']
+           'print_anything', 'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'rank_and_world_size',
+           'Outcomes', 'in_workers', 'full_precision']
 
 # %% ../../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -212,26 +212,6 @@ class Range(NamedTuple):
         if self.above:
             return f"above {self.least:g}, at most {most}" if limited else f"above {self.least:g}"
         return f"from {self.least:g} to {most}" if limited else f"at least {self.least:g}"
-
-# %% ../../nbs/1_method/01_core.ipynb #461db1d9
-def split_methods(
-    name: str,  # of a method, or of several, as in c2lip+0.5*negclip
-) -> dict[str, float]:  # method → its weight, 1 where none is given
-    "The methods that a name joins by +; `UserError` for a wrong weight, for one method twice, and where none is left"
-    weights = {}
-    for part in name.split("+"):
-        given, _, method = part.strip().rpartition("*")
-        weight: Any = given or 1.0
-        with suppress(ValueError):
-            weight = float(weight)
-        Range(0, 1000).check(f"the weight of {method} in {name}", weight)
-        if method in weights:
-            raise UserError(f"{name} names {method} twice")
-        weights[method] = weight
-
-    if not any(weights.values()):
-        raise UserError(f"every method of {name} has a weight of 0")
-    return weights
 
 # %% ../../nbs/1_method/01_core.ipynb #90b8822b
 def seed_everything(

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from ...core import Batch, UserError, check_choice, split_methods
+from ...core import Batch, UserError, check_choice
+from .. import split_methods
 from ...methods import Method, Objective, Step, clip, plain
 from ...towers import Towers
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args, get_origin
 
 import c2lip
-from ...core import Range, UserError, did_you_mean, short, split_methods
+from ...core import Range, UserError, did_you_mean, short
 from ...core.files import parse_yaml, project_root, read_json, read_yaml, shipped, user_path
+from .. import split_methods
 
 # %% ../../../nbs/6_training/01_config.ipynb #2ff7c6ed
 AUTO: Any = "auto"  # the value that leaves a setting to the model

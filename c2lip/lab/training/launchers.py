@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import distribution
 from pathlib import Path
 
-from ...core import UserError, check_choice, did_you_mean, split_methods
+from ...core import UserError, check_choice, did_you_mean
 from c2lip.core.files import (
     check_exists,
     json_object,
@@ -34,6 +34,7 @@ from c2lip.core.files import (
     user_path,
     write_json,
 )
+from .. import split_methods
 from c2lip.lab.training.config import (
     READING,
     SHARED,

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ...concepts import make_rules
-from ...core import UserError, pick_device, print_anything, seed_everything, split_methods
+from ...core import UserError, pick_device, print_anything, seed_everything
 from c2lip.core.files import (
     form_errors,
     json_object,
@@ -32,6 +32,7 @@ from c2lip.core.files import (
     write_json,
 )
 from ...encoding import rank_and_world_size
+from .. import split_methods
 from ..data.loading import Samples
 from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
