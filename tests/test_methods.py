@@ -152,7 +152,7 @@ def on_one_rank(rank, folder):
             towers, method = exact(kind, name, options)
             whole = read_case(folder, case)
             # which of equal mentions is the first, and where an image is, are known for ranks of equal size
-            even = options.get("duplicates") == "merge" or (kind, name) == ("clip", "c2lip")
+            even = options.get("duplicates") == "merge" or kind == "clip" and name.startswith("c2lip")
             sizes = [12 // ranks] * ranks if even else [5, 7] if ranks == 2 else [3, 4, 5]
             part = part_of(whole["batch"], sum(sizes[:rank]), sum(sizes[: rank + 1]))
             module = DistributedDataParallel(Step(towers, method, parts=ranks - 1), find_unused_parameters=True)
