@@ -89,6 +89,7 @@ class Config(_Training):
     device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
     gpus: Annotated[int, Range(1, 1024), "processes under torchrun, one a GPU"] = 1
     log_every: Annotated[int, Range(1), "steps between two lines of the log"] = 50
+    gradients: Annotated[int, Range(0), "steps between two looks at the gradient of each term, 0: none"] = 0
     save_every: Annotated[int, Range(1), "steps between two checkpoints"] = 500
     keep_checkpoint: Annotated[bool, "keep the checkpoint of a finished run, three times its model"] = True
     evaluate_every: Annotated[int, Range(0, auto=True), "steps between two evaluations on validation, 0: none"] = AUTO

@@ -100,7 +100,7 @@ _SYMBOLS = {"scale": "τ", "bias": "b", "grad_norm": "∇"}
 
 def _format_row(row):
     "A record as a line of text"
-    hidden = {"step", "lr", *_SPEED}
+    hidden = {"step", "lr", *_SPEED, *(name for name in row if "/" in name)}
     if not row.get("skipped"):
         hidden.add("skipped")
 
@@ -224,6 +224,10 @@ def _panels(table):
     for name, title in _TITLES.items():
         panels[title] = [name]
 
+    for tower in ("image", "text"):
+        start = f"gradient/{tower}/"
+        panels[f"gradient norm, {tower} tower"] = [name for name in table if name.startswith(start)]
+
     validated = table.columns[table.columns.str.startswith("validation/")]
     panels["validation, percent"] = [name for name in validated if name != "validation/items"]
     return {title: names for title, names in panels.items() if set(names) & set(table)}
@@ -243,11 +247,13 @@ def plot_log(
     for ax, (title, names) in zip(axes, panels.items()):
         ax.set_prop_cycle(color=("#0072b2", "#e69f00", "#882255", "#009e73", "0.4"))  # distinct to the colour-blind
         for name in names:
-            ax.plot(table[name].dropna(), label=name.removeprefix("validation/"), lw=1.5)
+            ax.plot(table[name].dropna(), label=name.split("/")[-1], lw=1.5)
         plain_axes(ax)
         ax.tick_params(labelsize=SMALL)
         ax.ticklabel_format(useOffset=False)
         ax.set(xlabel="step", title=title)
+        if title.startswith("gradient"):
+            ax.set(yscale="log")
         if len(names) > 1:
             ax.legend(frameon=False, fontsize=SMALL)
 

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sized
 from dataclasses import replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import open_clip
@@ -243,6 +244,39 @@ def count_steps(
         )
     return max(1, round(cfg.epochs * per_epoch)), per_epoch
 
+# %% ../../../nbs/6_training/04_step.ipynb #9a3a0251
+def _gradients_by_term(losses, model):
+    "Tower → loss → its gradient in the tower's trained weights, as one row; the mean over the ranks"
+    weights = defaultdict(list)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and name not in _SCALARS:
+            weights["image" if name.startswith("visual.") else "text"].append(weight)
+
+    _, ranks = rank_and_world_size()
+    found = defaultdict(dict)
+    for tower, own in weights.items():
+        for name, loss in losses.items():
+            if loss.requires_grad:
+                parts = torch.autograd.grad(loss, own, retain_graph=True, materialize_grads=True)
+                row = torch.cat([part.flatten().float() for part in parts])
+                found[tower][name] = sum_over_ranks(row) / ranks
+    return found
+
+
+def _look_at_gradients(losses, model):
+    "The gradient norm of every unweighted term in each tower, and the cosine of every two that are not 0"
+    terms = {name: loss for name, loss in losses.items() if name != "total"}
+    values = {}
+    for tower, gradients in _gradients_by_term(terms, model).items():
+        norms = {name: gradient.norm().item() for name, gradient in gradients.items()}
+        for name, norm in norms.items():
+            values[f"gradient/{tower}/{name}"] = norm
+        for one, other in combinations(gradients, 2):
+            if norms[one] and norms[other]:
+                product = torch.dot(gradients[one], gradients[other]).item()
+                values[f"cosine/{tower}/{one}-{other}"] = product / (norms[one] * norms[other])
+    return values
+
 # %% ../../../nbs/6_training/04_step.ipynb #a3e4c707
 def autocast_of(
     cfg: Config,  # its precision
@@ -260,6 +294,7 @@ def train_step(
     batch: Batch,  # of this rank, from the method's view, on the towers' device
     number: int,  # of the step, for messages
     clip_grad: float = 0.0,  # largest norm of the gradient; 0: any
+    looked_at: Any = None,  # the open_clip model, where each term's own gradient in its towers is asked for too
 ) -> dict[str, float]:  # the losses of the whole batch, total and gradient norm
     "One update; raise `UserError` that names the step and the term when something is not finite, before weights change"
     optimizer.zero_grad(set_to_none=True)
@@ -268,6 +303,7 @@ def train_step(
         if not loss.isfinite():
             raise UserError(f"step {number}: the {name} loss is {loss.item()}")
 
+    looks = _look_at_gradients(losses, looked_at) if looked_at is not None else {}
     losses["total"].backward()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -282,7 +318,7 @@ def train_step(
     values = torch.stack([loss.detach().float() for loss in losses.values()])
     _, ranks = rank_and_world_size()
     means = sum_over_ranks(values) / ranks
-    return {**dict(zip(losses, means.tolist())), "grad_norm": norm.item()}
+    return {**dict(zip(losses, means.tolist())), "grad_norm": norm.item(), **looks}
 
 # %% ../../../nbs/6_training/04_step.ipynb #15dbe8e2
 def recompute_all(
