@@ -8,14 +8,14 @@ __all__ = ['macco']
 # %% ../../../nbs/3_relatives/06_macco.ipynb #589dd0ee
 import math
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ...core import Batch, Features, UserError, full_precision
+from ...core import Batch, Features, Range, UserError, full_precision
 from ...encoding import encode_images, encode_texts, scale_and_bias, sum_over_ranks
 from .macco_masks import macco_view
 from ...losses import scaled_cosines, sigmoid_loss, softmax_loss
@@ -137,7 +137,7 @@ def _halves(name, x):
 class _Masked(Objective):
     "Towers that do not see what is hidden; mask vectors and predictors"
 
-    def __init__(self, towers, weights):
+    def __init__(self, towers, weights, image_depth):
         super().__init__(self._losses, weights, columns=_IMAGES + _CAPTIONS)
         convolution = _patch_convolution(towers.model)
         text = getattr(towers.model, "text", towers.model)
@@ -156,7 +156,7 @@ class _Masked(Objective):
         self.image_mask = nn.Parameter(0.02 * torch.randn(convolution.out_channels))
         self.text_mask = nn.Parameter(0.02 * torch.randn(width))
         self.word_blocks = nn.ModuleList(_CrossBlock(D) for _ in range(2))
-        self.patch_blocks = nn.ModuleList(_CrossBlock(D) for _ in range(3))
+        self.patch_blocks = nn.ModuleList(_CrossBlock(D) for _ in range(image_depth))
         self.words = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, vocabulary))
         self.patch_in = nn.Linear(D, D)
         self.patches = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3 * math.prod(convolution.kernel_size)))
@@ -238,9 +238,10 @@ def macco(
     boxes: str = "",  # a JSON file of boxes for a user's own images
     masks: Literal["concepts", "random"] = "concepts",  # what is hidden; random: as many words and patches, anywhere
     predictor_lr: float = 1e-3,  # peak learning rate of mask vectors and predictors
+    image_depth: Annotated[int, Range(1)] = 3,  # blocks of the predictor of patches
 ) -> Method:
     "MACCO: masked concepts in text and image, restored across; towers keep their form"
     weights = {"mca": lambda_mca, "mir": lambda_mir, "mlm": lambda_mlm, "mim": lambda_mim}
-    objective = _Macco(towers, weights)
+    objective = _Macco(towers, weights, image_depth)
     view = macco_view(towers, objective.grid, boxes, masks == "random")
     return Method(view, objective, head_lr=predictor_lr, head_decay=0.01)
