@@ -328,11 +328,30 @@ def _own_parts(
         head = Head(**content["head"])
         return Parts(Readout(**content["readout"]), float(content["weight"]), head, list(content["spread"]))
 
+# %% ../../../nbs/5_evaluation/12_readouts.ipynb #5b8cf1c7
+_SHARP = Readout(0.5)
+_OTHERS = Readout(0.25, of="best patch")
+_WEIGHT = 0.25  # of the relations
+_ENOUGH = 2000  # records that parts are fitted to
+
 
 def own_scores(
     towers: Any,  # Towers
-) -> dict[str, Readout | Parts]:  # mixture, and parts where the release holds them
-    "The scores beside v·t that a model brings with it"
+    records: Sequence | None = None,  # of training, with `image` and `caption`; None: nothing is fitted
+    sharp: bool = False,  # whether xac trained the model at β 10
+) -> dict[str, Readout | Parts]:
+    "A model's scores beside v·t: the mixture, and the parts that its release holds, or that are fitted to its records"
+    scores: dict[str, Readout | Parts] = {"mixture": own_readout(towers)}
     parts = _own_parts(towers)
-    mixture: dict[str, Readout | Parts] = {"mixture": own_readout(towers)}
-    return mixture | {"parts": parts} if parts else mixture
+    if parts is None and records is not None:
+        some = [records[i] for i in range(min(_ENOUGH, len(records)))]
+        images = [record.image for record in some]
+        captions = [record.caption for record in some]
+        try:
+            parts = fit_parts(towers, images, captions, _SHARP if sharp else _OTHERS, _WEIGHT, progress=False)
+        except UserError as error:
+            print(f"no score by parts: {error}")
+
+    if parts:
+        scores["parts"] = parts
+    return scores

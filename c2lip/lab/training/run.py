@@ -19,6 +19,7 @@ from textwrap import shorten
 import torch
 import torch.distributed as dist
 
+# %% ../../../nbs/6_training/10_run.ipynb #52a979d7
 from ...concepts import make_rules
 from ...core import UserError, pick_device, print_anything, seed_everything
 from c2lip.core.files import (
@@ -36,6 +37,7 @@ from .. import split_methods
 from ..data.loading import Samples
 from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
+from ..evaluation.readouts import own_scores
 from ..relatives import build
 from .checkpoint import binding, read_checkpoint, run_disk_errors, sole_run
 from c2lip.lab.training.config import (
@@ -315,7 +317,7 @@ def _train_here(setup):
         _release(setup)
     return towers
 
-
+# %% ../../../nbs/6_training/10_run.ipynb #3fe0ea0c
 def _release(setup):
     "Write the model of a finished run, and delete its checkpoints where they are not to be kept"
     record = {
@@ -325,7 +327,16 @@ def _release(setup):
         "steps": setup.steps,
         "versions": {"torch": torch.__version__},
     }
-    save(setup.towers, setup.folder / "model", record)
+    home = (setup.folder / "model").resolve()
+    save(setup.towers, home, record)
+    setup.towers.name = str(home)
+
+    options = setup.cfg.options
+    sharp = options.get("lambda_xac", 0) > 0 and options.get("xac_scale", 1) > 1
+    parts = own_scores(setup.towers, setup.records, sharp).get("parts")
+    if parts:
+        parts.keep(home)
+
     if not setup.cfg.keep_checkpoint:
         for file in setup.folder.glob("checkpoint*.pt"):
             file.unlink()
