@@ -10,6 +10,7 @@ import hashlib
 import math
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -238,7 +239,9 @@ def _start(run):
         recompute_all(run.towers)
     run.step = Step(run.towers, run.method, cfg.accumulate, run.autocast)
     if run.ranks > 1:
-        run.step = DistributedDataParallel(run.step, broadcast_buffers=False, find_unused_parameters=True)
+        with warnings.catch_warnings():  # each rank would print that broadcast_buffers has a new name
+            warnings.simplefilter("ignore", FutureWarning)
+            run.step = DistributedDataParallel(run.step, broadcast_buffers=False, find_unused_parameters=True)
     run.log = Log(run.folder, run.total, run.done, cfg.batch_size)
 
 # %% ../../../nbs/6_training/07_fit.ipynb #5cdda6b3
