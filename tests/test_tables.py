@@ -13,8 +13,9 @@ import torch
 from markdown_it import MarkdownIt
 
 from c2lip.core import one_line
+from c2lip.core.files import read_yaml, shipped
 from c2lip.lab.evaluation.published import layout_table, layouts, published, read_published, with_means
-from c2lip.lab.evaluation.records import read_record, results_frame
+from c2lip.lab.evaluation.records import read_answers, read_record, results_frame
 from c2lip.lab.evaluation.scores import Hits, change_of_items, mean_of
 from c2lip.lab.evaluation.suites import tabulate
 from c2lip.lab.evaluation.tables import Cell, Table, frame_table, pick_rows, row_list
@@ -69,6 +70,18 @@ def test_two_machines_agree():
     for suite, name in row_list("ladder table"):
         for variant in ("base", "plain", "+ npc"):
             assert abs(first[variant, suite, name] - again[variant, suite, name]) < (0.01 if variant == "base" else 1.0)
+
+
+@pytest.mark.parametrize("name", ["readings", "worlds_emoji", "worlds_photographs"])
+def test_a_world_answers_the_claims(name):
+    "The record of a world holds what data/worlds_rule.yaml judges of its models, by at least two seeds"
+    answers = read_answers(name)
+    claims = read_yaml(shipped("worlds_rule.yaml"))["claims"]
+    judged = [claim for claim in claims if set(claim[4:6]) <= answers.keys()]
+    assert len(judged) >= 8 and all(len(answers[model]) > 1 for model in ("plain", "default"))
+    for _, score, suite, row, *models, _, _ in judged:
+        key = ("parts/" * (score == "parts") + suite, row)
+        assert all(key in items for model in models for items in answers[model].values())
 
 
 # --- the papers' layouts
