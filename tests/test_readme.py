@@ -33,15 +33,18 @@ def test_numbers_of_sentences():
     assert f"{searched['ms a query, median']:.0f} ms" in PAGE
 
     values = read_record("readings").groupby(["model", "suite", "name"]).value.mean()
-    average = [("base", ""), ("base", "parts/"), ("default", "parts/")]
-    wanted |= {f"{values[model, score + 'world_sugarcrepe_2', 'average']:.1f}" for model, score in average}
+    shown = [("base", ""), ("base", "parts/"), ("default", "parts/")]
+    wanted |= {f"{values[model, score + 'world_sugarcrepe_2', 'average']:.1f}" for model, score in shown}
     wanted |= {f"{values['default', 'parts/doubts', 'sizes exchanged']:.1f}"}
 
-    answers = read_answers("readings")
-    changes = summarise(item_changes(answers["plain"], answers["default"]).assign(model=""))
-    changes = changes.set_index(["suite", "name"])
-    for row in (("parts/world_sugarcrepe_2", "average"), ("parts/binding", "phrases")):
-        wanted |= {f"{changes['mean'][row]:.1f}", f"{changes.half[row]:.1f}"}
+    average, binding = ("parts/world_sugarcrepe_2", "average"), ("parts/binding", "phrases")
+    for record in ("readings", "worlds_emoji", "worlds_photographs"):
+        answers = read_answers(record)
+        changes = summarise(item_changes(answers["plain"], answers["default"]).assign(model=""))
+        changes = changes.set_index(["suite", "name"])
+        wanted |= {f"{changes['mean'][row]:.1f}" for row in (average, binding)} | {f"{changes.half[binding]:.1f}"}
+        if record == "readings":
+            wanted |= {f"{changes.half[average]:.1f}"}
     wanted |= {f"{weight:g}" for weight in WEIGHTS["embedded"].values()}
     prose = "\n".join(line for line in re.sub(r"```.*?```", "", PAGE, flags=re.S).splitlines() if line[:1] != "|")
     found = set(re.findall(r"\d+\.\d+", prose))
