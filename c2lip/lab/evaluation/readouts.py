@@ -332,7 +332,8 @@ def _own_parts(
 _SHARP = Readout(0.5)
 _OTHERS = Readout(0.25, of="best patch")
 _WEIGHT = 0.25  # of the relations
-_ENOUGH = 2000  # records that parts are fitted to
+_ENOUGH = 5000  # records that parts are fitted to, or as many as
+_FIT_MEMORY = 1e9  # bytes of visual tokens hold
 
 
 def own_scores(
@@ -344,10 +345,12 @@ def own_scores(
     scores: dict[str, Readout | Parts] = {"mixture": own_readout(towers)}
     parts = _own_parts(towers)
     if parts is None and records is not None:
-        some = [records[i] for i in range(min(_ENOUGH, len(records)))]
-        images = [record.image for record in some]
-        captions = [record.caption for record in some]
         try:
+            _, first = embed_tokens(towers, [records[0].image], progress=False)
+            most = int(_FIT_MEMORY / (4 * first.numel()))
+            some = [records[i] for i in range(min(_ENOUGH, most, len(records)))]
+            images = [record.image for record in some]
+            captions = [record.caption for record in some]
             parts = fit_parts(towers, images, captions, _SHARP if sharp else _OTHERS, _WEIGHT, progress=False)
         except UserError as error:
             print(f"no score by parts: {error}")
