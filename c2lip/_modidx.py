@@ -363,6 +363,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                         'c2lip/lab/attention/questions.py'),
                                                'c2lip.lab.attention.questions._exchanged': ( '7_attention/questions.html#_exchanged',
                                                                                              'c2lip/lab/attention/questions.py'),
+                                               'c2lip.lab.attention.questions._gallery_of': ( '7_attention/questions.html#_gallery_of',
+                                                                                              'c2lip/lab/attention/questions.py'),
                                                'c2lip.lab.attention.questions._parts': ( '7_attention/questions.html#_parts',
                                                                                          'c2lip/lab/attention/questions.py'),
                                                'c2lip.lab.attention.questions._rivals': ( '7_attention/questions.html#_rivals',

@@ -18,12 +18,33 @@ from c2lip.lab.attention.explorer import Explorer
 from c2lip.lab.attention.maps import MAP_KINDS
 from c2lip.lab.attention.panel import Panel
 from c2lip.lab.attention.questions import gallery
+from c2lip.lab.world.cutouts import open_world
 from c2lip.towers import save
 
 
 @pytest.fixture
 def state():
     return Explorer(["base"])
+
+
+def test_a_gallery_of_cut_outs(state):
+    "Its images, truth and rivals are of that world, and a model of another world has no reason to know them"
+    emoji = open_world("cutouts")
+    explorer = Explorer(["base"], data="cutouts")
+    panel = Panel(explorer)
+    assert len(panel.shelf) == 12 and all(e.scene.world is emoji for e in explorer.gallery)
+    assert state.gallery is gallery() and state.gallery[0] is state.selection.image
+    panel.shelf[8].click()
+    shown = explorer.selection.image
+    assert shown is explorer.gallery[8] and panel.shelf[8].button_style == "primary"
+    assert shown.scene.things[0].noun in shown.caption and explorer.shown.outlines[0].any()
+    (score,) = explorer.shown.scores[0].values()
+    assert score.ranks["nouns"][1] > len(emoji.nouns) - 4 and score.ranks["colours"][1] > 6
+    assert "has seen scenes of one world alone" in explorer.status and "never read" in explorer.status
+
+    explorer.menu.of("base").data = "cutouts"
+    assert explorer.update(kind="softmax") and "never read" not in explorer.status
+    assert not explorer.update(image=13) and "images 1 to 12" in explorer.status
 
 
 @pytest.fixture(scope="module")

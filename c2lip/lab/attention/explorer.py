@@ -33,8 +33,10 @@ from ..relatives.edits import read_once
 from ..training.runs import release_folders
 from ..training.step import kind_of_model
 from ..world.captions import name_thing
+from ..world.cutouts import open_world
+from ..world.worlds import DRAWN
 from ...towers import load
-from ...towers.folders import EMBEDDED
+from ...towers.folders import EMBEDDED, model_home, release_record
 
 # %% ../../../nbs/7_attention/05_explorer.ipynb #eff698fb
 def find_models(
@@ -63,6 +65,8 @@ class _Model:
 
     def __init__(self, where, device):
         self.towers = load(where, device)
+        settings = release_record(model_home(where)).get("settings") or {}
+        self.data = settings.get("data", "world")  # what it was trained on
         self.view = cache(self._encode)
         self.concepts = {}  # phrase → (D,) unit
 
@@ -84,7 +88,8 @@ class _Menu:
 
     closed = False  # then nothing joins it
 
-    def __init__(self, device):
+    def __init__(self, device, data="world"):
+        self.data = data  # whose scenes the gallery shows
         self.models = find_models()
         self.load = lru_cache(maxsize=4)(partial(_Model, device=device))
 
@@ -199,12 +204,15 @@ def _show(chosen, menu):
 
     models = [menu.of(name) for name in chosen.model]
     true = _true_phrases(chosen)
+    world = open_world(menu.data)
     for name, model in zip(chosen.model, models):
         view = model.view(exhibit)
-        scores = {phrase: questions.score_phrase(phrase, view, model.embed, true) for phrase in chosen.phrase}
+        scores = {p: questions.score_phrase(p, view, model.embed, true, world) for p in chosen.phrase}
         embedded = kind_of_model(model.towers) == "embedded"
+        at_home = model.data == menu.data
         shown.scores.append(scores)
-        shown.doubts += questions.doubts(_short_name(name), embedded, exhibit.scene is not None, scores)
+        familiar = at_home and bool(exhibit.scene)
+        shown.doubts += questions.doubts(_short_name(name), embedded, familiar, scores, world if at_home else DRAWN)
     absent = [title for title, outline in zip(shown.titles, outlines) if exhibit.scene and outline is None]
     if absent:
         shown.doubts.append(f"nothing in this scene is called {', '.join(absent)}")
@@ -226,7 +234,7 @@ def _changed(chosen, changes, menu):
     if "image" in changes:
         if menu.closed and isinstance(changes["image"], str) and not changes["image"].strip().isdecimal():
             raise UserError(_CLOSED)
-        exhibit = questions.open_exhibit(changes["image"], name)
+        exhibit = questions.open_exhibit(changes["image"], name, menu.data)
         changes["image"] = exhibit
         changes.setdefault("caption", exhibit.caption)
 
@@ -276,11 +284,13 @@ class Explorer:
         self,
         models: Sequence[str] = ("base", "tuned"),  # names of `find_models`, release folders, open_clip names
         device: str = "cpu",  # of torch
+        data: str = "world",  # whose scenes the gallery shows: world, cutouts, cutouts:FOLDER
     ):
         self.error = ""
-        self.menu = _Menu(device)
+        self.menu = _Menu(device, data)
         self.models = self.menu.models
-        exhibit = questions.open_exhibit(1)
+        self.gallery = questions.gallery(data)
+        exhibit = self.gallery[0]
         phrases = questions.caption_phrases(exhibit.caption)[:1]
         self.shown = _show(Selection(self.menu.names(models), exhibit, exhibit.caption, phrases), self.menu)
 
@@ -333,7 +343,7 @@ def serve(
     "Close an explorer for a page that others can reach, no path and no download from now on, and open the link"
     explorer.menu.closed = True
     chosen = explorer.selection
-    if chosen.image not in questions.gallery():  # its path is nobody's business
+    if chosen.image not in explorer.gallery:  # its path is nobody's business
         explorer.shown.chosen = replace(chosen, image=replace(chosen.image, place=""))
     if link:
         explorer.update(state=link)

@@ -26,7 +26,7 @@ from .controls import CONTROLS, MAP_CONTROLS, selection_text
 from .explorer import Explorer, serve
 from .figures import image_uri
 from .maps import open_user_image
-from .questions import QUESTIONS, caption_phrases, gallery
+from .questions import QUESTIONS, caption_phrases
 from .search import ImageIndex
 
 # %% ../../../nbs/7_attention/06_panel.ipynb #639ebcf9
@@ -59,9 +59,9 @@ def _on_shelf(image, button):
     return widgets.VBox([widgets.HTML(f'<img alt="" src="{image_uri(np.asarray(small) / 255)}">'), button])
 
 
-def _shelf_row(buttons):
+def _shelf_row(exhibits, buttons):
     "The images of the gallery, small, each with its button"
-    places = [_on_shelf(exhibit.image, button) for exhibit, button in zip(gallery(), buttons)]
+    places = [_on_shelf(exhibit.image, button) for exhibit, button in zip(exhibits, buttons)]
     return widgets.HBox(places).add_class("c2lip-shelf")
 
 # %% ../../../nbs/7_attention/06_panel.ipynb #1b2c2a19
@@ -71,6 +71,7 @@ _FILE_KINDS = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/p
 class _PanelWidgets(widgets.VBox):
     "The widgets of a panel in reading order, and no more"
 
+    explorer: Explorer
     place = ""  # of an index; empty: no search
     index: Any = None  # once it was opened
 
@@ -78,7 +79,8 @@ class _PanelWidgets(widgets.VBox):
         self.controls = {name: _widget_of(name, control) for name, control in CONTROLS.items()}
         self.menus = [widgets.Dropdown(description=place) for place in ("before", "after", "third", "fourth")]
         self.questions = {name: widgets.Button(description=name, tooltip="show it beside") for name in QUESTIONS}
-        self.shelf = [widgets.Button(description=e.place, tooltip=f"{e.name}: {e.caption}") for e in gallery()]
+        gallery = self.explorer.gallery
+        self.shelf = [widgets.Button(description=e.place, tooltip=f"{e.name}: {e.caption}") for e in gallery]
         self.upload = widgets.FileUpload(description="upload", accept="image/*")
         self.state = widgets.Text(description="state", placeholder="the text of another visit", continuous_update=False)
         self.files = {kind: widgets.Button(description=kind.upper(), tooltip="download") for kind in _FILE_KINDS}
@@ -113,7 +115,8 @@ class _PanelWidgets(widgets.VBox):
             self._fold("search", _wrapped_row(self.query, self.find), self.hits)
         models = _wrapped_row(before, after, _wrapped_row(*self.fold_buttons.values()))
         search = _wrapped_row(phrase, *self.questions.values())
-        return [models, *self.folds.values(), search, self.chip_row, self.status, self.maps, _shelf_row(self.shelf)]
+        shelf = _shelf_row(self.explorer.gallery, self.shelf)
+        return [models, *self.folds.values(), search, self.chip_row, self.status, self.maps, shelf]
 
     def _fold(self, name, *rows):
         "Rows that a button shows and hides"
@@ -198,7 +201,7 @@ class _FollowingPanel(_ActingPanel):
 
     def _refresh_images(self):
         chosen = self.explorer.selection.image
-        for exhibit, button in zip(gallery(), self.shelf):
+        for exhibit, button in zip(self.explorer.gallery, self.shelf):
             button.button_style = "primary" if exhibit is chosen else ""
         self.maps.value = self.explorer.html()
 

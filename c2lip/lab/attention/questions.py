@@ -25,9 +25,10 @@ from ...core.files import user_path
 from .maps import View, open_user_image
 from ..relatives.edits import WORD_KINDS, swap_spans, tag_words
 from ..world.captions import caption_scene, name_thing
+from ..world.cutouts import open_world
 from ..world.drawn import DRAWN, SIZES, Scene, draw_scene, make_scene, object_mask
 from ..world.scenes import binding_scenes
-from ..world.worlds import COLOURS, PATTERNS
+from ..world.worlds import COLOURS, PATTERNS, World
 
 # %% ../../../nbs/7_attention/03_questions.ipynb #4689a2dd
 @dataclass(frozen=True, eq=False)
@@ -50,13 +51,13 @@ class Exhibit:
         return shown
 
 
-@lru_cache(maxsize=1)
-def gallery() -> tuple[Exhibit, ...]:
-    "Twelve embedded scenes; the first is chosen by a rule, by what it shows of the tuned model that ships"
-    chosen = [("binding", binding_scenes(2, "validation")[1])]  # the rule's choice among sixty
-    chosen += [("scene", make_scene("validation", i)) for i in (0, 3, 4, 6, 8, 10, 11)]
-    chosen += [("binding", scene) for scene in binding_scenes(3, "validation")[::2]]
-    chosen += [("held out", scene) for scene in binding_scenes(2, "validation", held_out=True)]
+@lru_cache(maxsize=4)
+def _gallery_of(world):
+    bound = binding_scenes(3, "validation", world=world)
+    chosen = [("binding", bound[1])]  # the rule's choice among sixty
+    chosen += [("scene", make_scene("validation", i, world=world)) for i in (0, 3, 4, 6, 8, 10, 11)]
+    chosen += [("binding", scene) for scene in bound[::2]]
+    chosen += [("held out", scene) for scene in binding_scenes(2, "validation", held_out=True, world=world)]
 
     exhibits = []
     for place, (kind, scene) in enumerate(chosen, 1):
@@ -67,14 +68,22 @@ def gallery() -> tuple[Exhibit, ...]:
     return tuple(exhibits)
 
 
+def gallery(
+    data: str = "world",  # or cutouts, cutouts:FOLDER
+) -> tuple[Exhibit, ...]:
+    "Twelve scenes; the first drawn one is chosen by a rule, by what it shows of the tuned model that ships"
+    return _gallery_of(open_world(data))
+
+
 def open_exhibit(
     image: Any,  # a number of the gallery, a path, bytes, or a PIL image
     name: str = "image",  # what to call one that has no path
+    data: str = "world",  # whose gallery
 ) -> Exhibit:
     "An image to show; one that cannot be opened is a `UserError`"
     text = str(image).strip() if isinstance(image, int | str) else ""
     if text.isdecimal():
-        numbered = {exhibit.place: exhibit for exhibit in gallery()}
+        numbered = {exhibit.place: exhibit for exhibit in gallery(data)}
         if text not in numbered:
             raise UserError(f"the gallery has the images 1 to {len(numbered)}, not {short(image)}")
         return numbered[text]
@@ -204,14 +213,14 @@ def _with_others(phrase, part, drawn, photographed):
     return [swap_spans(phrase, {(part.start, part.end): word}) for word in words if word != own]
 
 
-def _rivals(phrase, true=()):
+def _rivals(phrase, true=(), world=DRAWN):
     "Kind → what a phrase, not among the known `true` ones, might be mistaken for: other colours, or other nouns"
     attribute, noun = _parts(phrase)
     rivals = {}
     if noun and attribute and attribute.text.lower() in PHOTO_COLOURS:
-        rivals["colours"] = _with_others(phrase, attribute, COLOURS, PHOTO_COLOURS)
+        rivals["colours"] = _with_others(phrase, attribute, world.colours, PHOTO_COLOURS)
     if noun:
-        rivals["nouns"] = _with_others(phrase, noun, DRAWN.nouns, PHOTO_NOUNS)
+        rivals["nouns"] = _with_others(phrase, noun, world.nouns, PHOTO_NOUNS)
 
     known = [_bare(other) for other in true]
     if _bare(phrase) in known:
@@ -233,11 +242,12 @@ def score_phrase(
     view: View,  # the image as a model sees it
     embed: Callable,  # tuple of P phrases → (P,D) unit, by the same model
     true: Sequence[str] = (),  # phrases known to be true of the image
+    world: World = DRAWN,  # whose words are rivals
 ) -> PhraseScore:
     "Both scores of a phrase, and its rank among its rivals; a tie counts against it"
     ((pooled,), (attended,)) = view.scores(embed((phrase,))).tolist()
     ranks = {}
-    for kind, others in _rivals(phrase, true).items():
+    for kind, others in _rivals(phrase, true, world).items():
         fits: Tensor = embed(tuple(others)) @ view.image
         ranks[kind] = 1 + int((fits >= pooled).sum()), 1 + len(others)
     return PhraseScore(pooled, attended, ranks)
@@ -247,7 +257,6 @@ def _words_of(world):
     return {*world.nouns, *world.colours, *PATTERNS, *filter(None, SIZES)}
 
 
-_WORLD_WORDS = _words_of(DRAWN)
 _CONTENT = set().union(*WORD_KINDS.values())
 
 
@@ -269,24 +278,26 @@ def true_mask(
     return np.any(masks, 0) if masks else None
 
 
-def _strange_words(phrase):
-    "Words of content that the embedded world lacks"
+def _strange_words(phrase, world):
+    "Words of content that a world lacks"
+    known = _words_of(world)
     words = [word.text for word in tag_words([phrase])[0] if word.pos in _CONTENT]
-    return [word for word in words if word.lower() not in _WORLD_WORDS]
+    return [word for word in words if word.lower() not in known]
 
 
 def doubts(
     name: str,  # of the model
     embedded: bool,  # it is the embedded base, or made from it
-    drawn: bool,  # the image is a scene of the embedded world
+    familiar: bool,  # the image is a scene of the world that it has seen
     scores: dict[str, PhraseScore],  # phrase → how it fits, to this model
+    world: World = DRAWN,  # that it has seen
 ) -> list[str]:  # a sentence each
     "Why the maps of a model may mean nothing"
     reasons = []
-    if embedded and not drawn:
-        reasons.append(f"{name} has seen drawn scenes alone: it has no reason to know this image")
+    if embedded and not familiar:
+        reasons.append(f"{name} has seen scenes of one world alone: it has no reason to know this image")
     for phrase, score in scores.items():
-        strange = _strange_words(phrase) if embedded else []
+        strange = _strange_words(phrase, world) if embedded else []
         if strange:
             reasons.append(f"{name} has never read “{'”, “'.join(strange)}”")
         elif score.ranks and all(2 * rank > count + 1 for rank, count in score.ranks.values()):
