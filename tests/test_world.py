@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -180,3 +181,18 @@ STAMPS = Path("/usr/share/tuxpaint/stamps/animals")
 def test_photographed_cut_outs():
     world = open_world(f"cutouts:{STAMPS}")
     assert len(world.nouns) > 80 and len(world.pictures["spider"]) > 2
+
+
+@pytest.mark.skipif(not STAMPS.is_dir(), reason="tuxpaint-stamps-default is not installed")
+def test_the_page_on_photographs_rehearses(run, tmp_path):
+    "The whole protocol on composed photographs at 224 pixels"
+    given = {"data": f"cutouts:{STAMPS}", "items": 4, "models": "siglip=base", "run_dir": tmp_path / "run"}
+    words = [word for name, value in given.items() for word in ("-p", name, value)]
+    done = run("papermill", "nbs/9_study/09_photographs.ipynb", tmp_path / "out.ipynb", *words, timeout=600)
+    assert done.returncode == 0, done.out[-4000:]
+    scores = pd.read_csv(tmp_path / "run/scores.csv")
+    assert set(scores.score) == {"v·t", "mixture", "best patch", "pooled phrase", "fixed"}
+    assert set(pd.read_csv(tmp_path / "run/predictions_fixed.csv").model) == {"siglip"}
+    made = tmp_path / "run/benchmarks"
+    sizes = {Image.open(file).size for file in made.rglob("*.png")}
+    assert sizes == {(224, 224)}
