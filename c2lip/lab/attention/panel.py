@@ -67,7 +67,7 @@ def _shelf_row(exhibits, buttons):
 # %% ../../../nbs/7_attention/06_panel.ipynb #1b2c2a19
 _FILE_KINDS = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}  # ending → media type
 
-
+# %% ../../../nbs/7_attention/06_panel.ipynb #c9a6fc10
 class _PanelWidgets(widgets.VBox):
     "The widgets of a panel in reading order, and no more"
 

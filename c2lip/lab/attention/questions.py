@@ -50,7 +50,7 @@ class Exhibit:
         shown.thumbnail((512, 512))
         return shown
 
-
+# %% ../../../nbs/7_attention/03_questions.ipynb #adcffabf
 @lru_cache(maxsize=4)
 def _gallery_of(world):
     bound = binding_scenes(3, "validation", world=world)
