@@ -1144,6 +1144,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                              'c2lip/lab/evaluation/readouts.py'),
                                                'c2lip.lab.evaluation.readouts._spread': ( '5_evaluation/readouts.html#_spread',
                                                                                           'c2lip/lab/evaluation/readouts.py'),
+                                               'c2lip.lab.evaluation.readouts._usual_parts': ( '5_evaluation/readouts.html#_usual_parts',
+                                                                                               'c2lip/lab/evaluation/readouts.py'),
                                                'c2lip.lab.evaluation.readouts._wordings': ( '5_evaluation/readouts.html#_wordings',
                                                                                             'c2lip/lab/evaluation/readouts.py'),
                                                'c2lip.lab.evaluation.readouts.fit_parts': ( '5_evaluation/readouts.html#fit_parts',

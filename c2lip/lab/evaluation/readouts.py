@@ -329,17 +329,23 @@ def _own_parts(
         return Parts(Readout(**content["readout"]), float(content["weight"]), head, list(content["spread"]))
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #5b8cf1c7
-_SHARP = Readout(0.5)
-_OTHERS = Readout(0.25, of="best patch")
-_WEIGHT = 0.25  # of the relations
-_ENOUGH = 5000  # records that parts are fitted to, or as many as
-_FIT_MEMORY = 1e9  # bytes of visual tokens hold
+_ENOUGH = 5000  # records at most that parts are fitted to
+_FIT_MEMORY = 1e9  # bytes at most of their visual tokens
+
+
+def _usual_parts(towers, sharp):
+    "The readout of phrases and the weight of relations that the records chose for most models of a kind"
+    if getattr(towers.model, "logit_bias", None) is None:  # CLIP's form: its maps tell no relations
+        return Readout(0.25), 0.0
+    if sharp:
+        return Readout(0.5), 0.25
+    return Readout(0.25, of="best patch"), 0.25
 
 
 def own_scores(
     towers: Any,  # Towers
     records: Sequence | None = None,  # of training, with `image` and `caption`; None: nothing is fitted
-    sharp: bool = False,  # whether xac trained the model at β 10
+    sharp: bool = False,  # whether xac trained the model, at a β above 1
 ) -> dict[str, Readout | Parts]:
     "A model's scores beside v·t: the mixture, and the parts that its release holds, or that are fitted to its records"
     scores: dict[str, Readout | Parts] = {"mixture": own_readout(towers)}
@@ -351,7 +357,7 @@ def own_scores(
             some = [records[i] for i in range(min(_ENOUGH, most, len(records)))]
             images = [record.image for record in some]
             captions = [record.caption for record in some]
-            parts = fit_parts(towers, images, captions, _SHARP if sharp else _OTHERS, _WEIGHT, progress=False)
+            parts = fit_parts(towers, images, captions, *_usual_parts(towers, sharp), progress=False)
         except UserError as error:
             print(f"no score by parts: {error}")
 

@@ -91,10 +91,10 @@ def _joined(methods, weights):
         return Batch(images, _put_together("a text", [batch.texts for batch in batches]))
 
     def losses(f, batch, terms):
-        found = {}
+        of_all = {}
         for name, objective in objectives.items():
-            found |= {f"{name}.{term}": loss for term, loss in objective(f, batch).items()}
-        return found
+            of_all |= {f"{name}.{term}": loss for term, loss in objective(f, batch).items()}
+        return of_all
 
     of_terms = {}
     columns = {}

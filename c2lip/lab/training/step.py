@@ -253,14 +253,14 @@ def _gradients_by_term(losses, model):
             weights["image" if name.startswith("visual.") else "text"].append(weight)
 
     _, ranks = rank_and_world_size()
-    found = defaultdict(dict)
+    gradients = defaultdict(dict)
     for tower, own in weights.items():
         for name, loss in losses.items():
             if loss.requires_grad:
                 parts = torch.autograd.grad(loss, own, retain_graph=True, materialize_grads=True)
                 row = torch.cat([part.flatten().float() for part in parts])
-                found[tower][name] = sum_over_ranks(row) / ranks
-    return found
+                gradients[tower][name] = sum_over_ranks(row) / ranks
+    return gradients
 
 
 def _look_at_gradients(losses, model):
