@@ -268,8 +268,15 @@ def test_newer_suites_in_their_published_layouts(tmp_path):
         for n, (a, b) in enumerate(pairs):
             put_image(tmp_path / at / f"{2 * n}.jpg", a, b)
             put_image(tmp_path / at / f"{2 * n + 1}.jpg", b, a)
-    keys = ("caption_0", "caption_1", "image_0", "image_1", "id")
-    put("winoground/test-0.parquet", pd.DataFrame([dict(zip(keys, (*row, 7))) for row in crossed]))
+    parquet = {
+        "winoground": "caption_0 caption_1 image_0 image_1 id",
+        "bivlc": "caption negative_caption image negative_image type",
+        "colorswap": "caption_1 caption_2 image_1 image_2 id",
+        "vismin": "text_0 text_1 image_0 image_1 category",
+    }
+    for name, keys in parquet.items():
+        rows = [dict(zip(keys.split(), (*row, 7))) for row in crossed]
+        put(f"{name}/test-0.parquet", pd.DataFrame(rows))
     keys = ("image0", "caption0", "image1", "caption1")
     rows = [dict(zip(keys, (f"{2 * n}.jpg", c, f"{2 * n + 1}.jpg", d))) for n, (c, d, *_) in enumerate(crossed)]
     put_json(tmp_path / "eqben/eqben_subset_10percent_final.json", rows)
@@ -278,7 +285,7 @@ def test_newer_suites_in_their_published_layouts(tmp_path):
     rows = [r | {k: k == negative[n % 3] for k in negative} for n, r in enumerate(rows)]
     put("svo_probes/svo_probes.csv", pd.DataFrame(rows))
     placed, bag = (rows_of(Squares(places), tmp_path) for places in (True, False))
-    assert set(placed.index.get_level_values(0)) == {"winoground", "eqben", "svo_probes"}
+    assert set(placed.index.get_level_values(0)) == {*parquet, "eqben", "svo_probes"}
     assert placed.value.sub(100).abs().max() < 1e-9, placed.to_string()
     assert (bag.value == 0).all() and (bag.ties == bag.n).all()
     assert {"subject", "verb", "object", "average"} == set(placed.loc["svo_probes"].index)

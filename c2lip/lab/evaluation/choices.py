@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Task', 'Tasks', 'choice_hits', 'triple_hits', 'winoground_hits', 'Counted', 'mean_rows', 'clustered', 'choice_rows',
-           'choice_suite', 'folders_of', 'image_of', 'cropped', 'pair_item', 'items_of', 'answer_of', 'crossed_rows',
-           'entries_of', 'crossed_suite']
+           'choice_suite', 'folders_of', 'image_of', 'cropped', 'pair_item', 'items_of', 'answer_of', 'entries_of',
+           'crossed_of', 'crossed_suite']
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #4ac2f87e
 import os
@@ -259,13 +259,16 @@ def answer_of(
     return options[number], tuple(others)
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #a2f461fd
-def crossed_rows(
-    tasks: Tasks,  # one task: pairs of items that ask crosswise
+def _crossed_rows(
+    tasks: Tasks,  # task → pairs of items that ask crosswise
     scorer: Scorer,  # of one model
 ) -> dict[str, Hits]:
-    "Winoground's three questions"
-    [items] = tasks.values()
-    return winoground_hits(items[::2], items[1::2], scorer)
+    "Winoground's three questions of each task"
+    rows = {}
+    for task, items in tasks.items():
+        found = winoground_hits(items[::2], items[1::2], scorer)
+        rows |= {f"{task} {name}".strip(): hits for name, hits in found.items()}
+    return rows
 
 
 def entries_of(
@@ -278,6 +281,24 @@ def entries_of(
     return [entry for file in files for entry in read_entries(file)]
 
 
+def crossed_of(
+    name: str,  # of the suite
+    pairs: Iterable[tuple[Item, Item]],  # each item with its image and its right text
+    kinds: Iterable[str],  # of each pair; empty: none
+) -> Suite:
+    "A suite of pairs that ask crosswise: all together, then each kind"
+    tasks: Tasks = {"": []}
+    for (first, second), kind in zip(pairs, kinds):
+        key = first.key
+        asked = [
+            first._replace(wrong=second.right, group=key),
+            second._replace(wrong=first.right, key=key, group=key),
+        ]
+        for task in dict.fromkeys(("", kind)):
+            tasks.setdefault(task, []).extend(asked)
+    return choice_suite(name, tasks, rows=_crossed_rows)
+
+
 def crossed_suite(
     request: Request,  # the suite's name and folder
     files: tuple[str, ...],  # patterns: the first that matches counts
@@ -286,14 +307,14 @@ def crossed_suite(
     places: tuple[str, ...] = ("images", "."),  # folders of images, relative to the suite's
     key: str = "",  # of an item's id; empty: its number in the file
     name: Callable[[str], str] = str,  # what an image's file is called
+    kind: str = "",  # key of an item's kind; empty: none
 ) -> Suite:
     "A suite of two images and two texts in each row of a file"
     folders = folders_of(request, *places)
-    items = []
-    for entry in entries_of(request.at, *files):
-        one, two = [image_of(entry, image, folders, name) for image in images]
-        this, that = [entry.text(text) for text in texts]
-        number = str(entry.value(key, entry.number))
-        items.append(Item(number, one, (this,), (that,), number))
-        items.append(Item(number, two, (that,), (this,), number))
-    return choice_suite(request.name, {"": items}, rows=crossed_rows)
+    entries = entries_of(request.at, *files)
+    halves = [
+        [pair_item(entry, folders, image, text, (), key=key, name=name) for entry in entries]
+        for image, text in zip(images, texts)
+    ]
+    kinds = [str(entry.value(kind, "")) for entry in entries]
+    return crossed_of(request.name, zip(*halves), kinds)

@@ -21,6 +21,7 @@ from c2lip.lab.evaluation.choices import (
     answer_of,
     choice_suite,
     cropped,
+    crossed_of,
     crossed_suite,
     entries_of,
     folders_of,
@@ -29,11 +30,51 @@ from c2lip.lab.evaluation.choices import (
 )
 
 # %% ../../../nbs/5_evaluation/09_more.ipynb #7f55bd9f
+_PARQUET = ("*.parquet", "data/*.parquet")
+
+
+def _read_bivlc(request):
+    "BiVLC: images made for SugarCrepe's wrong captions"
+    images = ("image.bytes | image", "negative_image.bytes | negative_image")
+    return crossed_suite(request, _PARQUET, images, ("caption", "negative_caption"), kind="type")
+
+
+def _read_cola(request):
+    "COLA, multi-object matching"
+    file = "COLA_multiobjects_matching_benchmark.json"
+    return crossed_suite(request, (file, f"data/{file}"), ("0", "2"), ("1", "3"), ("images", "../vg_images"))
+
+
+def _read_colorswap(request):
+    "ColorSwap: drawn images, colours exchanged"
+    files = ("*test*.parquet", "data/*test*.parquet")
+    images = ("image_1.bytes | image_1", "image_2.bytes | image_2")
+    return crossed_suite(request, files, images, ("caption_1", "caption_2"), key="id")
+
+
+def _read_vismin(request):
+    "VisMin: one thing changed"
+    images = ("image_0.bytes | image_0", "image_1.bytes | image_1")
+    return crossed_suite(request, _PARQUET, images, ("text_0", "text_1"), kind="category")
+
+
 def _read_eqben(request):
     "EqBen: frames that differ little"
     files = ("eqben_subset_10percent_final.json", "all_select.json")
     places = ("image_subset", "images", ".")
     return crossed_suite(request, files, ("image0", "image1"), ("caption0", "caption1"), places)
+
+
+def _read_mmvp_vlm(request: Request) -> Suite:  # its published score is the row "text"
+    "MMVP-VLM: pairs of images that CLIP confuses, a statement each"
+    folders = folders_of(request, "MLLM_VLM Images", "images")
+    entries = entries_of(request.at, "Questions.csv")
+    items = []
+    for entry in entries:
+        image = image_of(entry, "Question ID", folders, "{}.jpg".format, within="Type")
+        items.append(Item(entry.number, image, (f"a photo of {entry.text('Statement')}",)))
+    kinds = [entry.text("Type") for entry in entries[::2]]
+    return crossed_of(request.name, zip(items[::2], items[1::2]), kinds)
 
 # %% ../../../nbs/5_evaluation/09_more.ipynb #687cd466
 def _read_svo_probes(request: Request) -> Suite:
@@ -48,6 +89,20 @@ def _read_svo_probes(request: Request) -> Suite:
             if str(entry.value(change, "")).lower() in ("true", "1"):
                 tasks[task].append(item)
     return choice_suite("svo_probes", tasks, {"average": tasks})
+
+
+def _read_negbench(request: Request) -> Suite:
+    "NegBench's multiple choice: four captions that affirm or negate"
+    folders = folders_of(request, ".", "..", "val2017", "../val2017", "JPEGImages", "../images")
+
+    def item(entry):
+        image = image_of(entry, "image_path", folders)
+        options = [entry.text(f"caption_{n}") for n in range(4)]
+        right, wrong = answer_of(entry, "correct_answer", options)
+        return Item(entry.number, image, (right,), wrong)
+
+    files = {task: f"images/{task}_mcq_llama3.1_rephrased.csv" for task in ("COCO_val", "VOC2007")}
+    return choice_suite("negbench", items_of(request, files, item), {"average": files})
 
 # %% ../../../nbs/5_evaluation/09_more.ipynb #15ebf55d
 def _spec_item(entry):
@@ -129,8 +184,14 @@ def _read_imagecode(request: Request) -> Suite:
 
 # %% ../../../nbs/5_evaluation/09_more.ipynb #f7d7083a
 MORE = {
+    "bivlc": _read_bivlc,
+    "cola": _read_cola,
+    "colorswap": _read_colorswap,
+    "vismin": _read_vismin,
     "eqben": _read_eqben,
+    "mmvp_vlm": _read_mmvp_vlm,
     "svo_probes": _read_svo_probes,
+    "negbench": _read_negbench,
     "spec": _read_spec,
     "crepe": _read_crepe,
     "fg_ovd": _read_fg_ovd,
