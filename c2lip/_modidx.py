@@ -1148,6 +1148,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                         'c2lip/lab/evaluation/readouts.py'),
                                                'c2lip.lab.evaluation.readouts._mean_over': ( '5_evaluation/readouts.html#_mean_over',
                                                                                              'c2lip/lab/evaluation/readouts.py'),
+                                               'c2lip.lab.evaluation.readouts._opens': ( '5_evaluation/readouts.html#_opens',
+                                                                                         'c2lip/lab/evaluation/readouts.py'),
                                                'c2lip.lab.evaluation.readouts._own_parts': ( '5_evaluation/readouts.html#_own_parts',
                                                                                              'c2lip/lab/evaluation/readouts.py'),
                                                'c2lip.lab.evaluation.readouts._phrase_cosines': ( '5_evaluation/readouts.html#_phrase_cosines',

@@ -7,8 +7,10 @@ __all__ = ['Readout', 'own_readout', 'Reading', 'Parts', 'fit_parts', 'own_score
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #ce513183
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from ...core import Range, UserError, check_choice
 from ...core.files import form_errors
+from ..data.images import BadImage, open_image
 from .base import Scorer
 from .embeddings import embed_texts, embed_tokens
 from .relations import Head, Relation, fit_head, pair_features, relations_many
@@ -342,6 +345,13 @@ def _usual_parts(towers, sharp):
     return Readout(0.25, of="best patch"), 0.25
 
 
+def _opens(record):
+    "Whether the image of a record can be read"
+    with suppress(BadImage):
+        return bool(open_image(record.image, at_least=1))
+    return False
+
+
 def own_scores(
     towers: Any,  # Towers
     records: Sequence | None = None,  # of training, with `image` and `caption`; None: nothing is fitted
@@ -352,9 +362,11 @@ def own_scores(
     parts = _own_parts(towers)
     if parts is None and records is not None:
         try:
-            _, first = embed_tokens(towers, [records[0].image], progress=False)
-            most = int(_FIT_MEMORY / (4 * first.numel()))
-            some = [records[i] for i in range(min(_ENOUGH, most, len(records)))]
+            usable = iter(records) if getattr(records, "drawn", False) else filter(_opens, records)
+            first = next(usable, records[0])
+            _, tokens = embed_tokens(towers, [first.image], progress=False)
+            most = min(_ENOUGH, int(_FIT_MEMORY / (4 * tokens.numel())))
+            some = [first, *islice(usable, most - 1)]
             images = [record.image for record in some]
             captions = [record.caption for record in some]
             parts = fit_parts(towers, images, captions, *_usual_parts(towers, sharp), progress=False)
