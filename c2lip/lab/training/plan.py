@@ -27,6 +27,7 @@ from .step import WEIGHTS, autocast_of, fill_auto, halve_weights, kind_of_model,
 from ...methods import Method
 from ...pooling import concept_similarity
 from ...towers import Towers, load, resolve
+from ...towers.folders import quiet_loading
 
 # %% ../../../nbs/6_training/13_plan.ipynb #6b8110d1
 def _towers_of_shapes(name):
@@ -37,7 +38,7 @@ def _towers_of_shapes(name):
         spec = resolve(name)
     except UserError:
         return load(name)
-    with torch.device("meta"):
+    with quiet_loading(), torch.device("meta"):
         model: Any = open_clip.create_model(spec.model, load_weights=False, device="meta")
     return replace(load("base"), model=model, config=spec.config)
 
