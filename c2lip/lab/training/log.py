@@ -100,11 +100,11 @@ _SYMBOLS = {"scale": "τ", "bias": "b", "grad_norm": "∇"}
 
 def _format_row(row):
     "A record as a line of text"
-    hidden = {"step", "lr", *_SPEED, *(name for name in row if "/" in name)}
-    if not row.get("skipped"):
-        hidden.add("skipped")
-
+    hidden = {"step", "lr", "skipped", *_SPEED, *(name for name in row if "/" in name)}
     numbers = [f"{_SYMBOLS.get(name, name)} {value:.3f}" for name, value in row.items() if name not in hidden]
+    if row.get("skipped"):
+        numbers.append(f"skipped {row['skipped']:.0f}")
+
     speed = "{images_per_s:.0f} img/s · data {data_wait:.0%} · {memory_gb:.1f} GB".format_map(row)
     return f" · {speed} · {'  '.join(numbers)}"
 

@@ -69,7 +69,9 @@ def launch_ranks(
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [*torchrun, "-m", module, *map(str, arguments)]
     path = os.pathsep.join([str(project_root()), os.environ.get("PYTHONPATH", "")])
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "PYTHONUTF8": "1", "C2LIP_WATCHED": "1"}
+    # without the second every rank warns that no parameter is unused
+    defaults = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment = {**defaults, **os.environ, "PYTHONPATH": path, "PYTHONUTF8": "1", "C2LIP_WATCHED": "1"}
     last_lines: deque[str] = deque(maxlen=500)
 
     with subprocess.Popen(
