@@ -185,16 +185,21 @@ def _made_by(nlp):
 
 
 def _total(targets):
-    "The counts of all parts, and what was skipped by cause"
+    "The counts of all parts, what was skipped by cause, and the shards that were lost"
     total = Counter()
     skipped = Counter()
+    lost = []
     for target in targets:
         note = target.with_suffix(".json")
         with form_errors(note, "counts, which are numbers; delete it, and the part is made again"):
-            counts = read_json(note)["counts"]
-            skipped.update(counts.pop("skipped"))
+            content = read_json(note)
+            counts = content["counts"]
+            causes = counts.pop("skipped")
+            skipped.update(causes)
             total.update(counts)
-    return total, skipped
+            if not causes.keys().isdisjoint(LOST):
+                lost.append(content["part"][0])
+    return total, skipped, lost
 
 
 def _joined_note(captions, joined, unmatched):
@@ -252,9 +257,9 @@ def prepare(
         work = partial(_prepare_part, data, nlp, chosen, max_skipped, sentences)
         _prepare_parts(work, notes, data.parts(Skips()), workers, ray, progress)
 
-        total, skipped = _total(notes)
+        total, skipped, lost = _total(notes)
         unmatched = total.pop("unmatched", 0)
-        check_shards(len(notes), sum(skipped[cause] for cause in LOST), max_skipped, dict(skipped))
+        check_shards(len(notes), len(lost), max_skipped, one_line(", ".join(lost), 300))
         if not total["captions"]:
             hint = f": {unmatched} images have no row in {captions}" if unmatched else ""
             raise UserError(f"{source}: no sample found{hint}")
