@@ -97,6 +97,7 @@ def write_controlled(home, file, place, upper, lower, squares):
             put_image(home / place / f"{a}_{position}_{b}.jpeg", first, second, upright=n > 1)
             options = [texts[n], *(t for t in texts if t != texts[n])]
             rows.append(dict(image_path=f"data/{place}/{a}_{position}_{b}.jpeg", caption_options=options))
+
     put_json(home / file, rows)
 
 
@@ -115,7 +116,8 @@ def write_valse(home, pairs):
     "The last item of each task is not valid"
     sources = ("visual7w", "SWiG", "VisDial_v1.0", "coco_2017", "FOIL dataset")
     for n, task in enumerate(PHENOMENA):
-        entries, source = {}, sources[n % 5]
+        entries = {}
+        source = sources[n % 5]
         for k, (a, b) in enumerate(pairs[:3]):
             entries[f"{task}_test_{k}"] = dict(
                 dataset=source,
@@ -181,10 +183,12 @@ def write_retrieval_shards(home, pairs):
 
 def write_descriptions(folder, pairs):
     "docci, iiw and urban1k"
-    docci, iiw = [], []
+    docci = []
+    iiw = []
     for n, (a, b) in enumerate(pairs):
         text = f"There is {say(a, b)}. The sky is white. Here {a} is at the left, St. Paul says."
-        name, split = f"test_{n:05}", "train" if n == 0 else "test"
+        name = f"test_{n:05}"
+        split = "train" if n == 0 else "test"
         docci.append(dict(example_id=name, split=split, image_file=f"{name}.jpg", description=text))
         iiw.append({"IIW": text, "IIW-P5B": "Not used.", "image/key": f"aar_{name}", "objects": []})
         put_image(folder / "docci" / "images" / f"{name}.jpg", a, b)
@@ -192,15 +196,18 @@ def write_descriptions(folder, pairs):
         (folder / "urban1k" / "caption" / f"{n + 1}.txt").write_text(f"{text}\n")
         put_image(folder / "iiw" / "images" / f"aar_{name}.jpg", a, b)
         put_image(folder / "urban1k" / "image" / f"{n + 1}.jpg", a, b)
+
     put_json(folder / "docci" / "docci_descriptions.jsonlines", docci)
     put_json(folder / "iiw" / "data.jsonl", iiw)
 
 
 def write_classes(folder, colours):
     "A set of classes in each of the layouts; dtd with training images"
+
     for c in colours:
         put_image(folder / "imagenet1k" / "val" / c / "a.jpeg", c, c)
-    food, members = folder / "food101", []
+    food = folder / "food101"
+    members = []
     for n, c in enumerate(colours):
         members += [(f"s{n:07}.webp", encoded(two_squares(c, c))), (f"s{n:07}.cls", str(n).encode())]
     write_tar(food / "test" / "0.tar", members)
@@ -227,4 +234,5 @@ def write_examples(folder):
     write_retrieval_shards(folder / "flickr8k", pairs)
     write_descriptions(folder, pairs)
     write_classes(folder, list(EXAMPLE_COLOURS))
+
     return folder

@@ -25,5 +25,6 @@ def small_siglip() -> Towers:
         model = open_clip.model.CustomTextCLIP(**deepcopy(layers))
         for parameter in model.parameters():
             parameter.data += 0.05 * torch.randn_like(parameter)
+
     open_clip.model.set_model_preprocess_cfg(model, base.preprocess_cfg)
     return Towers(model.eval(), base.tokenizer, config, dict(base.preprocess_cfg), "new")

@@ -101,6 +101,7 @@ def test_a_full_disk(tmp_path, capfd):
     with largest_file():
         refused(lambda: save(load("base"), tmp_path / "model"), "model cannot be written (File too large)")
     assert not list((tmp_path / "model").glob("*.tmp"))
+
     train({**SMALL, "keep_checkpoint": True}, tmp_path / "run")
     (tmp_path / "run" / "checkpoint.pt").unlink()  # a kill between two: the one before is whole
     with largest_file():
@@ -118,7 +119,8 @@ def test_a_release_is_the_old_one_or_the_new_one(tmp_path, monkeypatch, moment):
     newer = load("base")
     with torch.no_grad():
         newer.model.logit_bias += 1
-    moved, replace = [], Path.replace
+    moved = []
+    replace = Path.replace
 
     def killed(file, place):
         if len(moved) == moment:
@@ -132,7 +134,8 @@ def test_a_release_is_the_old_one_or_the_new_one(tmp_path, monkeypatch, moment):
     monkeypatch.undo()
     finished = any((tmp_path / "model").glob(".whole/*"))
     bias = load(str(tmp_path / "model")).model.logit_bias
-    assert torch.equal(bias, (newer if finished else older).model.logit_bias) and finished == (moment > 2)
+    assert torch.equal(bias, (newer if finished else older).model.logit_bias)
+    assert finished == (moment > 2)
 
 
 def test_what_is_written_on_a_full_disk_is_not_begun(tmp_path, monkeypatch):
@@ -153,11 +156,13 @@ def test_a_run_is_not_written_over(tmp_path):
     before = {p.name: p.read_bytes() for p in tmp_path.glob("*.*")}
     refused(lambda: train({**SMALL, "seed": 3}, tmp_path), "another run_dir", "resume True")
     assert {p.name: p.read_bytes() for p in tmp_path.glob("*.*")} == before
+
     for name in ("params.json", "metrics.jsonl", "checkpoint.pt"):
         os.mkfifo(tmp_path / f"{name}.tmp")
     (tmp_path / "metrics.jsonl").write_text("null\n7\n{}\n" + (tmp_path / "metrics.jsonl").read_text())
     train({**SMALL, "resume": True}, tmp_path)
     assert len(read_log(tmp_path)) == 4
+
     for name in ("skipped.jsonl", "metrics.jsonl", "tensorboard"):
         os.rename(tmp_path / name, tmp_path / "aside")
         os.mkfifo(tmp_path / name)
@@ -167,7 +172,8 @@ def test_a_run_is_not_written_over(tmp_path):
 
 def test_a_resumed_run_has_what_it_began_with(tmp_path):
     "The captions, the images that lie in the table itself, the weights of the start; neighbours only of a checkpoint"
-    data, run = tmp_path / "data" / "t.parquet", tmp_path / "run"
+    data = tmp_path / "data" / "t.parquet"
+    run = tmp_path / "run"
     start = changed_release(tmp_path / "start", "record.json", lambda held: held.pop("sha256"))
     folder = table(tmp_path / "data", 40)
     rows = [{"image": (folder / f"i{i}.png").read_bytes(), "caption": f"a red mug {i} and a box"} for i in range(40)]
@@ -175,6 +181,7 @@ def test_a_resumed_run_has_what_it_began_with(tmp_path):
     run.mkdir()
     save_parameters(complete(settings), run)
     np.save(run / "neighbours.npy", np.zeros((40, 3), np.int32))  # of a run that died
+
     for change in ("", "captions", "image", "weights"):
         changed = [row | {"caption": row["caption"].replace("mug 5", "cup 5")} for row in rows]
         if change == "image":
@@ -198,6 +205,7 @@ def test_a_folder_of_the_users_own_is_no_run_dir(tmp_path):
         for given in ({}, {"resume": True})[: 1 + (place / name).parent.samefile(place)]:
             call = partial(check_run, ROOT / "nbs" / "train.ipynb", {"run_dir": str(place), **given})
             refused(call, "holds", name.split("/")[0], "another run_dir")
+
     for name in ("README.md", "settings.ini"):
         line = ["papermill", str(ROOT / "nbs" / "train.ipynb"), name]
         refused(partial(complete_line, line), f"{name} is no place for the executed notebook")
@@ -226,6 +234,7 @@ def changed_release(folder, name, change):
         held = json.loads((folder / name).read_text())
         change(held)
         (folder / name).write_text(json.dumps(held))
+
     return str(folder)
 
 
@@ -239,7 +248,9 @@ def twice(tokenizer):
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [rule] * 40}
 
 
-WEIGHTS, CONFIG, PLACES = "open_clip_model.safetensors", "open_clip_config.json", "text.positional_embedding"
+WEIGHTS = "open_clip_model.safetensors"
+CONFIG = "open_clip_config.json"
+PLACES = "text.positional_embedding"
 
 
 @pytest.mark.parametrize(
@@ -303,6 +314,7 @@ def test_no_code_of_a_model_folder_runs(tmp_path, monkeypatch, name, change, key
         shutil.copy(base_folder() / CONFIG, folder)
         held = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
         (folder / name).write_text(json.dumps(held | change))
+
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     doors = [partial(load, str(folder)), partial(load, "hf-hub:somebody/evil")]
     doors += [partial(train, {**SMALL, "model": str(folder), "resume": True}, tmp_path / "run")]
@@ -310,6 +322,7 @@ def test_no_code_of_a_model_folder_runs(tmp_path, monkeypatch, name, change, key
     for door in doors if name == CONFIG else [*doors, partial(new_towers, folder)]:
         refused(door, name, key)
     assert not (tmp_path / "canary").exists()
+
     exec(CODE, {})
     assert (tmp_path / "canary").exists()
 
@@ -319,6 +332,7 @@ def test_no_code_of_a_pipeline_runs(tmp_path, monkeypatch):
     folder = shutil.copytree(shipped("pipeline"), tmp_path / "pipeline")
     config = (folder / "config.cfg").read_text()
     assert "after_creation = null" in config
+
     changed = config.replace("after_creation = null", 'after_creation = {"@callbacks": "evil"}')
     (folder / "config.cfg").write_text(changed)
     (folder / "evil.py").write_text(CODE)
@@ -341,7 +355,10 @@ def test_a_pickled_benchmark_is_not_opened(tmp_path, monkeypatch):
     refused(lambda: read_classes(tmp_path / "cifar10"), "never opened")
     refused(lambda: read_classes(tmp_path / "set"))
     refused(lambda: read_folder(tmp_path / "own"))
-    assert not (tmp_path / "canary").exists() and pickle.loads(evil).close() is None and (tmp_path / "canary").exists()
+
+    assert not (tmp_path / "canary").exists()
+    assert pickle.loads(evil).close() is None
+    assert (tmp_path / "canary").exists()
 
 
 def test_a_shards_loss_is_counted(tmp_path):
@@ -353,10 +370,12 @@ def test_a_shards_loss_is_counted(tmp_path):
     write_tar(tmp_path / "a" / "0.tar", members)
     whole = (tmp_path / "a" / "0.tar").read_bytes()
     assert "4 further image of a sample" in str(counted([tmp_path / "a" / "0.tar"]))
+
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "0.tar").write_bytes(whole + whole)
     (tmp_path / "a" / "0.tar").write_bytes(whole[:1024] + bytes(1024) + whole[2048:])
     assert counted([tmp_path / "a" / "0.tar", tmp_path / "b" / "0.tar"]).counts["damaged shard"] == 2
+
     write_tar(tmp_path / "c.tar", [("s.png", png), ("s.txt", "a café".encode("latin1"))])
     assert counted([tmp_path / "c.tar"]).counts == {"empty caption": 1}
 
@@ -370,8 +389,11 @@ def test_two_tables_are_two(tmp_path):
         file.write_text(file.read_text() + more)
     skips = Skips(1)
     records = open_data(list(map(str, files)), skips=skips, index_folder=tmp_path / "cache")
-    assert len({r.key for r in records}) == len(records) == 29 and skips.unread == {"row of several lines": 2}
-    assert skips.counts == {"empty caption": 2, "missing file": 1} and skips.seen == 32
+    assert len({r.key for r in records}) == len(records) == 29
+    assert skips.unread == {"row of several lines": 2}
+    assert skips.counts == {"empty caption": 2, "missing file": 1}
+    assert skips.seen == 32
+
     for name in ("c.tar", "c.parquet"):
         (tmp_path / name).write_bytes(b"")
     refused(lambda: find_source(tmp_path), "name those that count")
@@ -400,6 +422,7 @@ def test_only_regular_files_are_opened(tmp_path):
         os.mkfifo(tmp_path / name)
     with pytest.raises(BadImage):
         open_image(tmp_path / "pipe.jpg")
+
     refused(lambda: read(tmp_path / "pipe.tar", tmp_path), "is no regular file")
     refused(lambda: read(tmp_path / "pipe.csv", tmp_path))
     (tmp_path / "urban1k" / "caption").mkdir(parents=True)
@@ -429,12 +452,14 @@ def test_names_that_are_no_text(tmp_path):
     for end in ("png", "txt"):
         os.rename(folder / f"i3.{end}", os.fsencode(folder) + b"/\xff." + end.encode())
     assert read(folder, tmp_path)[1] == {"name is not UTF-8": 1}
+
     folder = table(tmp_path / "table")
     (folder / "captions.csv").unlink()
     rows = [dict(image=f"i{i}.png", caption="a red \ud800 mug", key="\udcff" if i == 4 else f"k{i}") for i in range(12)]
     (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     records, counts = read(folder, tmp_path)
     assert (counts, records[0].caption) == ({"name is not UTF-8": 1}, "a red mug")
+
     other = table(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")))
     refused(lambda: read(other, tmp_path), "name is not UTF-8")
 
@@ -451,7 +476,8 @@ def test_several_writers_at_once(tmp_path):
     assert len([*in_workers(partial(write_whole, tmp_path), [*"xyz"] * 20, 3, "fork")]) == 60
     found = {path.name: path.read_text() for path in tmp_path.iterdir()}
     by = read_json(tmp_path / "mark.json")["by"]
-    assert found.pop("mark.json") and found == dict.fromkeys("abcd", by)
+    assert found.pop("mark.json")
+    assert found == dict.fromkeys("abcd", by)
 
 
 WITHOUT_ASSERTS = """
@@ -491,4 +517,5 @@ def test_names_that_look_like_patterns(tmp_path, monkeypatch):
     for name in ("br{a,b}ce", "photos:2024", "what?", "star*"):
         file = table(tmp_path / name) / "captions.csv"
         for source in map(find_source, (file.parent, file, [str(file)])):
-            assert isinstance(source, Tables) and source.places == [str(file)]
+            assert isinstance(source, Tables)
+            assert source.places == [str(file)]

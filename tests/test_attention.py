@@ -54,14 +54,19 @@ def test_head_attention_of_a_clip(tiny_clip):
         tiny_clip.model.visual(images)
         hook.remove()
         assert torch.allclose(attention(*caught * 3, need_weights=True)[1][:, 0, 1:], weights, atol=1e-6)
-    assert weights.shape == (2, 16) and bool((weights.sum(1) < 1).all()) and bool((weights > 0).all())
+
+    assert weights.shape == (2, 16)
+    assert bool((weights.sum(1) < 1).all())
+    assert bool((weights > 0).all())
 
 
 @pytest.mark.parametrize("size, grid", [(96, 6), (100, 7)])
 def test_coverage_keeps_area(size, grid):
     mask = object_mask(Thing("cat", "red", x=0.4, y=0.6, side=0.42), size)
     cover = coverage(mask, (grid, grid), WHOLE, 64)
-    assert abs(float(cover.mean()) - mask.mean()) < 0.01 and float(cover.min()) >= 0 and float(cover.max()) <= 1
+    assert abs(float(cover.mean()) - mask.mean()) < 0.01
+    assert float(cover.min()) >= 0
+    assert float(cover.max()) <= 1
     half = coverage(mask, (grid, grid), (0.0, 0.0, 0.5, 1.0), 64)
     assert abs(float(half.mean()) - mask[:, : size // 2].mean()) < 0.01
 
@@ -92,7 +97,8 @@ def test_perfect_and_mistaken_maps():
         both = oracle_rows(lambda p: p.mask), oracle_rows(lambda p: p.rivals["colour"])
         right, wrong = (values_of(rows[rows.group == group]) for rows in both)
         assert all(right[name].value > 90 for name in ("AUROC", "pointing", "pointing over same colour"))
-        assert wrong["AUROC over same colour"].value < 15 and wrong["pointing over same colour"].value == 0
+        assert wrong["AUROC over same colour"].value < 15
+        assert wrong["pointing over same colour"].value == 0
         assert 20 < wrong["AUROC over same noun"].value < 80  # neither of the two is looked at
         assert right["mass inside"].value > 5 * wrong["mass inside"].value
 

@@ -39,10 +39,12 @@ def own(tmp_path_factory):
 
 def ranks(folder):
     "Process ids of the ranks that train in `folder`, by rank"
+
     found = {}
     for p in Path("/proc").glob("[0-9]*"):
         try:
-            command, env = (p / "cmdline").read_bytes(), (p / "environ").read_bytes().split(b"\0")
+            command = (p / "cmdline").read_bytes()
+            env = (p / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
         env = dict(x.split(b"=", 1) for x in env if b"=" in x)
@@ -88,7 +90,8 @@ def test_a_killed_rank_ends_the_run_and_is_named(own, tmp_path, capfd):
     wait_for(lambda: steps(run_dir))
     os.kill(ranks(run_dir)[1], signal.SIGKILL)
     job.join(60)
-    assert not job.is_alive() and "rank 1 was killed by signal 9" in found[0]
+    assert not job.is_alive()
+    assert "rank 1 was killed by signal 9" in found[0]
     wait_for(lambda: not ranks(run_dir), 10)
     listed = sum(len((run_dir / name).read_text().splitlines()) for name in ("skipped.jsonl", "skipped-1.jsonl"))
     assert listed in (1, 2) and read_log(run_dir)[-1]["skipped"] == listed, "by the rank that met it, or by both"
@@ -135,7 +138,9 @@ def test_a_rank_that_raises_ends_the_run_with_its_own_traceback(own, tmp_path, c
     write_json(tmp_path / "ranks.json", {**LONG, "data": str(own), "gpus": 2})
     with pytest.raises(UserError, match="rank 1: RuntimeError: a GPU fell off the bus"):
         launch_ranks("broken_run", [tmp_path / "ranks.json", tmp_path / "run"], 2)
-    end, out = time.time(), capfd.readouterr().out
+
+    end = time.time()
+    out = capfd.readouterr().out
     assert "[rank 1] Traceback (most recent call last):" in out
     assert "reducer.cpp" not in out, "DDP's warning of unused parameters"
     assert re.search(r'broken_run.py", line \d+, in broken', out)
@@ -146,6 +151,7 @@ def start_machine(number, port, recipe, folder, data):
     "A torchrun of one process, as cluster.sbatch starts it on each of two machines"
     machine = f"--nnodes 2 --nproc-per-node 1 --node-rank {number} --master-addr 127.0.0.1 --master-port {port}"
     torchrun = [sys.executable, "-m", "torch.distributed.run", *machine.split()]
+
     return subprocess.Popen(
         [*torchrun, "-m", "c2lip.lab.training.run", recipe, folder, f"data={data}"],
         stdout=subprocess.PIPE,
@@ -173,7 +179,8 @@ def test_two_machines_train_what_one_process_does(own, tmp_path):
     assert (neighbours == np.load(tmp_path / "two" / "neighbours.npy")).all()
 
     losses = [[row["total"] for row in read_log(tmp_path / name)] for name in ("one", "two")]
-    assert len(losses[0]) == 4 and losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert len(losses[0]) == 4
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     two = load(str(tmp_path / "two" / "model")).model.state_dict()
     before = load().model.state_dict()
     for name in one:

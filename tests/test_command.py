@@ -70,7 +70,9 @@ def test_mistakes_are_one_line(table, words, message, monkeypatch, capsys):
     except SystemExit as e:
         code = e.code
     shown = capsys.readouterr().err
-    assert code == 2 and message in shown and "Traceback" not in shown
+    assert code == 2
+    assert message in shown
+    assert "Traceback" not in shown
     assert shown.strip().splitlines()[-1].startswith("c2lip prepare: error: ")
 
 
@@ -104,17 +106,26 @@ def test_explore_writes_the_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["explore", "--model", "base", "--image", "mine.png", "--phrase", "a mug"]
     assert main([*words, "--phrase", "a red wall", "--kind", "softmax", "--output", "maps"]) == 0
+
     shown = capsys.readouterr().out
-    assert "mine.png: “a mug”, “a red wall”" in shown and "has no reason to know this image" in shown
+    assert "mine.png: “a mug”, “a red wall”" in shown
+    assert "has no reason to know this image" in shown
+
     written = sorted(path.name for path in (tmp_path / "maps").iterdir())
     assert written == ["maps.json", "maps.pdf", "maps.png", "maps.svg"]
+
     record = json.loads((tmp_path / "maps" / "maps.json").read_text())
-    assert record["phrase"] == ["a mug", "a red wall"] and record["kind"] == "softmax"
+    assert record["phrase"] == ["a mug", "a red wall"]
+    assert record["kind"] == "softmax"
     assert main([*words, "--scale", "20", "--output", "two"]) == 0
+
     record = json.loads((tmp_path / "two" / "maps.json").read_text())
-    assert record["scale"] == 20 and record["kind"] == "softmax"
+    assert record["scale"] == 20
+    assert record["kind"] == "softmax"
+
     for wrong, message in (
         ([*words, "--scale", "20", "--kind", "head"], "--scale is of the kind softmax, not of head"),
         (["explore", "--model", "bass"], "there is no model 'bass'"),
     ):
-        assert main(wrong) == 2 and message in capsys.readouterr().err
+        assert main(wrong) == 2
+        assert message in capsys.readouterr().err

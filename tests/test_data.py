@@ -85,12 +85,15 @@ def train_on(source, tmp_path, **kw):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bad_images_are_replaced_and_counted(workers):
-    rows, order = records(20), [[2, 3, 5], [4, 3, 0], [19, 1, 2]]
+    rows = records(20)
+    order = [[2, 3, 5], [4, 3, 0], [19, 1, 2]]
     rows[3], rows[4] = rows[3]._replace(image=b"no"), rows[4]._replace(image="/nowhere.png")
     samples = Samples(rows, SMALL)
     got = [[s.key for s in b] for b in loader(samples, order, workers=workers)]
+
     assert all(len(set(b)) == 3 and not {"r3", "r4"} & set(b) for b in got)
-    assert got[2] == ["r19", "r1", "r2"] and got[0][::2] == ["r2", "r5"]
+    assert got[2] == ["r19", "r1", "r2"]
+    assert got[0][::2] == ["r2", "r5"]
     assert got == [[s.key for s in b] for b in loader(Samples(rows, SMALL), order)], "the same for any workers"
     assert samples.skips.counts == {"broken image": 1, "missing file": 1}
     assert (samples.skips.tried, samples.skips.failed) == (9, 3)
@@ -107,7 +110,8 @@ def test_many_batches_from_workers_cost_few_file_handles():
         kept = list(loader(samples, [list(range(12)) * 10] * 12, workers=2))  # all batches are held on to
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(kept) == 12 and len(kept[0]) == 120
+    assert len(kept) == 12
+    assert len(kept[0]) == 120
 
 
 def test_tables_agree(tmp_path):
@@ -116,6 +120,7 @@ def test_tables_agree(tmp_path):
         (tmp_path / f"{i}.png").write_bytes(encoded(image(i)))
         text = f'A red mug, "number {i}", beside a blue boat.'
         rows.append({"File": f"{i}.png", "Text": text, "phrases": [["A red mug", 0, 9], "a blue boat"]})
+
     (tmp_path / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8-sig")
     (tmp_path / "t.json").write_text(json.dumps(rows))
     flat = pd.DataFrame([{**r, "phrases": json.dumps(r["phrases"])} for r in rows])
@@ -123,7 +128,9 @@ def test_tables_agree(tmp_path):
     flat.to_csv(tmp_path / "t.tsv", index=False, sep="\t")
     flat.to_parquet(tmp_path / "t.parquet")
     wanted = read(tmp_path)
-    assert wanted[0].phrases[1].start == wanted[0].caption.index("a blue boat") and len(wanted) == 6
+    assert wanted[0].phrases[1].start == wanted[0].caption.index("a blue boat")
+    assert len(wanted) == 6
+
     for name in ("captions.jsonl", "t.json", "t.csv", "t.tsv", "t.parquet"):
         assert read(tmp_path / name) == wanted, name
     table_of_bytes(tmp_path / "bytes.parquet")
@@ -182,7 +189,9 @@ def test_broken_rows_are_counted(tmp_path):
     skips = Skips(1, tmp_path / "out.jsonl")
     found = [(r.key, r.caption) for r in read(tmp_path / "t.jsonl", skips)]
     assert found == [("a.png", "A mug."), ("a.png #2", "A second one."), ("a.png #3", "Five.")]
-    assert skips.seen == 20 and len((tmp_path / "out.jsonl").read_text().splitlines()) == len(skips.rows) == 17
+    assert skips.seen == 20
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == len(skips.rows) == 17
+
     causes = {"duplicate key": 1, "bad JSON": 7, "empty caption": 1, "bad phrases": 3, "missing file": 5}
     assert skips.counts == causes
     with pytest.raises(UserError, match="at most 10%"):
@@ -204,13 +213,18 @@ def test_shards_in_every_spelling(tmp_path):
     for i in range(3):
         shard(tmp_path / f"a-{i}.tar")
     wanted = read(tmp_path / "a-{0..2}.tar")
-    assert len(wanted) == 24 and wanted[9].key == "a-1/00001" and wanted[0].phrases == [Phrase("A red mug", 0, 9)]
+    assert len(wanted) == 24
+    assert wanted[9].key == "a-1/00001"
+    assert wanted[0].phrases == [Phrase("A red mug", 0, 9)]
+
     for source in (tmp_path, tmp_path / "a-?.tar", [tmp_path / f"a-{i}.tar" for i in range(3)]):
         assert read(source) == wanted
     assert read(tmp_path / "a-0.tar")[0].image() == encoded(image(0))
+
     write_table(wanted, tmp_path / "t.parquet")
     write_table([r._replace(phrases=None) for r in wanted], tmp_path / "n.parquet")
-    assert read(tmp_path / "t.parquet") == wanted and given(tmp_path / "n.parquet")[0].phrases is None
+    assert read(tmp_path / "t.parquet") == wanted
+    assert given(tmp_path / "n.parquet")[0].phrases is None
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -219,7 +233,9 @@ def test_hostile_members_are_not_read(tmp_path):
     kinds = ("pyd", "pickle", "pkl", "pth", "ten", "npy", "cls", "txt")
     shard(tmp_path / "a.tar", extra=lambda i: dict.fromkeys(kinds, evil))
     samples = Samples(read(tmp_path / "a.tar"), SMALL)
-    assert len(list(loader(samples, [[0, 1, 2]]))) == 1 and len(train_on(tmp_path / "a.tar", tmp_path, batch=4)) == 2
+    assert len(list(loader(samples, [[0, 1, 2]]))) == 1
+    assert len(train_on(tmp_path / "a.tar", tmp_path, batch=4)) == 2
+
     pipe = f"pipe:touch {tmp_path}/owned"
     for address in (pipe, pipe.title(), [pipe], "-", "ftp://x/a.tar", "hf://x/a.tar", "s3://a::file:///b.tar"):
         with pytest.raises(UserError):
@@ -239,13 +255,15 @@ def test_links_sparse_and_oversized_members(tmp_path, monkeypatch):
             member.type, member.size, member.linkname = kind, size, "/etc/passwd"
             tar.addfile(member, io.BytesIO(bytes(size)))
     skips = Skips(1)
-    assert len(read(tmp_path / "a.tar", skips)) == 8 and skips.counts.get("member too large", 0) >= 1
+    assert len(read(tmp_path / "a.tar", skips)) == 8
+    assert skips.counts.get("member too large", 0) >= 1
 
 
 def test_compressed_bombs(tmp_path):
     header = tarfile.TarInfo("x")
     header.type = tarfile.XHDTYPE
     header.size = 2**32  # an extended header of 4 GB
+
     with gzip.open(tmp_path / "a.tar", "wb") as file:
         file.write(header.tobuf(tarfile.USTAR_FORMAT))
         file.write(bytes(2**20))
@@ -259,15 +277,18 @@ def test_compressed_bombs(tmp_path):
 
 def test_duplicates_and_damage(tmp_path):
     whole = shard(tmp_path / "a.tar").read_bytes()
-    png, text = encoded(image()), b'{"caption": "A mug."}'
+    png = encoded(image())
+    text = b'{"caption": "A mug."}'
     write_tar(tmp_path / "d.tar", [("1.json", text), ("1.png", png), ("2.png", png), ("2.txt", b"A cup.")] * 2)
     skips = Skips(1)
     assert [r.caption for r in read(tmp_path / "d.tar", skips)] == ["A mug.", "A cup."]
     assert skips.counts == {"duplicate key": 2}
+
     end = whole.rstrip(b"\0")  # without the end mark
     (tmp_path / "e.tar").write_bytes(end + bytes(-len(end) % 512))
     skips = Skips(1)
-    assert len(read(tmp_path / "e.tar", skips)) == 8 and skips.counts == {"damaged shard": 1}
+    assert len(read(tmp_path / "e.tar", skips)) == 8
+    assert skips.counts == {"damaged shard": 1}
 
 
 def test_index_is_what_the_source_gives(tmp_path):
@@ -281,12 +302,17 @@ def test_index_is_what_the_source_gives(tmp_path):
         wanted = with_phrases(given(source))
         for workers in (0, 2):
             found = open_data(source, index_folder=tmp_path / f"cache{workers}", workers=workers)
-            assert list(found) == wanted and found.phrase_count == sum(len(r.phrases) for r in wanted)
+            assert list(found) == wanted
+            assert found.phrase_count == sum(len(r.phrases) for r in wanted)
             assert found.numbers("holdout_fraction").tolist() == [r.holdout_fraction for r in wanted]
+
     kept = [[p.read_bytes() for p in sorted((tmp_path / f"cache{n}").glob("*.arrow"))] for n in (0, 2)]
     assert kept[0] == kept[1], "the same bytes for any number of workers"
+
     part = found[1:3]
-    assert list(part) == wanted[1:3] and isinstance(part, Index) and found[-1] == wanted[-1]
+    assert list(part) == wanted[1:3]
+    assert isinstance(part, Index)
+    assert found[-1] == wanted[-1]
 
 
 def test_index_is_made_anew_when_the_source_changes(tmp_path, capsys):
@@ -294,7 +320,8 @@ def test_index_is_made_anew_when_the_source_changes(tmp_path, capsys):
         return open_data(tmp_path / "a.tar", index_folder=tmp_path / "cache")
 
     shard(tmp_path / "a.tar", 4)
-    assert len(make()) == len(make()) == 4 and len(list((tmp_path / "cache").glob("*.arrow"))) == 1
+    assert len(make()) == len(make()) == 4
+    assert len(list((tmp_path / "cache").glob("*.arrow"))) == 1
     shard(tmp_path / "a.tar", 5)
     assert len(make()) == 5
     stat = (tmp_path / "a.tar").stat()
@@ -305,7 +332,8 @@ def test_index_is_made_anew_when_the_source_changes(tmp_path, capsys):
     (arrow,) = [file for file in (tmp_path / "cache").glob("*.arrow") if b"pink" in file.read_bytes()]
     for file, old, new in ((arrow, b"pink", b"grey"), (arrow.with_suffix(".json"), b": 5", b": 9")):
         file.write_bytes(file.read_bytes().replace(old, new))
-        assert "pink" in make()[0].caption and "is damaged" in capsys.readouterr().out
+        assert "pink" in make()[0].caption
+        assert "is damaged" in capsys.readouterr().out
     (tmp_path / "a.tar").write_bytes(b"no tar")
     with pytest.raises(UserError, match="damaged shard"):
         make()
@@ -319,10 +347,13 @@ def test_index_keeps_the_count_of_what_was_left_out(tmp_path):
     for i in range(12):
         shard(tmp_path / f"a-{i:02d}.tar")
     (tmp_path / "a-05.tar").unlink()
-    source, skips = tmp_path / "a-{00..11}.tar", [Skips(), Skips(), Skips()]
+    source = tmp_path / "a-{00..11}.tar"
+    skips = [Skips(), Skips(), Skips()]
     for n, s in enumerate(skips):
         open_data(source, skips=s, index_folder=tmp_path / "cache", workers=n)
-    assert skips[0].rows == skips[1].rows == skips[2].rows and skips[1].seen == 88
+
+    assert skips[0].rows == skips[1].rows == skips[2].rows
+    assert skips[1].seen == 88
     assert skips[0].counts == {"missing shard": 1}
     with pytest.raises(UserError, match="left out"):
         open_data(source, skips=Skips(0), index_folder=tmp_path / "cache")
@@ -330,7 +361,8 @@ def test_index_keeps_the_count_of_what_was_left_out(tmp_path):
 
 def test_one_of_several_makes_the_index(tmp_path, monkeypatch):
     "Three want it at once; the lock lets one of them make it"
-    made, write = [], sources._write_index
+    made = []
+    write = sources._write_index
 
     def slowly(*args):
         made.append(time.sleep(0.3))
@@ -340,7 +372,8 @@ def test_one_of_several_makes_the_index(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "_write_index", slowly)
     with ThreadPoolExecutor(3) as pool:
         found = pool.map(lambda _: len(open_data(tmp_path / "a.tar", index_folder=tmp_path / "cache")), range(3))
-        assert list(found) == [8, 8, 8] and len(made) == 1
+        assert list(found) == [8, 8, 8]
+        assert len(made) == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -354,8 +387,10 @@ def test_a_bad_start_stops_a_large_run(tmp_path, workers, monkeypatch):
             pass
     assert samples.skips.tried < 100
     assert len((tmp_path / "skipped.jsonl").read_text().splitlines()) == len(samples.skips.rows) > 5
+
     again = Skips(0.2, tmp_path / "skipped.jsonl")
     assert again.rows == samples.skips.rows, "a resumed run goes on counting"
+
     again.add(next(iter(again.rows)), "broken image")
     assert len((tmp_path / "skipped.jsonl").read_text().splitlines()) == len(again.rows)
 

@@ -26,14 +26,18 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-PANEL, STATUS, FIGURE = ".c2lip-explorer", ".c2lip-status", ".c2lip-frame img"
+PANEL = ".c2lip-explorer"
+STATUS = ".c2lip-status"
+FIGURE = ".c2lip-frame img"
 PHRASE, STATE = "a red mug | a blue mug", "the text of another visit"  # hints of fields
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
     "JupyterLab and, where it is installed, Voilà, each with a copy of explore.ipynb: name → (address, token)"
-    home, running, token = tmp_path_factory.mktemp("home"), {}, secrets.token_hex(8)
+    home = tmp_path_factory.mktemp("home")
+    running = {}
+    token = secrets.token_hex(8)
     shutil.copy(ROOT / "nbs" / "explore.ipynb", home)
     (home / "config" / "labconfig").mkdir(parents=True)
     quiet = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
@@ -44,6 +48,7 @@ def servers(tmp_path_factory):
     lab = f"jupyter-lab --allow-root --ip=127.0.0.1 --IdentityProvider.token={token} --ServerApp.root_dir={home}"
     commands = dict(lab=lab.split(), voila=["voila", str(home / "explore.ipynb"), "--Voila.ip=127.0.0.1"])
     commands = {name: command for name, command in commands.items() if shutil.which(command[0])}
+
     with ExitStack() as stack:
         for name, command in commands.items():
             port = free_port()
@@ -202,37 +207,54 @@ def chosen_scene(page):
 
 
 def test_a_visit(page, tmp_path):
-    assert "“" in page.inner_text(STATUS) and "fit v·c" in page.inner_text(".c2lip-maps")
-    assert "Which sentence fits the image?" in page.inner_text(PANEL) and page.locator(".c2lip-scores tr").count() == 3
+    assert "“" in page.inner_text(STATUS)
+    assert "fit v·c" in page.inner_text(".c2lip-maps")
+    assert "Which sentence fits the image?" in page.inner_text(PANEL)
+    assert page.locator(".c2lip-scores tr").count() == 3
+
     chip = page.locator(".c2lip-chips button:not(.mod-primary)", has_text="a ").first
     wanted = chip.inner_text()
-    assert wanted != "a striped yellow kite" and f"“{wanted}”" in after(page, chip.click)
+    assert wanted != "a striped yellow kite"
+    assert f"“{wanted}”" in after(page, chip.click)
+
     # another model of the menu
     menu = page.locator(f"{PANEL} select").nth(1)
     assert "→ tuned" in after(page, lambda: menu.select_option(label="tuned"))
     assert page.locator(".c2lip-maps figure").count() == 4
+
     # on a narrow page and a wide one; a map kind, the slider by keyboard
     unfold(page, "map")
     check_layout(page, "explorer-lab", 400, 1400)
     assert "β = 10" in after(page, page.get_by_role("button", name="softmax", exact=True).click)
+
     page.locator(f"{PANEL} .noUi-handle").first.focus()
     assert "β = 11.2" in after(page, lambda: page.keyboard.press("ArrowRight"))
+
     text = after(page, page.get_by_role("button", name="pooling head", exact=True).click)
     assert "head’s attention" in text
+
     text = enter(page, PHRASE, "a red mug | a blue fish")
-    assert "“a red mug”" in text and "“a blue fish”" in text
+    assert "“a red mug”" in text
+    assert "“a blue fish”" in text
     assert after(page, page.locator(".c2lip-shelf img").nth(2).click).startswith("scene 3")
-    assert chosen_scene(page) == "3" and "highest" in page.locator(FIGURE).nth(1).get_attribute("alt")
+    assert chosen_scene(page) == "3"
+    assert "highest" in page.locator(FIGURE).nth(1).get_attribute("alt")
+
     # of a broken image the status says so, and the last one stays
     unfold(page, "images")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n but no more")
     shown = page.get_attribute(FIGURE, "src")
     text = after(page, lambda: upload(page, tmp_path / "broken.png"))
-    assert page.locator(".c2lip-wrong").count() and "broken.png" in text and "scene 3" in text
+    assert page.locator(".c2lip-wrong").count()
+    assert "broken.png" in text
+    assert "scene 3" in text
+
     Image.linear_gradient("L").resize((300, 200)).convert("RGB").save(tmp_path / "mine.png")
     text = after(page, lambda: upload(page, tmp_path / "mine.png"))
-    assert text.startswith("mine.png: type a phrase") and not page.locator(".c2lip-wrong").count()
-    assert page.get_attribute(FIGURE, "src") != shown and page.locator(FIGURE).count() == 1
+    assert text.startswith("mine.png: type a phrase")
+    assert not page.locator(".c2lip-wrong").count()
+    assert page.get_attribute(FIGURE, "src") != shown
+    assert page.locator(FIGURE).count() == 1
     assert "no reason to know this image" in enter(page, PHRASE, "a red mug")
     assert not page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count()
 
@@ -250,10 +272,13 @@ def test_what_is_taken_along(page):
     starts = dict(PNG=b"\x89PNG", SVG=b"<?xml", PDF=b"%PDF")
     for kind, start in [*starts.items(), ("PDF", b"%PDF")]:  # one of them twice
         name, data = download(page, kind)
-        assert name == f"maps.{kind.lower()}" and data.startswith(start)
+        assert name == f"maps.{kind.lower()}"
+        assert data.startswith(start)
+
     shown, _ = settle(page)
     state = page.get_by_placeholder(STATE).input_value()
     assert "image=9" in state
+
     after(page, page.locator(".c2lip-shelf button").nth(0).click)
     assert enter(page, STATE, state) == shown
 
@@ -286,26 +311,36 @@ def test_a_keyboard_is_enough(page):
     page.keyboard.press("ArrowUp")
     tab_to(page, "menu")
     assert chosen_scene(page) == "1"
+
     tab_to(page, "9")
     text = after(page, lambda: page.keyboard.press("Enter"))
-    assert text.startswith("binding 9") and focused(page) == "9" and chosen_scene(page) == "9"
+    assert text.startswith("binding 9")
+    assert focused(page) == "9"
+    assert chosen_scene(page) == "9"
+
     page.keyboard.press("b")  # would add a cell
     tab_to(page, r"\+", "Shift+Tab")
     text = after(page, lambda: page.keyboard.press("Space"))
-    assert text.count("“") == 2 and focused(page) == "−"
+    assert text.count("“") == 2
+    assert focused(page) == "−"
+
     tab_to(page, ".* a red mug .*", "Shift+Tab")
     page.keyboard.press("Control+A")
     page.keyboard.type("a yellow hat")
     assert "“a yellow hat”" in after(page, lambda: page.keyboard.press("Enter"))
+
     tab_to(page, "without attribute")
     text = after(page, lambda: page.keyboard.press("Enter"))
-    assert "“a hat”" in text and focused(page) == "without attribute"
+    assert "“a hat”" in text
+    assert focused(page) == "without attribute"
+
     tab_to(page, "map .*", "Shift+Tab")
     page.keyboard.press("Space")
     wait_for_fold(page, "map")
     tab_to(page, "similarity")
     text = after(page, lambda: page.keyboard.press("Space"))
-    assert "cosine c·v′" in text and focused(page) == "similarity"
+    assert "cosine c·v′" in text
+    assert focused(page) == "similarity"
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells
 
 
@@ -351,8 +386,10 @@ def test_the_app(servers, browser):
     page.set_default_timeout(120_000)
     page.goto(servers["voila"][0])
     wait_for_panel(page)
-    assert "What does a phrase look at" in page.inner_text("body") and "from c2lip" not in page.inner_text("body")
+    assert "What does a phrase look at" in page.inner_text("body")
+    assert "from c2lip" not in page.inner_text("body")
     assert page.locator(".c2lip-frame").first.evaluate("e => e.getBoundingClientRect().bottom") < 800
+
     restore(page, "model=base&model=tuned&image=1&phrase=a+red+cat")
     for name in FOLDS:
         unfold(page, name)
@@ -360,16 +397,24 @@ def test_the_app(servers, browser):
     found = [(n["role"]["value"], n.get("name", {}).get("value", "").strip()) for n in nodes if not n["ignored"]]
     nameless = [role for role, name in found if role in CONTROLS and not name]
     assert not nameless, nameless
+
     controls = {name for role, name in found if role in CONTROLS}
     assert {"β", "opacity", "phrase", "show “a striped yellow kite” too"} <= controls
     assert any(name.startswith("binding 9: ") for name in controls), controls
+
     alts = [name for role, name in found if role in ("image", "img")]
     assert sum(name.startswith("map of “a red cat”, ") for name in alts) == 3, alts
     assert sum(name.startswith("image: a pink kite, a striped yellow kite") for name in alts) == 1
-    assert all(alts) and page.get_attribute(".c2lip-live", "aria-live") == "polite"
-    shown, link = settle(page)[0], page.get_by_text("link to this view").get_attribute("href")
-    assert "empty" in enter(page, PHRASE, " ") and page.locator(".c2lip-wrong").count()
+    assert all(alts)
+    assert page.get_attribute(".c2lip-live", "aria-live") == "polite"
+
+    shown = settle(page)[0]
+    link = page.get_by_text("link to this view").get_attribute("href")
+    assert "empty" in enter(page, PHRASE, " ")
+    assert page.locator(".c2lip-wrong").count()
+
     page.goto(servers["voila"][0] + "/" + link)
     wait_for_panel(page)
     assert settle(page)[0] == shown
+
     check_layout(page, "explorer-app", 1400, 800, 400)

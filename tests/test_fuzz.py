@@ -71,6 +71,7 @@ ODD += ["a\nb", "\ud800", "\0", "../../x", "~", [], {}, [[]], [None], {"a": 1}, 
 def hurt(content, dice):
     "The bytes with one to three damages: changed, cut, doubled, moved, or with something odd put in"
     content = bytearray(content)
+
     for _ in range(dice.choice((1, 1, 2, 3))):
         a, b = sorted(dice.randrange(len(content) + 1) for _ in range(2))
         b = min(b, a + 200)
@@ -101,6 +102,7 @@ def places(value, path=()):
 def twisted(value, dice):
     "A JSON tree with one to three values changed, dropped, doubled or renamed"
     value = json.loads(json.dumps(value))
+
     for _ in range(dice.choice((1, 1, 2, 3))):
         if not isinstance(value, (dict, list)) or len(found := list(places(value))) < 2:
             return value
@@ -206,6 +208,7 @@ def data_folder(dice, folder):
         (folder / name).write_bytes(hurt((folder / "captions.csv").read_bytes(), dice))
         if name != "captions.csv" and dice.random() < 0.7:
             (folder / "captions.csv").unlink()
+
     skips = Skips(1)
     add_up(open_data(folder, skips=skips, index_folder=folder / "index"), skips)
 
@@ -224,6 +227,7 @@ def layout(dice, folder):
         path.write_bytes(b"A mug.\nA cup." if kind.lower() == "txt" else PAIR[0][1])
         if kind != "md":
             files.add(path)
+
     skips = Skips(1)
     (folder / "a.txt").touch()
     found = find_source(folder, part=dice.choice(["train", "all"])).records(skips)
@@ -246,6 +250,7 @@ def names_in_shards(dice, folder):
     add_up(found, skips)
     whole = [name for name in names if {f"{name}.jpg", f"{name}.txt"} <= set(members)]
     assert {f"a/{name}" for name in whole} <= {record.key for record in found}
+
     images = sum(name.endswith("jpg") for name in members)
     lone = sum(cause == "empty caption" for cause, _ in skips.rows.values())
     assert images == len(found) + lone + skips.unread["jpg"], (members, skips)
@@ -318,7 +323,8 @@ def cached(dice, folder):
 
 def run_folders(dice, folder):
     "A file of a run folder is damaged: the list of runs, the log, the count of skips and the check before a resume"
-    run, notes = folder / "runs" / "a", {"metadata": {"papermill": {"end_time": "x"}}, "cells": []}
+    run = folder / "runs" / "a"
+    notes = {"metadata": {"papermill": {"end_time": "x"}}, "cells": []}
     run.mkdir(parents=True)
     rows = {"metrics.jsonl": {"step": 3}, "skipped.jsonl": {"where": "a", "cause": "b", "detail": "c"}}
     rows |= {"params.json": {"method": "c2lip"}, "given.json": {"seed": 0}, "train.ipynb": notes, "table.csv": "suite"}
@@ -326,8 +332,10 @@ def run_folders(dice, folder):
         (run / name).write_text(json.dumps(row) + "\n")
     spoil(run / dice.choice(list(rows)), dice)
     assert len(list_runs(folder / "runs")) == 1
+
     with disk_errors(run):
-        assert len(read_log(run)) < 3 and len(Skips(1, run / "skipped.jsonl").rows) < 3
+        assert len(read_log(run)) < 3
+        assert len(Skips(1, run / "skipped.jsonl").rows) < 3
         check_run(ROOT / "nbs" / "train.ipynb", {"run_dir": str(run), "resume": True})
 
 
@@ -347,7 +355,8 @@ def transformers_folder(home):
 
 def release(dice, folder):
     "A file of a model's folder is damaged: its configuration, its tokenizer, its record, or the header of its weights"
-    target, theirs = folder / "model", dice.random() < 0.3
+    target = folder / "model"
+    theirs = dice.random() < 0.3
     shutil.copytree(transformers_folder(folder.parent) if theirs else base_folder(), target)
     if dice.random() < 0.3 and not theirs:
         return spoil(target / dice.choice([*RELEASED, "record.json"]), dice) or load(str(target))
@@ -355,7 +364,9 @@ def release(dice, folder):
         file = target / dice.choice(["config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"])
     else:
         file = target / dice.choice(["open_clip_config.json"] * 2 + ["tokenizer.json", "open_clip_model.safetensors"])
-    content, size = file.read_bytes(), 0
+
+    content = file.read_bytes()
+    size = 0
     if file.suffix == ".safetensors":
         (size,) = struct.unpack("<Q", content[:8])
         content = content[8:]
@@ -382,7 +393,9 @@ def described(home):
     keep_fitted(model, "presence.json", {"slope": 20.0, "offset": -3.0, "rates": [[0.0, 0.9, 0.1]]})
     (data / "coco.json").write_text('{"images": [{"id": 1, "file_name": "i0.png"}], "annotations": []}')
     cfg = replace(Config.of({"data": str(out), "lr": 1e-3, "warmup": 1}), phrase_rules={"max_phrases": 16})
-    records, table = open_data(data), pd.DataFrame({"a": [1.0]})
+    records = open_data(data)
+    table = pd.DataFrame({"a": [1.0]})
+
     return {
         model / "record.json": lambda: (trained_images(str(model), str(data)), add_results(model, table, "y")),
         model / "open_clip_config.json": lambda: add_results(model, table, "y"),
@@ -439,7 +452,9 @@ def command_line(dice, folder):
             code = main([word for word in words if "\0" not in word])
         except SystemExit as e:
             code = e.code
+
     assert code in (0, 2), (code, words)
+
     last = shown.getvalue().strip().split("\n")[-1]
     assert "Traceback" not in shown.getvalue() and (code == 0 or last.isprintable() and "error: " in last), last
 
@@ -623,6 +638,7 @@ def fault(kind, number, folder):
         where = f"{end.tb_frame.f_code.co_filename}:{end.tb_lineno}"
         return f"{type(e).__name__}: {str(e)[:300]!r} at {where}"
     unclear = [line for line in shown.getvalue().splitlines() if not line.isprintable()]
+
     return f"printed {unclear[0]!r}" if unclear else ""
 
 
@@ -634,7 +650,8 @@ def test_fuzz(kind, tmp_path, monkeypatch):
     if ONLY:
         name, _, number = ONLY.partition("/")
         numbers = [int(number)] if name == kind.__name__ else []
-    before, faults = state(), {}
+    before = state()
+    faults = {}
     for number in numbers:
         print(kind.__name__, number)  # which case hangs, if one does
         folder = tmp_path / "case"
@@ -642,8 +659,10 @@ def test_fuzz(kind, tmp_path, monkeypatch):
         if found := fault(kind, number, folder):
             faults[f"{kind.__name__}/{number}"] = found
         shutil.rmtree(folder)
+
     after = state()
     assert before == after, {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
     kept = {path.name for path in tmp_path.iterdir() if not path.name.startswith("of_")}
     assert kept <= {"cache", "examples", "siglip"}
     assert not faults, "\n" + "\n".join(f"{name}: {what}" for name, what in list(faults.items())[:40])

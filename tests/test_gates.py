@@ -60,7 +60,8 @@ def test_nothing_lags_behind(tmp_path, run):
         files += [f for f in (root / "tests").rglob("*.py") if "data" not in f.relative_to(root).parts]
         return {p.relative_to(root).as_posix(): p.read_bytes() for p in files}
 
-    ours, made = tree(ROOT), tree(tmp_path)
+    ours = tree(ROOT)
+    made = tree(tmp_path)
     odd = sorted(set(ours) ^ set(made))
     assert not odd, f"modules without a notebook, or the reverse: {odd}; run make notebooks, delete what is stale"
     late = [f for f in ours if ours[f] != made[f]]
@@ -121,7 +122,8 @@ def test_the_trainer_names_no_method_and_no_entry():
     named = rf"\b({'|'.join(words | {'negative', 'positive_1'})})\b"
     trainer = [f for f in (ROOT / "c2lip" / "lab" / "training").glob("*.py") if f.stem not in ("config", "run")]
     lines = [line for f in trainer for line in f.read_text(encoding="utf8").splitlines() if line[:4] != "# %%"]
-    assert len(trainer) > 4 and not [line for line in lines if re.search(named, line)]
+    assert len(trainer) > 4
+    assert not [line for line in lines if re.search(named, line)]
 
 
 def test_the_loss_stands_near_the_front():
@@ -151,7 +153,8 @@ def test_records_say_where_they_come_from():
     home = ROOT / "data" / "results"
     with (home / "index.csv").open(encoding="utf8", newline="") as file:
         index = {row["record"]: row for row in csv.DictReader(file)}
-    assert set(index) == {folder.name for folder in home.iterdir() if folder.is_dir()} and len(index) > 30
+    assert set(index) == {folder.name for folder in home.iterdir() if folder.is_dir()}
+    assert len(index) > 30
     for name, row in index.items():
         made = read(home / name / "record.json")
         assert made["machine"] and len([*(home / name).iterdir()]) > 1 or name == "explorer", name
@@ -167,13 +170,16 @@ def test_launcher(path):
     cells = read(path)["cells"]
     tagged = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
     assert len(tagged) == 1 and tagged[0]["cell_type"] == "code", "exactly one cell is tagged parameters"
+
     declared = read_parameters(path)
     inferred = {p.name: p for p in _infer_parameters(load_notebook_node(str(path)))}
     assert list(inferred) == list(declared), "papermill does not see every parameter; a second = in the line hides it"
+
     for name, s in declared.items():
         assert s.kind in SETTING_KINDS and inferred[name].help, f"{name} needs a type and a note"
     known = launcher_settings(path)
     assert check(known, {}) == {n: s.default for n, s in known.items()}, "a default is against its own range"
+
     for code in sources(path):
         assert not re.search(r"^\s*(async\s+)?(def|class)\s", code, re.M), "a launcher holds no def"
     called = any(re.search(rf"\bparameters\(\"{path.stem}\", globals\(\)\)", code) for code in sources(path))
@@ -246,6 +252,7 @@ def sizes():
     defined = [node for text in rooms.values() for node in ast.parse(text).body]
     public = [n for n in defined if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_")]
     parameters = {path.stem: len(read_parameters(path)) for path in LAUNCHERS}
+
     return {
         "nodes of the library": sum(measure(text)["nodes"] for text in rooms.values()),
         "nodes of the tests": sum(measure(text)["nodes"] for text in modules_of_tests().values()),
@@ -275,6 +282,7 @@ def density():
     rooms = {f: measure(text) for f, text in library().items()}
     whole = sum(rooms.values(), Counter())
     dense = {f: count["nodes"] / count["statements"] for f, count in rooms.items() if count["statements"]}
+
     return {
         "nodes a statement": whole["nodes"] / whole["statements"],
         "nodes a statement in the densest room": max(dense.values()),
@@ -319,9 +327,11 @@ def test_commands_of_the_readme():
     "Every command that README.md shows is one that works: make's targets, papermill's parameters, c2lip's commands"
     text = (ROOT / "README.md").read_text(encoding="utf8")
     assert not [p.name for p in LAUNCHERS if f"](nbs/{p.name})" not in text]
+
     blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
     commands = [line for block in blocks for line in block.splitlines() if line.strip()]
     assert {"make train", "make test"} <= set(commands)
+
     makefile = (ROOT / "Makefile").read_text(encoding="utf8")
     for command in commands:
         program, *words = command.split("#")[0].split()
@@ -369,7 +379,8 @@ def test_every_import_is_required():
     "What the heart imports is a requirement, what the lab imports is in an extra; nbdev only upkeep needs"
     from importlib.metadata import packages_distributions
 
-    homes, missing = packages_distributions(), set()
+    homes = packages_distributions()
+    missing = set()
     for file, text in library().items():
         extras = ("onnx", "serve") if is_of_the_heart(file) else ("lab", "ray", "serve")
         required = requirements(*extras) | {"nbdev"}
@@ -394,7 +405,9 @@ def test_library_starts_light(run, tmp_path):
 
 def test_missing_python_is_said_clearly(tmp_path, run):
     done = run("make", "install", f"VENV={tmp_path}/venv", "PYTHON=/bin/false")
-    assert done.returncode != 0 and "no Python 3.11 or newer" in done.out and not (tmp_path / "venv").exists()
+    assert done.returncode != 0
+    assert "no Python 3.11 or newer" in done.out
+    assert not (tmp_path / "venv").exists()
 
 
 def files():
@@ -418,4 +431,5 @@ def test_no_path_of_somebodys_machine():
             continue
         found = FOREIGN.search(text)
         assert not found, f"{f.relative_to(ROOT)} names {found.group()}"
-    assert FOREIGN.search("see /" + "home/me/x") and not FOREIGN.search("https://x.org/home/me and runs/work/x")
+    assert FOREIGN.search("see /" + "home/me/x")
+    assert not FOREIGN.search("https://x.org/home/me and runs/work/x")

@@ -14,7 +14,8 @@ from test_package import distributions  # noqa: F401  (a fixture)
 
 def requirements_of(names):
     "All distributions that these names need, themselves included; without extras"
-    found, waiting = {}, list(names)
+    found = {}
+    waiting = list(names)
     while waiting:
         name = waiting.pop().lower().replace("_", "-")
         if name in found:

@@ -30,8 +30,10 @@ def test_what_a_run_leaves(trained):
     assert {"train.ipynb", "params.json", "metrics.jsonl", "table.csv", "model", "tensorboard"} <= names
     assert any(n.endswith(".png") for n in names)
     params = json.loads((folder / "params.json").read_text())
-    assert params["lambda_xac"] == 0.01 and set(params) <= set(launcher_settings("nbs/train.ipynb"))
-    assert str(folder) in shown and "Traceback" not in shown
+    assert params["lambda_xac"] == 0.01
+    assert set(params) <= set(launcher_settings("nbs/train.ipynb"))
+    assert str(folder) in shown
+    assert "Traceback" not in shown
 
 
 def losses(folder):
@@ -43,7 +45,8 @@ def losses(folder):
 def test_the_record_repeats_the_run(trained, tmp_path):
     "The settings in params.json, in another process, give the same losses"
     train({**read_json(trained[0] / "params.json"), "run_dir": ""}, tmp_path)
-    assert losses(trained[0]) and losses(tmp_path) == losses(trained[0])
+    assert losses(trained[0])
+    assert losses(tmp_path) == losses(trained[0])
 
 
 OURS = {"params.json": '{"seed": 0}', "checkpoint.pt": ""}
@@ -69,7 +72,9 @@ def test_check(check, tmp_path):
     settings = {k: v.replace(HERE, str(tmp_path)) if isinstance(v, str) else v for k, v in settings.items()}
     with pytest.raises(UserError) as e:
         check("train", tmp_path, settings)
-    assert words in str(e.value) and "\n" not in str(e.value)
+
+    assert words in str(e.value)
+    assert "\n" not in str(e.value)
 
 
 def test_a_refused_call_leaves_a_finished_run_as_it_was(trained, run):

@@ -105,4 +105,5 @@ def test_the_export_of_the_readme(tmp_path):
     names = {"SiglipModel": SiglipModel, "towers": small_siglip()}
     exec(code, names)
     wanted = small_siglip().model.logit_scale
+
     assert torch.equal(names["found"].logit_scale.flatten(), wanted.detach().flatten())

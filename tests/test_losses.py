@@ -27,6 +27,7 @@ def test_losses_equal_the_public_ones(name):
     leaves = {ours: torch.tensor(golden[f"in/{theirs}"], requires_grad=True) for ours, theirs in LEAVES.items()}
     losses = c2lip_losses(**leaves, owner=torch.tensor(golden["in/concept_image_ids"]))
     losses["total"] = losses["contrastive"] + losses["npc"] + 0.01 * losses["xac"]
+
     for ours in losses:
         theirs = "loss" if ours == "total" else f"{ours}_loss"
         np.testing.assert_allclose(losses[ours].item(), golden[theirs], rtol=1e-8)
@@ -40,7 +41,8 @@ def test_losses_equal_the_public_ones(name):
 
 def test_token_projection_equals_the_public_one():
     golden = np.load(DATA / "token_projection_small.npz")
-    heads, norm = int(golden["num_heads"]), torch.nn.LayerNorm
+    heads = int(golden["num_heads"])
+    norm = torch.nn.LayerNorm
     head = AttentionPoolLatent(32, num_heads=heads, mlp_ratio=4, norm_layer=norm).double()
     state = {k.removeprefix("state/"): torch.tensor(golden[k]) for k in golden.files if k.startswith("state/")}
     head.load_state_dict(state)
@@ -49,6 +51,7 @@ def test_token_projection_equals_the_public_one():
     pooled, tokens = project_tokens(head, torch.tensor(golden["x"]))
     np.testing.assert_allclose(pooled.detach().numpy(), golden["pooled"], rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(tokens.detach().numpy(), golden["tokens"], rtol=1e-10, atol=1e-12)
+
     assert type(head).forward is forward and "forward" not in vars(head), "the module is untouched"
 
 
@@ -61,7 +64,9 @@ def embeddings(B, K, M, D):
     return unit(B, D), unit(B, D, seed=1), unit(K, D, seed=2), unit(B, M, D, seed=3)
 
 
-OWNER, TAU, BIAS = torch.tensor([0, 0, 1, 2, 2, 2, 3]), torch.tensor(117.0), torch.tensor(-12.9)
+OWNER = torch.tensor([0, 0, 1, 2, 2, 2, 3])
+TAU = torch.tensor(117.0)
+BIAS = torch.tensor(-12.9)
 
 
 def test_float32_loss_from_bfloat16_features():
@@ -76,6 +81,7 @@ def test_float32_loss_from_bfloat16_features():
         assert half[k].dtype == torch.float32
         assert abs(half[k] - exact[k]) < 0.02 * exact[k], k
         assert abs(half[k] - same[k]) < (0.01 if k == "xac" else 1e-5) * same[k], k
+
     assert all(x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all() for x in leaves)
 
 
@@ -88,7 +94,8 @@ def test_an_autocast_that_is_on_does_not_reach_the_losses():
         sum(losses.values()).backward()
         values.append([*losses.values(), *(x.grad for x in leaves)])
     for a, b in zip(*values):
-        assert a.dtype == torch.float32 and torch.equal(a, b)
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)
 
 
 def test_gradients_at_the_scale_and_bias_of_a_pretrained_model():
@@ -102,13 +109,18 @@ def test_gradients_at_the_scale_and_bias_of_a_pretrained_model():
 
 @pytest.mark.parametrize("gap", [0, 1e-7, 1e-2])
 def test_tokens_that_nearly_cancel_stay_finite(gap):
-    K, D = 60, 16
-    c, t = unit(K, D).float(), unit(1, D, seed=1).float()
+    K = 60
+    D = 16
+    c = unit(K, D).float()
+    t = unit(1, D, seed=1).float()
     V = F.normalize(torch.cat([t, -t + gap * unit(1, D, seed=2).float()]), dim=-1)[None].requires_grad_()
     s = concept_similarity(c, V)
     loss = c2lip_losses(t, t, c, V, torch.zeros(K, dtype=torch.long), torch.tensor(117.0), torch.tensor(-12.9))["xac"]
     loss.backward()
-    assert loss.isfinite() and V.grad.isfinite().all() and s.isfinite().all()
+    assert loss.isfinite()
+    assert V.grad.isfinite().all()
+    assert s.isfinite().all()
+
     if gap >= 1e-2:
         exact = torch.einsum("bkd,kd->bk", attn_pool(c.double(), V.double()), c.double())
         assert torch.allclose(s.double(), exact, atol=1e-3)
@@ -118,7 +130,8 @@ def test_tokens_that_nearly_cancel_stay_finite(gap):
 
 def test_a_weight_of_zero_computes_nothing(monkeypatch):
     samples = Samples(train_records(4), (towers := load()).preprocess)
-    rows, seen = [samples[i] for i in range(4)], []
+    rows = [samples[i] for i in range(4)]
+    seen = []
     monkeypatch.setattr("c2lip.encoding.project_tokens", None)  # who computes visual tokens calls it
 
     def counted(model, ids, *a, real=encode_texts, **kw):
@@ -134,6 +147,7 @@ def test_a_weight_of_zero_computes_nothing(monkeypatch):
         losses[name] = method.objective(features, batch)
     distinct = {p.text.lower() for r in rows for p in r.phrases}
     assert seen == [4, len(distinct), 4], "with both weights 0 the text tower sees captions only"
-    assert set(losses["both"]) == {"contrastive"} and set(losses["npc"]) == {"contrastive", "npc"}
+    assert set(losses["both"]) == {"contrastive"}
+    assert set(losses["npc"]) == {"contrastive", "npc"}
     with pytest.raises(TypeError, match="not callable"):
         encode(towers.model, batch, {"image_tokens"})

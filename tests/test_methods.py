@@ -137,7 +137,8 @@ def test_parts_give_the_gradients_of_the_whole(folder):
 def on_one_rank(rank, folder):
     "Two ranks, then three, which encode in two parts: a rank's share of each batch gives what one process gave"
     torch.set_num_threads(1)
-    sent, usual = [], dist.all_gather
+    sent = []
+    usual = dist.all_gather
 
     def recorded(parts, x, **options):
         sent.append(x.ndim)
@@ -172,6 +173,7 @@ def part_of_entry(entry, images):
     mine = (entry.owner >= images.start) & (entry.owner < images.stop)
     rows = (torch.arange(len(entry)) if entry.column is None else entry.column)[mine]
     spans = entry.spans
+
     return Texts(
         None if entry.ids is None else entry.ids[rows],
         entry.owner[mine] - images.start,
@@ -211,8 +213,10 @@ def test_the_release_holds_the_towers_alone(name, moved, samples, tmp_path):
     save(towers, tmp_path / "model")
     after = load(str(tmp_path / "model")).model.state_dict()
     assert set(after) == set(before)
+
     changed = [n for n, x in after.items() if not torch.equal(x, before[n])]
-    assert changed and all(re.fullmatch(moved, n) for n in changed)
+    assert changed
+    assert all(re.fullmatch(moved, n) for n in changed)
     assert all(p.grad is None for n, p in towers.model.named_parameters() if not re.fullmatch(moved, n))
 
 

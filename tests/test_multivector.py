@@ -95,7 +95,8 @@ def served(tmp_path_factory):
 def test_sentence_transformers_gives_the_score(served, images, tmp_path):
     towers, model = served
     wanted = maxsim(encode_texts(towers, TEXTS, 0.3), encode_images(towers, images))
-    queries, documents = model.encode_query(TEXTS), model.encode_document(images)
+    queries = model.encode_query(TEXTS)
+    documents = model.encode_document(images)
     counts = torch.tensor([[len(query)] for query in queries])
     assert np.abs((model.similarity(queries, documents) - counts).numpy() - wanted).max() < 1e-5
 
@@ -108,7 +109,8 @@ def test_sentence_transformers_gives_the_score(served, images, tmp_path):
 
 def test_its_heat_maps_are_ours(served, images):
     towers, model = served
-    phrase, document = model.encode_query(TEXTS[:1])[0][1:], model.encode_document(images[:1])[0][1:]
+    phrase = model.encode_query(TEXTS[:1])[0][1:]
+    document = model.encode_document(images[:1])[0][1:]
     found = maxsim_similarity_map(phrase, document, (6, 6))
     weights = (10 * (found.flatten(1) - 1) * 2 / 0.3).softmax(-1)  # of two phrases of share 0.3, the side taken off
     c = torch.nn.functional.normalize(phrase[:, :-1], dim=-1)
@@ -125,6 +127,7 @@ def test_plain_folders(towers, images, tmp_path):
         models.append(SentenceTransformer(str(tmp_path / "stock"), processor_kwargs={"backend": "pil"}))
     except UserError as e:
         assert "its text tower is causal" in str(e)
+
     for model in models:
         scores = model.similarity(model.encode(TEXTS), model.encode(images))
         assert np.abs(scores.numpy() - wanted).max() < 1e-5

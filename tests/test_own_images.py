@@ -61,12 +61,15 @@ def test_the_readme_s_own_data_command(many_photos, small_checkpoint, tmp_path, 
     (line,) = [line for line in readme if line.startswith("papermill nbs/train.ipynb -p data my_photos")]
     words = [in_place_of.get(word, word) for word in shlex.split(line)]
     assert not {"my_photos", "ViT-B-16-SigLIP"} & set(map(str, words))
+
     done = run(*words, "-p", "run_dir", tmp_path / "run", timeout=600)
     assert done.returncode == 0, done.out[-3000:]
     assert "auto, for this pretrained model: lr 1e-05, warmup 1, evaluate_every 1" in done.out
     assert not re.search(r"^warning: (?!R@1 is|\d+ steps at lr|\d+ texts equal)", done.out, re.M), done.out
     assert "→ A smiling woman · an orange space suit" in done.out
-    taken, given = read_json(tmp_path / "run" / "params.json"), read_json(tmp_path / "run" / "given.json")
+
+    taken = read_json(tmp_path / "run" / "params.json")
+    given = read_json(tmp_path / "run" / "given.json")
     assert (taken["lr"], taken["warmup"], given["lr"], given["warmup"]) == (1e-5, 1, "auto", "auto")
     assert {
         "retrieval,i2t R@1",

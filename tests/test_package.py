@@ -33,6 +33,7 @@ def distributions(tmp_path_factory, run):
         time.sleep(0.1)
     code, _, shown = (home / "ended").read_text().partition("\n")
     assert code == "0", shown[-4000:]
+
     (sdist,), (wheel,) = (home / "dist").glob("*.tar.gz"), (home / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(home / "site-packages")
@@ -79,9 +80,12 @@ def test_uv_installs_from_where_pip_would(tmp_path, monkeypatch, run):
         }.items()
     )
     _, got = install(UV_DEFAULT_INDEX="https://own.test")
-    assert "UV_INDEX_URL" not in got and "UV_TORCH_BACKEND" not in got
+    assert "UV_INDEX_URL" not in got
+    assert "UV_TORCH_BACKEND" not in got
     done, _ = install(UV_BREAKS="1")
-    assert done.returncode == 1 and done.out.count("\n") == 1 and "no such thing; no route; is the" in done.out
+    assert done.returncode == 1
+    assert done.out.count("\n") == 1
+    assert "no such thing; no route; is the" in done.out
 
 
 def below(folder):
@@ -96,6 +100,7 @@ def test_what_the_distributions_hold(distributions):
     wanted |= {"nbs/1_method/01_core.ipynb", "tests/test_package.py", "data/suites.yaml", "data/base/tokenizer.json"}
     assert not wanted - names
     assert not [name for name in names if name.startswith(("data/cache", "runs", "build", "dist"))]
+
     shipped = {name for name in below(ROOT / "data") if not name.startswith(("cache/", "results/", "."))}
     shipped |= {"nbs/train.ipynb", "nbs/evaluate.ipynb"}
     records = itertools.product(("short_default", "world"), ("trials", "changes"))
@@ -143,6 +148,7 @@ def test_the_library_works_anywhere(distributions, tmp_path, run):
     assert "['A red mug', 'the wooden table']" in done.out and "1 captions, 2 phrases" in done.out, done.out
     assert all(text in done.out for text in ("SugarCrepe", "mixture", "c2lip list suites says where")), done.out
     assert not any(text in done.out for text in ("Published", "Unable to parse", "unknown parameter")), done.out
+
     check_evaluation(here / "mine")
 
 
@@ -151,12 +157,15 @@ def check_evaluation(folder):
     files = {"table.md", "the_embedded_world.md", "table.csv", "changes_again.png", "evaluate.ipynb"}
     assert {p.name for p in folder.iterdir()} >= files
     assert not list(folder.glob("c2lip_*"))
+
     world = benchmark_folder("world", "validation", items=2, images=20)
     mine = evaluate(load("base"), world, ["world_sugarcrepe", "zeroshot"], progress=False)
     frame = pd.read_csv(folder / "table.csv")
     for m in ("base", "again"):
         part = frame[(frame.model == m) & frame.against.isna()]
-        assert part.value.tolist() == pytest.approx(mine.value.tolist()) and part.n.tolist() == mine.n.tolist()
+        assert part.value.tolist() == pytest.approx(mine.value.tolist())
+        assert part.n.tolist() == mine.n.tolist()
+
     changes = frame[frame.against == "base"]
     assert len(changes) == len(mine) and (changes.value == 0).all()  # of two items no error is known
     assert read_json(folder / "params.json")["models"] == ["base", "again=base"]

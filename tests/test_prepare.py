@@ -49,7 +49,9 @@ def shard(path, captions):
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    folder, rules, rng = tmp_path_factory.mktemp("shards"), read_grammar(), random.Random(3)
+    folder = tmp_path_factory.mktemp("shards")
+    rules = read_grammar()
+    rng = random.Random(3)
     for n in range(4):
         captions = [sentence_text(template_caption(rules, rng)) for _ in range(60)]
         shard(folder / f"{n:05d}.tar", [*captions, "Le chat est sur la table", "very " * 600])
@@ -57,11 +59,14 @@ def shards(tmp_path_factory):
 
 
 def test_any_number_of_workers_writes_the_same_bytes(shards, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     a = prepare(str(shards / "{00000..00003}.tar"), one, 1, progress=False)
     b = prepare(str(shards / "*.tar"), two, 2, progress=False)
-    assert a == b and a["none"] >= 8
+    assert a == b
+    assert a["none"] >= 8
     assert [a[name] for name in ("captions", "not_english", "truncated", "parts")] == [4 * 62, 4, 4, 4]
+
     for part in [*one.glob("part-*.parquet"), one / "captions.parquet"]:
         assert part.read_bytes() == (two / part.name).read_bytes()
     records = read(one / "captions.parquet")
@@ -70,7 +75,8 @@ def test_any_number_of_workers_writes_the_same_bytes(shards, tmp_path):
 
 
 def test_a_kill_ends_the_workers_and_costs_only_what_was_unfinished(shards, tmp_path):
-    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
+    folder = tmp_path / "killed"
     expected = prepare(str(shards / "*.tar"), whole, progress=False)
     words = f"{str(shards / '*.tar')!r}, {str(folder)!r}, 2, progress=False"
     code = f"import sys; from c2lip.lab.data.prepare import prepare; assert 'ray' not in sys.modules; prepare({words})"
@@ -103,11 +109,13 @@ def _session(pid):
 
 
 def test_changed_rules_or_sources_are_done_again(shards, tmp_path):
-    folder, source = tmp_path / "again", tmp_path / "a.tar"
+    folder = tmp_path / "again"
+    source = tmp_path / "a.tar"
     source.write_bytes((shards / "00000.tar").read_bytes())
     first = prepare(str(source), folder, progress=False)
     second = prepare(str(source), folder, rules=dict(max_phrases=1), progress=False)
-    assert second["phrases"] < first["phrases"] and second["rules"]["max_phrases"] == 1
+    assert second["phrases"] < first["phrases"]
+    assert second["rules"]["max_phrases"] == 1
     shard(source, ["a red dog"])
     assert prepare(str(source), folder, progress=False)["captions"] == 1
 
@@ -118,10 +126,12 @@ def cc3m(tmp_path):
     for n in range(2):
         samples = []
         for i in range(2):
-            key, url = f"{n}{i:08d}", f"http://images.example/{2 * n + i}.jpg?a=1&b=2"
+            key = f"{n}{i:08d}"
+            url = f"http://images.example/{2 * n + i}.jpg?a=1&b=2"
             facts = json.dumps(dict(caption="raw words", status="success", url=url, key=key))
             samples.append((key, dict(jpg=image("jpeg"), txt=b"raw words", json=facts.encode())))
         tar(tmp_path / f"cc3m-train-{n:04d}.tar", samples)
+
     names = ["Image Path", "raw_caption", "shortIB_captions", "longIB_captions", "shortSV_captions", "longSV_captions"]
     captions = [(0, "A red couch,\nby the wall."), (1, "A dog on a bench."), (2, "Two men ride “brown” horses.")]
     captions += [(2, "a second caption"), (7, "no image"), (8, "none either")]
@@ -139,14 +149,18 @@ def test_dreamlip_joined_by_url(cc3m):
     manifest = prepare(str(cc3m / "cc3m-train-{0000..0001}.tar"), cc3m / "out", captions=table, progress=False)
     joined = manifest["joined"]
     assert joined == dict(table=table.name, images_without_row=1, rows=5, skipped_rows={"repeated": 1})
+
     records = read(cc3m / "out")
     keys = ["cc3m-train-0000/000000000", "cc3m-train-0000/000000001", "cc3m-train-0001/100000000"]
     texts = ["A red couch, by the wall.", "A dog on a bench.", 'Two men ride "brown" horses.']
     assert [(r.key, r.caption) for r in records] == list(zip(keys, texts))
-    assert [p.text for p in records[1].phrases] == ["A dog", "a bench"] and records[0].image()[:2] == b"\xff\xd8"
+    assert [p.text for p in records[1].phrases] == ["A dog", "a bench"]
+    assert records[0].image()[:2] == b"\xff\xd8"
+
     how = dict(captions=table, caption_column="longSV_captions", progress=False)
     other = prepare(str(cc3m / "*.tar"), cc3m / "out", **how)  # another column: done again
-    assert other["captions"] == 3 and {r.caption for r in read(cc3m / "out")} == {"d"}
+    assert other["captions"] == 3
+    assert {r.caption for r in read(cc3m / "out")} == {"d"}
 
 
 def test_dreamlip_s_short_captions_are_a_set(cc3m):
@@ -156,6 +170,7 @@ def test_dreamlip_s_short_captions_are_a_set(cc3m):
     settings = dict(captions=table, caption_column=short, rules=dict(none="caption"), progress=False)
     manifest = prepare(str(cc3m / "cc3m-train-{0000..0001}.tar"), cc3m / "out", **settings)
     assert (manifest["captions"], manifest["further"]) == (3, 6)
+
     records = open_data(cc3m / "out", index_folder=cc3m / "index")
     for r in records:
         assert [(c.text, [p.text for p in c.phrases]) for c in r.further] == [("a", ["a"]), ("c", ["c"])]
@@ -186,9 +201,11 @@ def test_a_table_in_pieces(tmp_path, monkeypatch):
     assert (one["parts"], one["captions"]) == (2, piece + 50)
     assert one["skipped"] == {"duplicate key": 1, "missing file": 1}
     assert len({r.key for r in read(tmp_path / "one")}) == piece + 50
+
     kept = (tmp_path / "one" / "part-00000.parquet").stat().st_mtime_ns
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, [*rows, dict(image="0.png", caption="a new row")])))
     assert prepare(str(tmp_path / "t.jsonl"), tmp_path / "one", progress=False)["captions"] == piece + 51
+
     again = (tmp_path / "one" / "part-00000.parquet").stat().st_mtime_ns
     assert again == kept, "rows at the end cost no more than themselves"
 
@@ -213,6 +230,7 @@ def test_same_bytes_under_ray(shards, tmp_path, monkeypatch):
     finally:
         ray.shutdown()
     assert under == prepare(str(shards / "*.tar"), tmp_path / "plain", progress=False)
+
     for part in (tmp_path / "plain").glob("*.parquet"):
         assert part.read_bytes() == (tmp_path / "ray" / part.name).read_bytes()
 
@@ -221,22 +239,26 @@ def test_losses_are_counted_and_too_many_stop(tmp_path):
     shard(tmp_path / "a.tar", ["a dog"] * 30 + [""])
     folder = tmp_path / "o"
     assert prepare(str(tmp_path / "a.tar"), folder, progress=False)["skipped"] == {"empty caption": 1}
+
     shard(tmp_path / "b.tar", ["a dog"] * 3 + [""] * 9)
     with pytest.raises(UserError, match="empty caption"):
         prepare(str(tmp_path / "b.tar"), folder, progress=False)
+
     prepare(str(tmp_path / "b.tar"), tmp_path / "loose", progress=False, max_skipped=0.8)
     # one shard in two is damaged: what it still holds is kept, but it is too much
     (tmp_path / "c.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:4300])
     two = [str(tmp_path / "a.tar"), str(tmp_path / "c.tar")]
     with pytest.raises(UserError, match="1 of 2 shards are missing or damaged: .*c.tar; at most 10%"):
         prepare(two, tmp_path / "p", progress=False)
+
     again = prepare(two, tmp_path / "p", progress=False, max_skipped=0.5)
     assert again["skipped"] == {"empty caption": 1, "damaged shard": 1}
 
 
 def test_spellings_are_forgotten(tmp_path):
     # a caption's words leave nothing behind in spaCy's vocabulary, which would otherwise grow for good
-    nlp, rng = load_pipeline(), random.Random(1)
+    nlp = load_pipeline()
+    rng = random.Random(1)
     words = ["".join(rng.choices("abcdefghij", k=9)) for _ in range(1000)]
     before = len(nlp.vocab.strings)
     found = noun_phrases_many([f"A {w} dog" for w in words])

@@ -43,6 +43,7 @@ def read_recipe(name):
 def shards(tmp_path_factory):
     "Three shards of 32 images of the embedded world, with the public reference's keys"
     folder = tmp_path_factory.mktemp("shards")
+
     for n in range(3):
         members = []
         for i, (_, image, caption) in enumerate(train_records(96)[32 * n : 32 * n + 32]):
@@ -75,6 +76,7 @@ def damaged(shards, tmp_path_factory):
     ):
         kinds = dict(jpg=content, json=text.encode(), pickle=b"cos\nsystem\n(S'exit'\ntR.")
         members += [(f"{name}.{kind}", member) for kind, member in kinds.items()]
+
     write_tar(folder / "cc3m-train-0003.tar", [*members, ("good.jpg", image)])
     with tarfile.open(shards / "cc3m-train-0001.tar") as second:
         inside = second.getmember("000000016.jpg").offset_data + 100  # the shard ends within an image
@@ -100,27 +102,37 @@ PAPER |= dict(warmup=50, clip_grad=0, crop_scale=0.9, seed=42)
 
 
 def test_the_paper_s_recipe_holds_the_paper_s_values():
-    given, one = read_recipe("cc3m_c2lip"), read_recipe("cc3m_c2lip_one_gpu")
+    given = read_recipe("cc3m_c2lip")
+    one = read_recipe("cc3m_c2lip_one_gpu")
     assert given.items() >= (PAPER | dict(weight_decay=0.1)).items()
     assert {k for k in given if given[k] != one.get(k)} <= {"gpus", "workers"}
     assert set(one) - set(given) == {"accumulate"}
-    letter, baseline = read_recipe("c2lip_paper"), read_recipe("c2lip_paper_baseline")
+
+    letter = read_recipe("c2lip_paper")
+    baseline = read_recipe("c2lip_paper_baseline")
     assert baseline == letter | dict(lambda_npc=0, lambda_xac=0), "the fair control differs in the two weights alone"
+
     newer = dict(model="ViT-B-16-SigLIP2:webli")
-    assert read_recipe("c2lip_siglip2") == letter | newer and read_recipe("c2lip_siglip2_baseline") == baseline | newer
+    assert read_recipe("c2lip_siglip2") == letter | newer
+    assert read_recipe("c2lip_siglip2_baseline") == baseline | newer
+
     short = re.search(r"-p epochs ([\d.]+) -p run_dir runs/cc3m-short", (ROOT / "nbs/walkthrough.ipynb").read_text())
     assert float(short[1]) * 3673 > 2 * given["warmup"], "the short run gets past its warm-up"
 
 
 def test_the_recommended_recipe_names_its_evidence():
     "It differs from the paper's in three settings, and each figure beside them is what the record gives"
-    paper, recommended = read_recipe("cc3m_c2lip"), read_recipe("c2lip_recommended")
+    paper = read_recipe("cc3m_c2lip")
+    recommended = read_recipe("c2lip_recommended")
     changed = {k for k in recommended if recommended[k] != paper.get(k)}
-    assert changed == {"xac_scale", "duplicates", "alpha"} and set(paper) < set(recommended)
+    assert changed == {"xac_scale", "duplicates", "alpha"}
+    assert set(paper) < set(recommended)
+
     lines = (ROOT / "data/recipes/c2lip_recommended.yaml").read_text(encoding="utf8").splitlines()
     evidence = [re.fullmatch(r"# (study_\w+|repeat|long): (.+) against (.+): (.+)", line) for line in lines]
     figures = [(*found.groups()[:3], figure) for found in evidence if found for figure in found[4].split("; ")]
     assert len(figures) > 10
+
     for record, variant, other, figure in figures:
         row, mean, half = re.fullmatch(r"(.+) ([+-][\d.]+) ± ([\d.]+)", figure).groups()
         assert change_text(*stored_changes(record, other)[variant, *row.rsplit("/", 1)]) == f"{mean} ± {half}", (
@@ -144,16 +156,20 @@ def test_the_seeds_by_the_letter(name):
     "Every setting that the paper's text or the public code fixes, and the rules that decide what a phrase is"
     given = read_recipe(name)
     assert given.items() >= (BOTH_SEEDS | SEEDS[name]).items()
+
     rules = read_settings(f"data/recipes/{name}.yaml")["phrase_rules"]
     assert rules["max_phrases"] == rules["max_words"] == 0, "neither has a limit"
     assert rules["none"] == {"c2lip_paper": "skip", "c2lip_code": "caption"}[name]
+
     source = (ROOT / "data" / "recipes" / f"{name}.yaml").read_text().splitlines()
     rest = ("workers", "log_every", "save_every", "max_skipped", "lambda_xac", "phrase_rules")
     bare = [line for line in source if ":" in line and "#" not in line and line.split(":")[0] not in rest]
     assert not bare, f"each line has its quotation or place: {bare}"
+
     towers = load("base")
     made = make_optimizer(towers, build("c2lip", towers), Config.of(given))
     assert (made.defaults["betas"], made.defaults["eps"]) == ((0.9, 0.98), 1e-6)
+
     decays = {p.ndim > 1: group["weight_decay"] for group in made.param_groups for p in group["params"]}
     assert decays == {True: given["weight_decay"], False: 0}, "matrices alone decay"
 
@@ -194,10 +210,12 @@ def test_the_paper_s_recipe_runs_by_its_papermill_line(shards, tmp_path, run):
     words = [word for name, value in given.items() for word in ("-p", name, str(value))]
     done = run("papermill", "nbs/train.ipynb", "-f", "data/recipes/cc3m_c2lip.yaml", *words)
     assert done.returncode == 0 and "no table: fewer than two images are held back" in done.out, done.out
-    assert (tmp_path / "run" / "model" / "open_clip_model.safetensors").exists() and "zero" not in done.out
+    assert (tmp_path / "run" / "model" / "open_clip_model.safetensors").exists()
+    assert "zero" not in done.out
     assert (tmp_path / "run" / "attention.png").stat().st_size > 5000
     rows = read_log(tmp_path / "run")
-    assert {"contrastive", "npc", "xac", "skipped"} <= set(rows[-1]) and rows[-1]["skipped"] == 0
+    assert {"contrastive", "npc", "xac", "skipped"} <= set(rows[-1])
+    assert rows[-1]["skipped"] == 0
 
 
 @pytest.mark.parametrize(
@@ -228,7 +246,8 @@ def test_damaged_shards_are_trained_on_and_counted(damaged, tmp_path, capfd):
     assert causes == [*damage.split(","), "missing shard"], causes
     assert read_log(tmp_path)[-1]["skipped"] == 8
     out = capfd.readouterr().out
-    assert "1 missing shard" in out and "also: 6 pickle" in out
+    assert "1 missing shard" in out
+    assert "also: 6 pickle" in out
 
 
 def test_too_much_damage_stops_the_run(damaged, tmp_path):

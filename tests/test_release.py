@@ -128,9 +128,12 @@ def own_outputs(towers, image):
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
     "kind → (folder, our outputs, largest difference of the export or why there is none)"
-    home, made = tmp_path_factory.mktemp("released"), {}
+    home = tmp_path_factory.mktemp("released")
+    made = {}
     for kind, make in KINDS.items():
-        towers, folder, export = shake(make()), home / kind, ""
+        towers = shake(make())
+        folder = home / kind
+        export = ""
         folder.mkdir()
         image = write_inputs(folder)
         if kind != "siglip":
@@ -140,6 +143,7 @@ def released(tmp_path_factory):
         except UserError as e:
             export = str(e)
         made[kind] = folder, own_outputs(towers, image), export
+
     yield made
     shutil.rmtree(home)  # 400 MB
 
@@ -152,6 +156,7 @@ def test_stock_open_clip_and_transformers(released, run):
     "A process without this library gives the same numbers"
     done = run("python", "-c", LOAD, *(folder for folder, *_ in released.values()), cwd="/", env=without_library())
     assert done.returncode == 0, done.out[-3000:]
+
     for kind, (folder, ours, largest) in released.items():
         if kind != "siglip":
             stock = np.load(folder / "stock.npz")
@@ -184,7 +189,9 @@ def test_stock_open_clip_and_transformers(released, run):
 def test_what_transformers_cannot_express(released):
     folder, _, why = released["base"]
     assert why == expressible(load("base"))[1]
-    assert "causal" in why and "class or register tokens" in why and not (folder / "hf").exists()
+    assert "causal" in why
+    assert "class or register tokens" in why
+    assert not (folder / "hf").exists()
     assert why in (folder / "model" / "README.md").read_text()
     assert "CLIPModel.from_pretrained" in (released["clip"][0] / "model" / "README.md").read_text()
 
@@ -192,7 +199,8 @@ def test_what_transformers_cannot_express(released):
 def test_average_of_folders(tmp_path):
     other = shake(load("base"))
     save(other, tmp_path / "run" / "model")
-    before, after = load("base").model.state_dict(), other.model.state_dict()
+    before = load("base").model.state_dict()
+    after = other.model.state_dict()
     for name, weight in interpolate("base", tmp_path / "run", 0.3).model.state_dict().items():
         want = 0.7 * before[name].double() + 0.3 * after[name].double()
         assert weight.dtype == torch.float32 and torch.allclose(weight.double(), want, rtol=1e-7, atol=1e-9), name
@@ -210,17 +218,23 @@ def test_the_card(tmp_path):
     folder = save(load("base"), tmp_path / "run-7" / "model", {"settings": settings, "steps": 3})
     text = (folder / "README.md").read_text(encoding="utf8")
     head = front_matter(text)
-    assert head["license"] == "unknown" and head["library_name"] == "open_clip" and "$" not in text
-    assert "base_model" not in head and "c2lip" in head["tags"]
+    assert head["license"] == "unknown"
+    assert head["library_name"] == "open_clip"
+    assert "$" not in text
+    assert "base_model" not in head
+    assert "c2lip" in head["tags"]
+
     named = ("# run-7", "Nothing was measured", "photos", "…/x/y", r"a \| b", digest(folder), digest(base_folder()))
     assert all(part in text for part in named), text
     assert "/data/somebody" not in text
     assert "`images`" not in text, "the size of the embedded world says nothing of a model trained on photographs"
+
     towers = load("base")
     towers.name = "ViT-B-16-SigLIP:webli"
     record = {"settings": settings | {"data": "world"}}
     text = (save(towers, tmp_path / "run-8", record) / "README.md").read_text(encoding="utf8")
-    assert "| `images` | 6000 |" in text and front_matter(text)["base_model"] == "timm/ViT-B-16-SigLIP"
+    assert "| `images` | 6000 |" in text
+    assert front_matter(text)["base_model"] == "timm/ViT-B-16-SigLIP"
 
 
 def test_the_embedded_clip_is_trained_and_released(tmp_path):
@@ -231,10 +245,14 @@ def test_the_embedded_clip_is_trained_and_released(tmp_path):
     samples = Samples(train_records(32), towers.preprocess, towers.tokenizer)
     cfg = Config(model="base_clip", images=32, epochs=1, batch_size=16, lr=1e-3, warmup=1, alpha=1.0)
     assert fit(towers, method, samples, cfg, tmp_path / "run") == 2
+
     save(towers, tmp_path / "model")
     stock = open_clip.create_model(f"local-dir:{tmp_path / 'model'}", require_pretrained=True)
     after = stock.state_dict()
-    assert after.keys() == before.keys() and getattr(stock, "logit_bias", None) is None
+    assert after.keys() == before.keys()
+    assert getattr(stock, "logit_bias", None) is None
+
     moved = [name for name in before if not torch.equal(before[name], after[name])]
-    assert len(moved) > 0.9 * len(before) and all(weight.isfinite().all() for weight in after.values())
+    assert len(moved) > 0.9 * len(before)
+    assert all(weight.isfinite().all() for weight in after.values())
     assert expressible(load(tmp_path / "model")) == ("CLIPModel", "")

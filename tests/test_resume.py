@@ -100,7 +100,9 @@ def killed_run(folder, ranks, workers, strikes):
             assert not any(codes), f"{strike}: exit codes {codes}"
             (folder / "model" / "open_clip_model.safetensors").unlink()
             (folder / "checkpoint.pt").unlink()
+
     assert start(folder, ranks, len(strikes), workers, None) == [0] * ranks
+
     return result(folder), deaths
 
 

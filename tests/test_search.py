@@ -65,16 +65,23 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     draw(tmp_path / "images", range(12))
     assert main(["index", "images"]) == main(["search", "a red mug and a blue fish"]) == 0
+
     shown = capsys.readouterr().out.splitlines()
-    assert max(map(len, shown[1:12])) <= 80 and "of 12 images in" in shown[-1]
+    assert max(map(len, shown[1:12])) <= 80
+    assert "of 12 images in" in shown[-1]
     assert main(["search", "a <red> mug", "--html", "page.html", "-n", "4"]) == 0
+
     page = (tmp_path / "page.html").read_text()
-    assert set(re.findall('src="(.{22})', page)) == {"data:image/png;base64,"} and "http" not in page
-    assert page.count("&lt;é&gt;.png") >= 8 and not re.search("<é|<red", page)
+    assert set(re.findall('src="(.{22})', page)) == {"data:image/png;base64,"}
+    assert "http" not in page
+    assert page.count("&lt;é&gt;.png") >= 8
+    assert not re.search("<é|<red", page)
+
     for words, message in MISTAKES.items():
         assert main(words.split(" ")) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]
     for image in (tmp_path / "images").iterdir():
         image.unlink()
-    assert main(["search", "mug", "--html", "gone.html"]) == 2 and not (tmp_path / "gone.html").exists()
+    assert main(["search", "mug", "--html", "gone.html"]) == 2
+    assert not (tmp_path / "gone.html").exists()
     assert ".png cannot be shown, missing file" in capsys.readouterr().err

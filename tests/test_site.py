@@ -54,7 +54,8 @@ def unpacked(text):
 def test_every_exercise_is_solved_by_its_room_and_fails_when_empty():
     "`check_room` runs the room itself before the answers, and raises where that does not pass"
     found = exercises.by_room()
-    assert sum(map(len, found.values())) >= 40 and len({room.split("/")[0] for room in found}) == 8
+    assert sum(map(len, found.values())) >= 40
+    assert len({room.split("/")[0] for room in found}) == 8
     for room, rows in found.items():
         notebook = exercises.exercise_notebook(room, rows)  # as a student gets it
         checked = exercises.check_room(room, rows, exercises.answers(notebook))
@@ -68,6 +69,7 @@ def test_a_student_solves_an_exercise(tmp_path, monkeypatch):
     exercises.make(tmp_path)
     file = tmp_path / "1_method/04_losses.ipynb"
     notebook = json.loads(file.read_text())
+
     for passed, body in enumerate(("return None", "return 2.0 * (torch.arange(n)[:, None] == owner) - 1")):
         text = json.dumps(notebook).replace(exercises.EMPTY, body)
         file.write_text(text)
@@ -81,7 +83,8 @@ def test_a_student_solves_an_exercise(tmp_path, monkeypatch):
 def test_no_link_is_dead(tmp_path):
     "In the source of every page; each chapter has its link to the glossary"
     site = build.write_source(tmp_path)
-    assert not site.dead and site.links > 150
+    assert not site.dead
+    assert site.links > 150
     assert not [c for c in site.chapters if "(../glossary.md)" not in (tmp_path / c / "index.md").read_text()]
 
 
@@ -100,13 +103,16 @@ def test_built_site(tmp_path, run):
     "A chapter: the build refuses a dead link, a warning, and a file of another host; search answers from a file"
     done = run(PYTHON, ROOT / "docs" / "build.py", tmp_path, "1_method", timeout=390)
     assert done.returncode == 0, done.out
+
     home = tmp_path / "html"
     pages = ("1_method/index.html", "1_method/04_losses.html", "reference/c2lip.losses.html")
     text = "".join((home / page).read_text() for page in pages)
     assert 'src="maps.html"' in (home / "index.html").read_text().partition("<h1>")[2].partition("<h2")[0]
     assert all(part in text for part in ("<math", "<details>", "03_pooling.html", "captions of all ranks"))
+
     (home / "bad.html").write_text('<a href="maps.html">x</a><a href="index.html#none">x</a><a href="none.html">x</a>')
     assert len(build.dead_links(home)) == 2
+
     if BROWSER:
         with opened(f"file://{home}/search.html?q=owner_signs") as page:
             page.locator("#search-results li a", has_text="Losses").first.wait_for()
@@ -162,7 +168,8 @@ def test_a_models_name_stays_in_the_pages_data(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "data", lambda *models: dict(names=names))
     writer.write_page(tmp_path / "maps.html")
     held = (tmp_path / "maps.html").read_text().partition('id="data">')[2].partition("</script>")[0]
-    assert json.loads(held)["names"] == names and "<" not in held
+    assert json.loads(held)["names"] == names
+    assert "<" not in held
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +189,8 @@ def test_a_scene_is_arranged(maps):
 
     scene = writer.scenes()[18].scene  # of two nouns in two colours
     first, second, third, fourth = scene.things
-    assert first.noun == fourth.noun and first.colour != fourth.colour
+    assert first.noun == fourth.noun
+    assert first.colour != fourth.colour
     moved = replace(first, colour=fourth.colour, x=first.x + 1 / 24)
     new = Thing("boot", "blue", "striped", "large", side=SIZES["large"])
     things = (moved, second, third, new)
@@ -213,7 +221,8 @@ def test_a_scene_is_arranged(maps):
     drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(drawn))).convert("RGB"), float)
     wanted = replace(scene, things=things, contact="")
     assert np.abs(drawn - np.asarray(draw_scene(wanted, 384), float)).mean() < 1
-    assert [text for text, *_ in rows][0] == caption and len(rows) == 2
+    assert [text for text, *_ in rows][0] == caption
+    assert len(rows) == 2
     image = draw_scene(wanted)
     for m, name in enumerate(("base", "tuned")):
         own = load(name)
@@ -221,7 +230,8 @@ def test_a_scene_is_arranged(maps):
         fits = embed_texts(own, [text for text, *_ in rows], progress=False) @ seen
         close(torch.tensor([number(numbers[2 * m]) for _, *numbers in rows]), fits, 0.03)
     better = [first > second for first, second in zip(*(map(number, numbers) for _, *numbers in rows))]
-    assert words.count("✓") == sum(better) and words.count("✗") == 4 - sum(better)
+    assert words.count("✓") == sum(better)
+    assert words.count("✗") == 4 - sum(better)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
@@ -230,6 +240,7 @@ def test_the_page_is_accessible_and_fits(maps, theme):
     "At three widths axe-core finds nothing serious, and nothing lies beside the page"
     package = pytest.importorskip("axe_playwright_python", reason="axe-core: pip install axe-playwright-python")
     axe = (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf8")
+
     with opened(f"{maps}?theme={theme}") as page:
         page.wait_for_function("c2lip.ready > 0")
         assert page.locator(".steps li").count() == 3
@@ -246,7 +257,8 @@ def test_the_page_answers_as_the_notebook_does(maps, tmp_path):
     "30 captions and 20 scenes within 1e-4 of PyTorch; what it shows and says is what the explorer shows and says"
     import page as writer
 
-    explorer, scenes = Explorer(["base", "tuned"]), writer.scenes()
+    explorer = Explorer(["base", "tuned"])
+    scenes = writer.scenes()
     explorer.update(state="kind=softmax&smooth=1&same_scale=1", phrase=caption_phrases(scenes[0].caption)[0])
     texts = [e.caption for e in scenes] + ["Ünïcode &amp; “A—mug”, 42!"]
     texts += [caption_scene(make_scene("validation", i), "page", i) for i in range(9)]
@@ -266,7 +278,8 @@ def test_the_page_answers_as_the_notebook_does(maps, tmp_path):
                 page.press("#phrase", "Enter")
             explorer.update(**changes)
             status, figures, painted = page.evaluate(SHOWN)
-            shown, wanted = explorer.shown, []
+            shown = explorer.shown
+            wanted = []
             panels = [shown.panels(i) for i in range(len(shown.titles))]
             for i, (c, _, words) in [(i, panel) for i, row in enumerate(panels) for panel in row]:
                 bar = [c.ticks[0], c.label, c.ticks[-1], *c.lines[i]] if c else []
@@ -278,9 +291,11 @@ def test_the_page_answers_as_the_notebook_does(maps, tmp_path):
         rows = page.evaluate(TABLE)
         assert [text for text, *_ in rows] == [CAPTION, SWAPPED]
         for text, *numbers in rows:  # v·t, and v̂·c as the mixture takes it
-            fits, words = [], caption_phrases(text)
+            fits = []
+            words = caption_phrases(text)
             for model in map(explorer.menu.of, ("base", "tuned")):
-                v, e = model.view(scenes[2]), model.embed
+                v = model.view(scenes[2])
+                e = model.embed
                 fits.append((v.scores(e([text]))[0], v.scores(e(words), Readout().scale)[1].mean()))
             assert numbers == [f"{x:.3f}".replace("-", "−") for pair in fits for x in map(float, pair)]
         for node in page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]:

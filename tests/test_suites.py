@@ -111,13 +111,15 @@ def test_choices_equal_the_definition():
     v, t = (torch.randint(-2, 3, (40, 3), generator=g).float() for _ in range(2))  # few values: many ties
     t[3] = float("nan")
     draw = random.Random(0)
+
     items = []
     for n in range(300):
         wrong = tuple(draw.randrange(40) for _ in range(draw.randint(1, 4)))
         items.append(Item(str(n), draw.randrange(40), (draw.randrange(40),), wrong))
     h = choice_hits(items, Scorer(lambda k: v[k], lambda k: t[k]))
     for n, i in enumerate(items):
-        right, wrong = (v[i.image] @ t[i.right[0]]).item(), [(v[i.image] @ t[w]).item() for w in i.wrong]
+        right = (v[i.image] @ t[i.right[0]]).item()
+        wrong = [(v[i.image] @ t[w]).item() for w in i.wrong]
         assert h.correct[n] == all(right > w for w in wrong)
         assert h.tie[n] == (all(right >= w for w in wrong) and right in wrong)
         assert h.nan[n] == any(x != x for x in (right, *wrong))
@@ -130,7 +132,8 @@ def test_winoground_equals_the_published_formulas():
     h = winoground_hits(first, second, Scorer(lambda k: v[k], lambda k: t[k]))
     for n in range(40):
         s = (v[2 * n : 2 * n + 2] @ t[2 * n : 2 * n + 2].T).tolist()  # image, caption
-        text, image = s[0][0] > s[0][1] and s[1][1] > s[1][0], s[0][0] > s[1][0] and s[1][1] > s[0][1]
+        text = s[0][0] > s[0][1] and s[1][1] > s[1][0]
+        image = s[0][0] > s[1][0] and s[1][1] > s[0][1]
         assert (h["text"].correct[n], h["image"].correct[n], h["group"].correct[n]) == (text, image, text and image)
         assert not (h["group"].correct & h["group"].tie).any()
 
@@ -148,7 +151,8 @@ def test_orders_are_drawn_the_same_anywhere():
 class Squares(torch.nn.Module):
     "Colours at the left, right, top, bottom; or, without places, anywhere"
 
-    palette, spots = torch.tensor(list(EXAMPLE_COLOURS.values())) / 255 - 0.5, ((8, 4), (8, 11), (4, 8), (11, 8))
+    palette = torch.tensor(list(EXAMPLE_COLOURS.values())) / 255 - 0.5
+    spots = ((8, 4), (8, 11), (4, 8), (11, 8))
 
     def __init__(self, places):
         super().__init__()
@@ -202,6 +206,7 @@ def test_a_bag_of_words_ties(examples):
     ):
         assert placed.loc[row].n == bag.loc[row].n == n
         assert ties is None or bag.loc[row].ties == ties
+
     same(placed.loc["iiw"].filter(like="full", axis=0), placed.loc["urban1k"].filter(like="full", axis=0))
     for suite in ("winoground", "whatsup", "valse", "vl_checklist", "imagenet1k", "food101"):
         assert placed.value[suite].tolist() == pytest.approx([100.0] * len(placed.value[suite]))
@@ -287,7 +292,8 @@ def test_newer_suites_in_their_published_layouts(tmp_path):
     placed, bag = (rows_of(Squares(places), tmp_path) for places in (True, False))
     assert set(placed.index.get_level_values(0)) == {*parquet, "eqben", "svo_probes"}
     assert placed.value.sub(100).abs().max() < 1e-9, placed.to_string()
-    assert (bag.value == 0).all() and (bag.ties == bag.n).all()
+    assert (bag.value == 0).all()
+    assert (bag.ties == bag.n).all()
     assert {"subject", "verb", "object", "average"} == set(placed.loc["svo_probes"].index)
 
 
@@ -297,10 +303,12 @@ def test_incomplete_means_say_so(copy):
     shutil.rmtree(at / "data" / "Object")
     names = {"relation action of 2", "relation of 3", "attribute", "average of 13"}
     assert names <= set(run(at.parent, "vl_checklist").name)
+
     at = copy("valse")
     (at / "data" / "relations.json").unlink()
     names = set(run(at.parent, "valse").name)
     assert {"average of 10", "relation of 2"} <= names
+
     at = copy("aro")
     (at / "flickr30k_test.json").unlink()
     assert "order of 1" in set(run(at.parent, "aro").name)
@@ -315,6 +323,7 @@ def test_layouts_of_retrieval_agree(copy):
     lists = [dict(image=f"{i['filepath']}/{i['filename']}", caption=c) for i, c in zip(images, captions)]
     put_json(at / "coco_karpathy_test.json", lists)
     same(run(at.parent, "mscoco"), whole)
+
     members = []
     for n, (i, c) in enumerate(zip(images, captions)):
         members.append((f"{n}.jpg", (at / "val2014" / i["filename"]).read_bytes()))
@@ -338,8 +347,10 @@ def test_thousand_numbered_folders_are_imagenet(tmp_path):
     for n in range(1000):
         put_image(tmp_path / "imagenet1k" / "val" / f"n{n:08}" / "x.JPEG", "red", "blue")
     data = read_classes(tmp_path / "imagenet1k")
-    assert data.classnames == list(IMAGENET_CLASSNAMES) and [i.label for i in data.items] == list(range(1000))
-    assert len(data.templates) == 80 and data.templates[0].count("{}") == 1
+    assert data.classnames == list(IMAGENET_CLASSNAMES)
+    assert [i.label for i in data.items] == list(range(1000))
+    assert len(data.templates) == 80
+    assert data.templates[0].count("{}") == 1
 
 
 # --- embedding
@@ -348,7 +359,8 @@ NAMES = ["aro", "whatsup", "winoground", "iiw", "flickr8k"]
 
 
 def test_what_suites_share_is_embedded_once(examples):
-    model, suites = towers(Eyes()), read_folder(examples, NAMES)
+    model = towers(Eyes())
+    suites = read_folder(examples, NAMES)
     embed_images(model, [image for suite in suites.values() for image in suite.images], progress=False)
     assert model.model.seen <= 12 + 4 + 12  # as many images as differ: side by side, upright, and cut from wide ones
 
@@ -369,15 +381,24 @@ def test_two_scores(examples, capsys):
 def test_embedded_once_and_in_order(tmp_path):
     t = towers(Eyes())
     e = embed_texts(t, ["a b c", "c d", "A b c.", "a b c", "c d"], batch_size=1, progress=False)
-    assert t.model.seen == 2 and torch.equal(e[0], e[2]) and torch.equal(e[0], e[3]) and torch.equal(e[1], e[4])
+    assert t.model.seen == 2
+    assert torch.equal(e[0], e[2])
+    assert torch.equal(e[0], e[3])
+    assert torch.equal(e[1], e[4])
+
     t.model.seen, files = 0, [tmp_path / f"{n}.png" for n in range(6)]
     for n, file in enumerate(files):
         Image.new("RGB", (16, 16), (40 * n, 200 - 30 * n, 7)).save(file)
     v = embed_images(t, [*files, files[0], Image.open(files[1])], batch_size=4, progress=False)
-    assert t.model.seen == 7 and torch.equal(v[0], v[6]) and torch.allclose(v[1], v[7], atol=1e-5)
-    assert v.dtype == torch.float32 and torch.allclose(v.norm(dim=-1), torch.ones(8))
+    assert t.model.seen == 7
+    assert torch.equal(v[0], v[6])
+    assert torch.allclose(v[1], v[7], atol=1e-5)
+    assert v.dtype == torch.float32
+    assert torch.allclose(v.norm(dim=-1), torch.ones(8))
+
     alone = torch.cat([embed_images(t, [f], progress=False) for f in files])
     assert torch.allclose(alone, v[:6], atol=1e-5)
+
     t.model.bfloat16()
     assert embed_images(t, files, progress=False).dtype == torch.float32
 
@@ -415,7 +436,8 @@ def test_bad_files(tmp_path, file, content, says):
         (tmp_path / name).write_text(json.dumps(bad if name == file else whole))
     with pytest.raises(UserError) as e:
         evaluate(towers(Eyes()), tmp_path, progress=False)
-    assert says in str(e.value) and "\n" not in str(e.value)
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
 
 
 REAL = Path(os.environ.get("C2LIP_BENCHMARKS", Path(__file__).parents[2] / "shared" / "benchmarks"))
@@ -444,11 +466,13 @@ def test_blind_opens_no_image_and_wins_no_twins(tmp_path):
     table = blind_table(suites)
     same(table, blind_table(read_folder(world)))
 
-    value, twins = table.set_index(["suite", "name"]).value, []
+    value = table.set_index(["suite", "name"]).value
+    twins = []
     for name, suite in suites.items():
         for task, items in suite.items.items():
             asked = sorted((item.group, item.right, item.wrong) for item in items)
             if len(asked) >= 30 and asked == sorted((group, wrong, right) for group, right, wrong in asked):
                 twins.append(value[name, task])
-    assert len(twins) > 1 and max(twins) <= 50
+    assert len(twins) > 1
+    assert max(twins) <= 50
     assert value["world_sugarcrepe", "add_obj"] > 90

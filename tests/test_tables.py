@@ -59,6 +59,7 @@ def test_tables_fit_a_terminal(three):
         lines = text.splitlines()
         assert max(map(len, lines)) <= 80 and all(line.strip() for line in lines), text
         assert "nan" not in text
+
     assert all(word in str(tables[1]) for word in ("CLIC", "MACCO", "plain"))
     assert "swap attribute" in str(tables[2])
 
@@ -78,7 +79,8 @@ def test_a_world_answers_the_claims(name):
     answers = read_answers(name)
     claims = read_yaml(shipped("worlds_rule.yaml"))["claims"]
     judged = [claim for claim in claims if set(claim[4:6]) <= answers.keys()]
-    assert len(judged) >= 8 and all(len(answers[model]) > 1 for model in ("plain", "default"))
+    assert len(judged) >= 8
+    assert all(len(answers[model]) > 1 for model in ("plain", "default"))
     for _, score, suite, row, *models, _, _ in judged:
         key = ("parts/" * (score == "parts") + suite, row)
         assert all(key in items for model in models for items in answers[model].values())
@@ -92,7 +94,8 @@ def test_every_cell_of_the_paper_has_a_place(layout):
     "The layout's columns and the published figures of that table are the same set, for every row"
     rows = published(layout)
     want = {column.key for column in layouts()[layout]}
-    assert len(rows) and all(set(zip(r["suite"], r["name"])) == want for _, r in rows.groupby("model"))
+    assert len(rows)
+    assert all(set(zip(r["suite"], r["name"])) == want for _, r in rows.groupby("model"))
 
 
 @pytest.mark.skipif(not PAPER.is_file(), reason="the paper's text is not here; set C2LIP_PAPER to the file")
@@ -100,7 +103,8 @@ def test_published_has_every_figure_of_the_paper():
     "The numbers with one decimal between a table's caption and the next, against those of the file: the same, as often"
     lines = PAPER.read_text(encoding="utf8").splitlines()
     heads = [i for i, line in enumerate(lines) if re.match(r"Table A?\d+:", line)]
-    figures, checked = read_published(), 0
+    figures = read_published()
+    checked = 0
     for i, end in zip(heads, [*heads[1:], len(lines)]):
         name = lines[i].split(":")[0]
         if name in ("Table 1", "Table A1", "Table A2"):
@@ -115,6 +119,7 @@ def test_published_has_every_figure_of_the_paper():
             found = Counter({v: n for v, n in found.items() if v in ours})  # the list of references follows
         assert ours - found == Counter() and found - ours == Counter(), name
         checked += sum(ours.values())
+
     assert checked == 273 + 77 + 91 + 36 + 28 + 231 + 315 + 189 + 252
 
 
@@ -128,7 +133,9 @@ def test_layout_values_and_changes(three):
     mean = {m: float(np.mean([values[m, *key] for key in names])) for m in hits}
     change, se, _ = change_of_items(*(mean_of([hits[m][key] for key in names]) for m in ("base", "plain")))
     cell = table.cells[table.rows.index(("Ours", "plain"))][-1]
-    assert cell.value == f"{mean['plain']:.1f}" and change == pytest.approx(mean["plain"] - mean["base"])
+
+    assert cell.value == f"{mean['plain']:.1f}"
+    assert change == pytest.approx(mean["plain"] - mean["base"])
     assert cell.small == f"{change:+.1f} ± {1.96 * se:.1f}"
 
 
@@ -136,6 +143,7 @@ def test_foreign_names_stay_in_their_cells():
     "Whatever letters a name has, Markdown and LaTeX show them, and no tag, cell or command more"
     render = MarkdownIt("commonmark", {"html": True}).enable("table").render
     draw = np.random.default_rng(0)
+
     for _ in range(200):
         names = ["".join(draw.choice([*"<>&\\|\n\x1b{}$a;/ ", "<script>", "&amp;"], 9)) for _ in range(3)]
         table = Table([("", names[0])], [("", names[1])], [[Cell(names[2])]])
@@ -152,10 +160,14 @@ def test_foreign_names_stay_in_their_cells():
 def test_forms_of_a_table(three):
     "The best is bold once a column and group; names are escaped; every line has all columns; the same page each time"
     table = layout_table("C2LIP Table A3", three[0])
-    text, page = table.markdown(), table._repr_html_()
-    assert "full &amp; final_50%" in page and ">nan" not in page.lower() and "nan" not in text.lower()
+    text = table.markdown()
+    page = table._repr_html_()
+    assert "full &amp; final_50%" in page
+    assert ">nan" not in page.lower()
+    assert "nan" not in text.lower()
     assert {line.count("|") for line in text.splitlines()} == {13}  # two names and eleven columns
     assert page == layout_table("C2LIP Table A3", three[0])._repr_html_()
+
     for column in range(len(table.heads)):
         for group in ("Ours", "Published"):
             cells = [row[column] for (own, _), row in zip(table.rows, table.cells) if own == group]

@@ -20,7 +20,8 @@ from c2lip.towers import convert, load, origin, resolve, save
 from c2lip.towers.folders import base_folder
 from c2lip.towers.transformers import to_hugging_face
 
-OPENAI, HALF = (0.48145466, 0.4578275, 0.40821073), (0.5, 0.5, 0.5)
+OPENAI = (0.48145466, 0.4578275, 0.40821073)
+HALF = (0.5, 0.5, 0.5)
 SIGLIP = [  # name, pixels, vocabulary, repository of the weights, of the tokenizer
     ("ViT-B-16-SigLIP", 224, 32000, "timm/ViT-B-16-SigLIP", "timm/ViT-B-16-SigLIP"),
     ("ViT-B-16-SigLIP:random", 224, 32000, "", "timm/ViT-B-16-SigLIP"),
@@ -49,7 +50,8 @@ def test_what_a_clip_name_means(name, mean, quick, weights):
 
 def meaning(spec, clean):
     "Pixels, tokens, vocabulary, quick GELU, repositories, and how images are read; texts are cleaned by `clean`"
-    text, images = spec.config["text_cfg"], spec.preprocess
+    text = spec.config["text_cfg"]
+    images = spec.preprocess
     assert text.get("tokenizer_kwargs", {}).get("clean", "lower") == clean
     sizes = spec.config["vision_cfg"]["image_size"], text["context_length"], text["vocab_size"]
     parts = spec.config.get("quick_gelu", False), spec.weights, spec.tokenizer
@@ -81,6 +83,7 @@ def named(tmp_path, monkeypatch):
         safetensors.torch.save_file(model.state_dict(), tmp_path / "weights.safetensors")
         found = str(tmp_path / "weights.safetensors")
         monkeypatch.setattr(open_clip.factory, "download_pretrained", lambda *a, **k: found)
+
         return load("ViT-tiny:mine")
 
     return make
@@ -92,10 +95,13 @@ def has_quick_gelu(towers):
 
 def test_quick_gelu_follows_the_weights(named):
     quick = named(dict(quick_gelu=True, resize_mode="shortest"))
-    assert has_quick_gelu(quick) and quick.config["quick_gelu"]
-    assert "CenterCrop" in str(quick.preprocess) and quick.preprocess_cfg["mean"] == HALF
+    assert has_quick_gelu(quick)
+    assert quick.config["quick_gelu"]
+    assert "CenterCrop" in str(quick.preprocess)
+    assert quick.preprocess_cfg["mean"] == HALF
     plain = named(dict(resize_mode="squash"))
-    assert not has_quick_gelu(plain) and "CenterCrop" not in str(plain.preprocess)
+    assert not has_quick_gelu(plain)
+    assert "CenterCrop" not in str(plain.preprocess)
 
 
 def test_texts_are_read_as_the_weights_expect(named):
@@ -106,19 +112,22 @@ def test_texts_are_read_as_the_weights_expect(named):
     assert clip.tokenizer(["a, mug"]).tolist() != clip.tokenizer(["a mug"]).tolist()
     siglip = named(dict(resize_mode="squash"), str(base_folder()), dict(tokenizer_kwargs=dict(clean="canonicalize")))
     rows = siglip.tokenizer(["A  Red, MUG!", "a red mug", "a red mug " * 30])
-    assert rows.shape == (3, 20) and rows[0].tolist() == rows[1].tolist()
+    assert rows.shape == (3, 20)
+    assert rows[0].tolist() == rows[1].tolist()
     assert rows[1, -1] == 0 and rows[2, -1] == 1, "padded to the length, cut at it, the end kept"
 
 
 def test_a_release_remembers(named, tmp_path):
     first = named(dict(quick_gelu=True, resize_mode="shortest"))
     again = load(save(first, tmp_path / "model"))
-    x, ids = torch.randn(2, 3, 32, 32), first.tokenizer(["a red mug", "two dogs"])
+    x = torch.randn(2, 3, 32, 32)
+    ids = first.tokenizer(["a red mug", "two dogs"])
     with torch.no_grad():
         assert torch.equal(first.model.encode_image(x), again.model.encode_image(x))
         again_ids = again.tokenizer(["a red mug", "two dogs"])
         assert torch.equal(first.model.encode_text(ids), again.model.encode_text(again_ids))
-    assert str(first.preprocess) == str(again.preprocess) and origin(first) == {"name": "ViT-tiny:mine"}
+    assert str(first.preprocess) == str(again.preprocess)
+    assert origin(first) == {"name": "ViT-tiny:mine"}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +158,7 @@ def test_no_pickle_is_opened(tmp_path):
         with pytest.raises(UserError, match="has no weights"):
             load(f"ViT-B-32:{tmp_path / name}")
         (tmp_path / name).unlink()
+
     assert not mark.exists()
 
 
@@ -161,11 +171,13 @@ def test_a_folders_own_images(tmp_path):
         with pytest.raises(UserError, match="is not the file that record.json was written with"):
             load(name)
         towers = load(name, check=False)
-        assert list(towers.preprocess_cfg["mean"]) == [0.1, 0.2, 0.3] and "ResizeKeepRatio" in str(towers.preprocess)
+        assert list(towers.preprocess_cfg["mean"]) == [0.1, 0.2, 0.3]
+        assert "ResizeKeepRatio" in str(towers.preprocess)
     with open(folder / "open_clip_model.safetensors", "r+b") as f:
         f.truncate(100_000)
     with pytest.raises(UserError, match="cannot be loaded"):
         load(folder, check=False)
+
     (folder / "open_clip_model.safetensors").unlink()
     with pytest.raises(UserError, match="no weights"):
         load(folder, check=False)
@@ -187,6 +199,7 @@ def test_an_absent_hub_is_asked_once(monkeypatch):
 def others(tmp_path_factory):
     "Kind → a model with random weights, its release, its folder of transformers, and a model that it was tuned from"
     home = tmp_path_factory.mktemp("others")
+
     made = {}
     for kind, towers in {"clip": load("base_clip"), "siglip": small_siglip()}.items():
         before = save(towers, home / f"{kind}-before")
@@ -283,4 +296,5 @@ def test_a_file_that_is_refused(fault, tmp_path, capsys):
     assert main(["convert", str(tmp_path / "w.pt"), str(tmp_path / "made"), "--model", "base_clip"]) == 2
     told = capsys.readouterr().err
     assert re.search(says, told) and told.count("\n") == 1, told
-    assert not (tmp_path / "opened").exists() and not (tmp_path / "made").exists()
+    assert not (tmp_path / "opened").exists()
+    assert not (tmp_path / "made").exists()

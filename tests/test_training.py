@@ -85,7 +85,8 @@ def test_a_stopped_run_goes_on_bit_equal(samples, tmp_path, method, stop_at, bat
     if batches == "neighbours":
         (stopped / "neighbours.npy").unlink()
     assert equal(straight, run(samples, stopped, replace(cfg, resume=True), make))
-    assert losses(stopped) == losses(tmp_path / "straight") and len(losses(stopped)) == 12
+    assert losses(stopped) == losses(tmp_path / "straight")
+    assert len(losses(stopped)) == 12
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(samples, tmp_path, capsys):
@@ -133,7 +134,8 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_weights(samples, t
     with pytest.raises(UserError, match="step 5: the npc loss is nan.*weights of step 4"):
         run(samples, tmp_path / "run", make=spoiled)
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    assert state["step"] == 4 and all(v.isfinite().all() for v in state["model"].values())
+    assert state["step"] == 4
+    assert all(v.isfinite().all() for v in state["model"].values())
 
 
 def test_a_checkpoint_with_code_in_it_is_refused(samples, tmp_path):
@@ -167,7 +169,8 @@ def test_parts_keep_less(samples):
         hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: (bytes_held.append(t.nbytes), t)[1], lambda t: t)
         with hooks:
             losses = Step(towers, method, parts)(batch)
-        again, usual = [], method.objective.encode
+        again = []
+        usual = method.objective.encode
 
         def counted(model, part):
             again.append(part.rows)

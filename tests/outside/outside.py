@@ -46,6 +46,7 @@ def zero_shot(release, sets):
     model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{release}")
     tokenizer = open_clip.get_tokenizer(f"local-dir:{release}")
     model.eval()
+
     found = {}
     for at in sorted(sets.iterdir()):
         name = CLASS_SETS.get(at.name, at.name)
@@ -89,9 +90,12 @@ def sugarcrepe_rule(release, benchmark):
     model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{release}")
     model.eval()
     tokenizer = open_clip.get_tokenizer(f"local-dir:{release}")
-    seen, found = {}, {}
+    seen = {}
+
+    found = {}
     for task in TASKS:
-        items, right = json.loads((benchmark / "world_sugarcrepe" / f"{task}.json").read_text()).values(), 0
+        items = json.loads((benchmark / "world_sugarcrepe" / f"{task}.json").read_text()).values()
+        right = 0
         for item in items:
             name = item["filename"]
             if name not in seen:

@@ -23,12 +23,14 @@ def link(file, target):
 def write_class_sets(folder, sets):
     "Drawn images as three sets, each as the tool and we both read it: class folders, numbered class folders, shards"
     task = json.loads((folder / "zeroshot" / "object.json").read_text())
-    names, items = task["classnames"], task["items"]
+    names = task["classnames"]
+    items = task["items"]
     jpegs = []
     for n, item in enumerate(items):
         jpegs.append(sets.parent / "jpegs" / f"{n}.jpg")
         jpegs[-1].parent.mkdir(exist_ok=True)
         Image.open(folder / "images" / item["filename"]).convert("RGB").save(jpegs[-1], quality=95)
+
     theirs = sets / "caltech101" / "caltech101" / "101_ObjectCategories"
     for n in range(204):  # two images a class, whose names are the protocol's
         link(theirs / f"{n % 102:03}" / f"image_{n // 102 + 1:04}.jpg", jpegs[n])
