@@ -227,7 +227,7 @@ def _start(run):
 
     if cfg.resume:
         run.done = load_checkpoint(run.folder, run.towers, run.method, run.optimizer, run.binding)
-        if run.rank == 0:
+        if run.done and run.rank == 0:
             print(f"resumed: {run.done:,} of {run.total:,} steps are done")
     if run.done > run.total:
         raise UserError(f"the checkpoint in {run.folder} is of step {run.done:,}, and the run has {run.total:,}")
