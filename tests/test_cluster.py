@@ -142,7 +142,6 @@ def test_a_rank_that_raises_ends_the_run_with_its_own_traceback(own, tmp_path, c
     end = time.time()
     out = capfd.readouterr().out
     assert "[rank 1] Traceback (most recent call last):" in out
-    assert "reducer.cpp" not in out, "DDP's warning of unused parameters"
     assert re.search(r'broken_run.py", line \d+, in broken', out)
     assert end - float(re.search(r"raised at ([\d.]+)", out)[1]) < 60
 
