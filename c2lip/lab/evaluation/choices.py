@@ -266,8 +266,8 @@ def _crossed_rows(
     "Winoground's three questions of each task"
     rows = {}
     for task, items in tasks.items():
-        found = winoground_hits(items[::2], items[1::2], scorer)
-        rows |= {f"{task} {name}".strip(): hits for name, hits in found.items()}
+        questions = winoground_hits(items[::2], items[1::2], scorer)
+        rows |= {f"{task} {name}".strip(): hits for name, hits in questions.items()}
     return rows
 
 

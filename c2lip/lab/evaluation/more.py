@@ -69,6 +69,9 @@ def _read_mmvp_vlm(request: Request) -> Suite:  # its published score is the row
     "MMVP-VLM: pairs of images that CLIP confuses, a statement each"
     folders = folders_of(request, "MLLM_VLM Images", "images")
     entries = entries_of(request.at, "Questions.csv")
+    if len(entries) % 2:
+        raise entries[-1].error("it has no partner: two rows of a kind make a question")
+
     items = []
     for entry in entries:
         image = image_of(entry, "Question ID", folders, "{}.jpg".format, within="Type")
