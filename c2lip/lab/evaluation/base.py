@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['Lookup', 'Row', 'Scorer', 'Item', 'Suite', 'Request', 'images_of', 'pick', 'all_of', 'macro', 'About', 'suite_data',
-           'suite_table', 'where_to_get', 'NotHere', 'require_files', 'Entry', 'read_entries', 'find_image',
-           'shard_items']
+           'suite_table', 'where_to_get', 'NotHere', 'require_files', 'Entry', 'read_entries', 'by_number',
+           'find_image', 'shard_items']
 
 # %% ../../../nbs/5_evaluation/04_base.ipynb #aca8b899
 import functools
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -161,18 +160,14 @@ def all_of(*hits: Hits) -> Hits:  # each of n items
 
 
 def macro(
-    groups: Iterable,  # group of each item
+    groups: list[str],  # group of each item
     hits: Hits,  # of these items
     least: int = 1,  # groups with fewer items do not count
     without: Iterable[str] = (),  # groups that do not count
 ) -> Mean | None:  # None where no group counts
     "The mean of the groups' accuracies, whatever their sizes"
-    members = defaultdict(list)
-    for n, group in enumerate(groups):
-        members[group].append(n)
-
-    left_out = set(without)
-    counted = [group for group in sorted(members) if len(members[group]) >= least and group not in left_out]
+    members = pd.Series(groups).groupby(groups).indices
+    counted = [group for group in sorted(members) if len(members[group]) >= least and group not in without]
     return mean_of([pick(hits, members[group]) for group in counted]) if counted else None
 
 # %% ../../../nbs/5_evaluation/04_base.ipynb #1a8c3ffb
@@ -330,6 +325,13 @@ def _read_lines(path):
     return entries
 
 
+def by_number(
+    paths: Iterable[Path],  # of files
+) -> list[Path]:
+    "Files in the order of the numbers in their names: 2 before 10"
+    return sorted(paths, key=lambda path: (len(path.name), path.name))
+
+
 def find_image(
     name: str,  # of a file, perhaps with folders
     *folders: str | Path,  # the most likely first
@@ -342,7 +344,7 @@ def find_image(
 # %% ../../../nbs/5_evaluation/04_base.ipynb #4028d560
 def _shards_of(folder):
     "The shards of a folder in order; `UserError` where nshards.txt names more or fewer"
-    files = sorted(folder.glob("*.tar"), key=lambda path: (len(path.name), path.name))
+    files = by_number(folder.glob("*.tar"))
     count = folder / "nshards.txt"
     expected = read_text(count, "replace").strip() if count.exists() else str(len(files))
     if expected != str(len(files)):

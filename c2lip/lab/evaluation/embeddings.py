@@ -142,17 +142,19 @@ def use_image(
 _THREADS = min(8, os.cpu_count() or 1)
 
 
-def _encoded(towers, images, users, options, bar, tokens=False):
+def _encoded(towers, images, users, how, tokens=False):
     "Unit vectors and, if wanted, visual tokens of images; the next batch is decoded while this one is encoded"
 
     def pixels_of(image):
         return towers.preprocess(open_image(image))
 
+    options = EmbedOptions(**how)
     place = _place(towers.model)
     done = []
     size = options.batch_size
     decode = partial(use_image, pixels_of, users=users)
-    with ThreadPoolExecutor(_THREADS) as pool:
+    bar = options.bar(len(images), "images' tokens" if tokens else "images")
+    with evaluating(towers.model), bar, ThreadPoolExecutor(_THREADS) as pool:
         waiting = pool.map(decode, images[:size])
         for start in range(0, len(images), size):
             pixels = torch.stack([*waiting])
@@ -171,9 +173,7 @@ def embed_tokens(
     **how,  # fields of `EmbedOptions`
 ) -> list[Tensor]:  # (N,D), (N,M,D) float32, unit, on the CPU
     "Images and their visual tokens in the joint space, by one pass; raise `UserError` for one that cannot be read"
-    options = EmbedOptions(**how)
-    with evaluating(towers.model), options.bar(len(images), "images' tokens") as bar:
-        return _encoded(towers, images, users, options, bar, tokens=True)
+    return _encoded(towers, images, users, how, tokens=True)
 
 # %% ../../../nbs/5_evaluation/03_embeddings.ipynb #7281049b
 def embed_images(
@@ -185,12 +185,10 @@ def embed_images(
     "Embed images, each distinct one once; raise `UserError` with the name of one that cannot be read"
     if not images:
         raise UserError("there are no images to embed")
-    options = EmbedOptions(**how)
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = list(pool.map(partial(use_image, _image_digest, users=users), images))
 
     image_of = dict(zip(digests, images))
     row = {digest: i for i, digest in enumerate(image_of)}
-    with evaluating(towers.model), options.bar(len(image_of), "images") as bar:
-        [vectors] = _encoded(towers, list(image_of.values()), users, options, bar)
+    [vectors] = _encoded(towers, list(image_of.values()), users, how)
     return vectors[[row[digest] for digest in digests]]

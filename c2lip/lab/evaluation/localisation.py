@@ -130,8 +130,11 @@ def scene_probes(
             rivals = {}
             for what in ("colour", "noun"):
                 value = getattr(thing, what)
-                alike = [i for i, other in enumerate(scene.things) if getattr(other, what) == value]
-                others = [masks[i] for i in alike if scene.things[i] is not thing]
+                others = [
+                    other_mask
+                    for other, other_mask in zip(scene.things, masks)
+                    if other is not thing and getattr(other, what) == value
+                ]
                 if others:
                     rivals[what] = np.any(others, 0)
             group = "heldout" if thing.held_out else ""
@@ -322,13 +325,12 @@ def localisation_rows(
     measured: pd.DataFrame,  # what `localisation` gave
 ) -> list[Row]:
     "The measures as rows of a table, one each; phrases of one image are a cluster"
-    image = torch.from_numpy(measured.image.to_numpy().copy())
+    image = torch.tensor(measured.image.to_numpy())
     rows: list[Row] = []
-    for column in measured:
+    for column in measured.dropna(axis=1, how="all"):
         if column.split()[0] in ("auroc", "mass", "pointing"):
-            values = torch.from_numpy(measured[column].to_numpy(float).copy())
-            if not values.isnan().all():
-                rows.append((_label(column), Values(values, image)))
+            values = torch.tensor(measured[column].to_numpy(float))
+            rows.append((_label(column), Values(values, image)))
     return rows
 
 # %% ../../../nbs/5_evaluation/10_localisation.ipynb #d6939146

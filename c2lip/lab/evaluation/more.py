@@ -15,6 +15,7 @@ from c2lip.lab.evaluation.base import (
     Item,
     Request,
     Suite,
+    by_number,
     find_image,
 )
 from c2lip.lab.evaluation.choices import (
@@ -83,12 +84,13 @@ def _read_mmvp_vlm(request: Request) -> Suite:  # its published score is the row
 def _read_svo_probes(request: Request) -> Suite:
     "SVO-Probes: a sentence, and two images of which one shows another subject, verb or object"
     folders = folders_of(request, "images", ".")
-    tasks: dict[str, list] = {"subject": [], "verb": [], "object": []}
+    changes = {"subject": "subj_neg", "verb": "verb_neg", "object": "obj_neg"}
+    tasks: dict[str, list] = {task: [] for task in changes}
     for entry in entries_of(request.at, "svo_probes.csv"):
         image = image_of(entry, "pos_image_id", folders, "{}.jpg".format)
         other = image_of(entry, "neg_image_id", folders, "{}.jpg".format)
         item = Item(entry.number, image, (entry.text("sentence"),), others=(other,))
-        for task, change in {"subject": "subj_neg", "verb": "verb_neg", "object": "obj_neg"}.items():
+        for task, change in changes.items():
             if str(entry.value(change, "")).lower() in ("true", "1"):
                 tasks[task].append(item)
     return choice_suite("svo_probes", tasks, {"average": tasks})
@@ -104,7 +106,10 @@ def _read_negbench(request: Request) -> Suite:
         right, wrong = answer_of(entry, "correct_answer", options)
         return Item(entry.number, image, (right,), wrong)
 
-    files = {task: f"images/{task}_mcq_llama3.1_rephrased.csv" for task in ("COCO_val", "VOC2007")}
+    files = {
+        "COCO_val": "images/COCO_val_mcq_llama3.1_rephrased.csv",
+        "VOC2007": "images/VOC2007_mcq_llama3.1_rephrased.csv",
+    }
     return choice_suite("negbench", items_of(request, files, item), {"average": files})
 
 # %% ../../../nbs/5_evaluation/09_more.ipynb #15ebf55d
@@ -149,7 +154,11 @@ def _read_crepe(request: Request) -> Suite:  # all lengths of caption together
         image = image_of(entry, "image_id", folders, "{}.jpg".format)
         return _against_many(entry, image, ("x", "y", "width", "height"), "caption", "hard_negs")
 
-    files = {task: f"prod_hard_negatives/{task}/*.csv" for task in ("atom", "swap", "negate")}
+    files = {
+        "atom": "prod_hard_negatives/atom/*.csv",
+        "swap": "prod_hard_negatives/swap/*.csv",
+        "negate": "prod_hard_negatives/negate/*.csv",
+    }
     return choice_suite("crepe", items_of(request, files, item), {"average": files})
 
 
@@ -162,8 +171,12 @@ def _read_fg_ovd(request: Request) -> Suite:  # the box is cropped; FG-CLIP pool
         box = ("bbox.0", "bbox.1", "bbox.2", "bbox.3")
         return _against_many(entry, image, box, "pos_expression", "neg_expression")
 
-    starts = {"hard": "h_attributes", "medium": "m_attributes", "easy": "e_attributes", "trivial": "shuffle_negatives"}
-    files = {task: f"{start}_llava.jsonl" for task, start in starts.items()}
+    files = {
+        "hard": "h_attributes_llava.jsonl",
+        "medium": "m_attributes_llava.jsonl",
+        "easy": "e_attributes_llava.jsonl",
+        "trivial": "shuffle_negatives_llava.jsonl",
+    }
     return choice_suite("fg_ovd", items_of(request, files, item), {"average": files})
 
 # %% ../../../nbs/5_evaluation/09_more.ipynb #e12be4f4
@@ -172,8 +185,7 @@ def _read_imagecode(request: Request) -> Suite:
     folders = folders_of(request, ".", "image-sets", "..")
     tasks: dict[str, list] = {"video": [], "static": []}
     for entry in entries_of(request.at, "valid_data.json"):
-        found = [path for folder in folders for path in (folder / entry.number).glob("*.jpg")]
-        images = sorted(found, key=lambda path: (len(path.name), path.name))
+        images = by_number(path for folder in folders for path in (folder / entry.number).glob("*.jpg"))
         if not images or not isinstance(entry.data, dict):
             raise entry.error(f"{folders[0]} holds no images of it, or its texts are not numbered")
 

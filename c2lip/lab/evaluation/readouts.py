@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -201,16 +202,14 @@ def _features(reading, rows, relations, scale):
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #bd7e9ee7
 def _wordings(reading, head, relations):
     "(P,W) which of the head's wordings a relation's is: itself, or those whose vectors are near"
-    words = list(dict.fromkeys(relation.words for relation in relations))
+    rows, words = pd.Series([relation.words for relation in relations]).factorize()
     weights = torch.tensor([[float(word == known) for known in head.words] for word in words])
-    unseen = [word for word in words if word not in head.words]
-    if unseen:
-        vectors = reading.embed([f"a thing {word} a thing" for word in [*head.words, *unseen]])
-        known, new = vectors.split([len(head.words), len(unseen)])
-        weights[[words.index(word) for word in unseen]] = (_NEARNESS * new @ known.T).softmax(-1)
-
-    row_of = {word: row for row, word in enumerate(words)}
-    return weights[[row_of[relation.words] for relation in relations]]
+    unseen = ~words.isin(head.words)
+    if unseen.any():
+        vectors = reading.embed([f"a thing {word} a thing" for word in [*head.words, *words[unseen]]])
+        known, new = vectors.tensor_split([len(head.words)])
+        weights[unseen] = (_NEARNESS * new @ known.T).softmax(-1)
+    return weights[rows]
 
 
 def _gains(reading, head, scale, rows, relations):

@@ -182,8 +182,7 @@ def kept_items(
     for row in rows.itertuples():
         cluster = None
         if row.cluster is not None:
-            numbers = np.frombuffer(row.cluster, np.int32)
-            cluster = torch.from_numpy(numbers.copy())
+            cluster = torch.tensor(np.frombuffer(row.cluster, np.int32))
         values = torch.from_numpy(_unpack(row))
         mean = found.setdefault((row.suite, row.name), Mean([]))
         mean.tasks.append((row.weight, Values(values, cluster)))

@@ -100,10 +100,8 @@ def read_folder(
 
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #f367f7c3
 def _rows_by_name(vectors):
-    "From names to their rows"
-    index = {name: i for i, name in enumerate(vectors)}
-    rows = torch.stack([*vectors.values()]) if vectors else torch.empty(0)
-    return lambda wanted: rows[torch.tensor([index[name] for name in wanted])]
+    "From names to their vectors, stacked"
+    return lambda names: torch.stack([vectors[name] for name in names])
 
 
 def _images_of(suites):
@@ -288,8 +286,7 @@ def _write_held_back(records, folder):
     rows: dict[Any, dict] = {}  # by image: a table may name it in a row for each caption
     named = {}  # file → its first record
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    for i in range(len(records)):
-        record = records[i]
+    for i, record in enumerate(records):
         image = record.image if isinstance(record.image, Hashable) else i
         if image not in rows:
             name = f"{i:06d}.png"

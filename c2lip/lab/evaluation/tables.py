@@ -295,8 +295,7 @@ def _change_cell(row):
 
 def _summaries(frame):
     "(model, suite, name) → its summary over the seeds, where something was measured"
-    found = summarise(frame).set_index(_KEY)
-    measured = found[found["mean"].notna()]
+    measured = summarise(frame).dropna(subset="mean").set_index(_KEY)
     return dict(measured.iterrows())
 
 
@@ -325,8 +324,7 @@ def frame_table(
     "Models beside each other, with their changes"
     own, changed = split_changes(frame)
     models = list(dict.fromkeys(own.model))
-    blind = own.model == BLIND
-    in_order = pd.concat([own[~blind], own[blind]])
+    in_order = own.sort_values("model", key=lambda model: model == BLIND, kind="stable")
     keys = list(dict.fromkeys(zip(in_order.suite, in_order.name)))
 
     summaries = _summaries(own)

@@ -87,7 +87,7 @@ def _read_suite(run, name):
 
 
 def _check_suites(run):
-    for name in dict.fromkeys(column.key[0] for column in run.columns if column.key[0] in READERS):
+    for name in dict.fromkeys(suite for suite, _ in run.columns.values() if suite in READERS):
         try:
             run.suites[name] = _read_suite(run, name)
             yield f"{name}: {suite_table()[name].size}"
@@ -261,7 +261,7 @@ def rehearse(
         run = SimpleNamespace(settings=settings, cfg=Config.of(settings), home=Path(home), table=table, suites={})
         run.folder = project_root() / user_path(run.cfg.run_dir)
         run.benchmarks = benchmarks
-        run.columns = layouts()[table] if benchmarks else []
+        run.columns = layouts()[table] if benchmarks else {}
         run.ranks = 1  # where there are fewer GPUs than ranks
         run.device = torch.device("cpu")
         run.setup = run.log = None

@@ -238,6 +238,10 @@ def _read_word_order(request: Request) -> Suite:
     return choice_suite(request.name, {task: _order_items(entries, folders) for task, entries in tasks.items()})
 
 # %% ../../../../nbs/5_evaluation/07_composition.ipynb #33678410
+def _without_data(path):
+    return path.removeprefix("data/")
+
+
 def _read_whatsup(request: Request) -> Suite:
     "What'sUp: where a thing is, in scenes of every position and in photographs of COCO and Visual Genome"
     files = {
@@ -254,24 +258,18 @@ def _read_whatsup(request: Request) -> Suite:
         "VG-QA": ["VG-QA one", "VG-QA two"],
         "average": ["controlled", "COCO-QA", "VG-QA"],
     }
-    controlled = partial(
-        pair_item,
-        folders=folders_of(request, ".", ".."),
-        image="image_path",
-        right="caption_options.0",
-        wrong=("caption_options.1", "caption_options.2", "caption_options.3"),
-        name=lambda path: path.removeprefix("data/"),
-    )
-    photograph = partial(pair_item, image="0", right="1", wrong="2")
+    scenes = folders_of(request, ".", "..")
     coco = folders_of(request, "val2017", "../val2017", "../images")
     genome = folders_of(request, "vg_images", "../vg_images", "../images")
-    readers = {"controlled": controlled}  # by the first word of a file
-    readers["coco"] = partial(photograph, folders=coco, name="{:0>12}.jpg".format)
-    readers["vg"] = partial(photograph, folders=genome, name="{}.jpg".format)
+    wrong = ("caption_options.1", "caption_options.2", "caption_options.3")
 
     def item(entry):
-        source = Path(entry.file).name.split("_")[0]
-        return readers[source](entry)
+        file = Path(entry.file).name
+        if file.startswith("coco"):
+            return pair_item(entry, coco, "0", "1", "2", name="{:0>12}.jpg".format)
+        if file.startswith("vg"):
+            return pair_item(entry, genome, "0", "1", "2", name="{}.jpg".format)
+        return pair_item(entry, scenes, "image_path", "caption_options.0", wrong, name=_without_data)
 
     return choice_suite("whatsup", items_of(request, files, item), means)
 
