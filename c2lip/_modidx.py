@@ -1208,6 +1208,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                    'c2lip/lab/evaluation/relations.py'),
                                                 'c2lip.lab.evaluation.relations.Head.numbers': ( '5_evaluation/relations.html#head.numbers',
                                                                                                  'c2lip/lab/evaluation/relations.py'),
+                                                'c2lip.lab.evaluation.relations.Head.of_sides': ( '5_evaluation/relations.html#head.of_sides',
+                                                                                                  'c2lip/lab/evaluation/relations.py'),
                                                 'c2lip.lab.evaluation.relations.Relation': ( '5_evaluation/relations.html#relation',
                                                                                              'c2lip/lab/evaluation/relations.py'),
                                                 'c2lip.lab.evaluation.relations._affine': ( '5_evaluation/relations.html#_affine',

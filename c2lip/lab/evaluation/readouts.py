@@ -302,6 +302,7 @@ def fit_parts(
     captions: Sequence[str],  # a true caption of each
     readout: Readout | None = None,  # of the phrases; None: half of the score, β 10
     weight: float = 1.0,  # of the relations
+    head: Head | None = None,  # of the relations, such as `Head.of_sides()`; None: fitted
     **how: Any,  # fields of `EmbedOptions`
 ) -> Parts:
     "The three parts of a model, fitted on true captions alone; `UserError` where they state too few relations"
@@ -313,7 +314,7 @@ def fit_parts(
     rows = torch.tensor([reading.row[image] for image, _ in stated])
     relations = [relation for _, relation in stated]
     features = _features(reading, rows, relations, readout.scale)
-    head = fit_head(features, [relation.words for relation in relations])
+    head = head or fit_head(features, [relation.words for relation in relations])
 
     spread = _spread(reading, readout, head, images, captions)
     return Parts(readout, weight, head, spread)

@@ -6,6 +6,7 @@
 __all__ = ['Relation', 'relations_many', 'pair_features', 'Head', 'fit_head']
 
 # %% ../../../nbs/5_evaluation/11_relations.ipynb #4b29ba8b
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -108,6 +109,14 @@ def pair_features(
     return torch.cat([*places, overlap.sqrt(), overlap, *spreads], dim=-1)
 
 # %% ../../../nbs/5_evaluation/11_relations.ipynb #e7d23cf4
+_SIDES = {
+    (0, -1.0): "to the left of, left of, on the left of, on the left side of",
+    (0, 1.0): "to the right of, right of, on the right of, on the right side of",
+    (1, -1.0): "above, over, higher than, on top of, on",
+    (1, 1.0): "below, under, lower than, beneath, underneath",
+}  # axis, and sign of the first centre less the second → wordings
+
+
 def _affine(x, weights):
     return x @ weights[:, :-1].T + weights[:, -1]
 
@@ -136,6 +145,31 @@ class Head(NamedTuple):
         x = (features - torch.tensor(self.mean)) / torch.tensor(self.std)
         hidden = _affine(x, torch.tensor(self.hidden)).tanh()
         return _affine(hidden, torch.tensor(self.out)).log_softmax(-1) - torch.tensor(self.prior)
+
+    @classmethod
+    def of_sides(cls) -> "Head":
+        """Left, right, above and below by the centres of two maps: nothing is fitted.
+
+        Returns:
+            A head of 18 wordings, all equally likely without an image. The further apart two centres are, the surer it
+            is. Other wordings are read as those that their vectors are near.
+
+        Source: relations by rule, as ReCLIP reads them from boxes (arXiv 2204.05991).
+
+        Example:
+            >>> len(Head.of_sides().words)
+            18
+        """
+        sides = {key: wordings.split(", ") for key, wordings in _SIDES.items()}
+        words = [word for wordings in sides.values() for word in wordings]
+        hidden = torch.zeros(2, 14)
+        hidden[[0, 1], [0, 1]] = 4.0  # of the distance in sides of the image
+
+        out = torch.zeros(len(words), 3)
+        for (axis, sign), wordings in sides.items():
+            out[[words.index(word) for word in wordings], axis] = 4.0 * sign
+        prior = [-math.log(len(words))] * len(words)
+        return cls(words, prior, [0.0] * 13, [1.0] * 13, hidden.tolist(), out.tolist())
 
 # %% ../../../nbs/5_evaluation/11_relations.ipynb #17cf3e03
 def fit_head(
