@@ -108,7 +108,7 @@ def pair_features(
     spreads = [of_a[:, 2:], of_b[:, 2:]]
     return torch.cat([*places, overlap.sqrt(), overlap, *spreads], dim=-1)
 
-# %% ../../../nbs/5_evaluation/11_relations.ipynb #e7d23cf4
+# %% ../../../nbs/5_evaluation/11_relations.ipynb #11a70004
 _SIDES = {
     (0, -1.0): "to the left of, left of, on the left of, on the left side of",
     (0, 1.0): "to the right of, right of, on the right of, on the right side of",
@@ -116,7 +116,7 @@ _SIDES = {
     (1, 1.0): "below, under, lower than, beneath, underneath",
 }  # axis, and sign of the first centre less the second → wordings
 
-
+# %% ../../../nbs/5_evaluation/11_relations.ipynb #e7d23cf4
 def _affine(x, weights):
     return x @ weights[:, :-1].T + weights[:, -1]
 
