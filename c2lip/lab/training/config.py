@@ -110,7 +110,7 @@ class Config(_Training):
         settings: dict,  # flat: name → value, or the text of one; those of `complete` are not checked again
     ) -> "Config":
         "Complete and check flat settings, and split them into the run's own and the method's options"
-        given = dict(settings if isinstance(settings, Checked) else complete(settings))
+        given = dict(complete(settings))
         own = {name: given.pop(name) for name in settings_of()}
         return cls(**own, options=given)
 
@@ -339,7 +339,9 @@ def declared_for(
 def complete(
     given: dict,  # name → value, or the text of one
 ) -> Checked:  # name → checked value
-    "All settings of a run and the options of its method"
+    "All settings of a run and the options of its method; checked ones as they are"
+    if isinstance(given, Checked):
+        return given
     return Checked(check(declared_for(given), given))
 
 

@@ -22,7 +22,14 @@ from pathlib import Path
 
 from ...core import UserError, did_you_mean, one_line, print_anything
 from ...core.files import output_place, parse_yaml, read_text, replacing, run_folder, sole_writer
-from .launchers import HANDED_OVER, check_run, launcher_settings, papermill_notes, root_of
+from c2lip.lab.training.launchers import (
+    HANDED_OVER,
+    check_folder,
+    check_run,
+    launcher_settings,
+    papermill_notes,
+    root_of,
+)
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a35
 _PLAIN = ("-h", "--help", "--version", "--help-notebook", "--engine")  # words of a line that is papermill's own
@@ -213,8 +220,8 @@ class _Run:
         if self.run_dir.startswith("~"):
             raise UserError(f"run_dir {self.run_dir}: write the home folder out")
         named = "" if self.run_dir in _dated else self.run_dir
-        settings = check_run(self.notebook, {**self.given, "run_dir": named})
-        os.environ[HANDED_OVER] = json.dumps({**settings, "run_dir": self.run_dir})
+        self.settings = check_run(self.notebook, {**self.given, "run_dir": named})
+        os.environ[HANDED_OVER] = json.dumps({**self.settings, "run_dir": self.run_dir})
 
     def open_folder(self):
         "Make the run folder, and show where it is"
@@ -314,7 +321,7 @@ class Engine:
                 run.open_folder()
                 held.enter_context(sole_writer(run.folder, busy, 5.0, _LOCK))
                 held.callback(_clean, run.folder)
-                run.check()  # another run may have begun in between
+                check_folder(run.notebook.stem, run.folder, run.settings)  # another run may have begun in between
                 _catch_signals()
                 unfinished = str(run.folder / "unfinished.ipynb")
                 nb = NBClientEngine.execute_notebook(nb, kernel_name, output_path=unfinished, **options)

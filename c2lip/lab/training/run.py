@@ -259,7 +259,7 @@ def set_up(
         given = Config.of(settings)
         rank, ranks = rank_and_world_size()
         if rank == 0:
-            _check_folder(given, folder)
+            _check_folder(given, folder)  # a wrong one is refused before minutes of loading
         if ranks == 1:
             check_gpus(given.gpus, given.device)
         device = _start_process(given)
@@ -278,7 +278,7 @@ def set_up(
         lock = ExitStack()
         if rank == 0:
             lock.enter_context(sole_run(folder))  # from here on the folder is written
-            _check_folder(given, folder)  # another run may have begun in between
+            _check_folder(given, folder)  # another run may have begun while this one loaded
             save_parameters(taken, folder)
             save_parameters(settings, folder, "given.json")
             print_advice(given, cfg, steps, towers, records)
@@ -377,7 +377,7 @@ def train_from_terminal(
     file, folder, *words = argv
     print_anything()
     with supervised():
-        is_record = file.endswith(".json") and not words  # written by `train`, already checked
+        is_record = file.endswith(".json") and not words  # written by `train`, which checks it too
         settings = read_json(file) if is_record else read_settings(os.path.abspath(file), words)
         join_ranks(settings["device"])
         _, ranks = rank_and_world_size()
