@@ -6,10 +6,17 @@ import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import OFFLINE, ROOT
 from packaging.requirements import Requirement
 from test_package import distributions  # noqa: F401  (a fixture)
+
+from c2lip.core import UserError
+from c2lip.lab.attention.search import ImageIndex
+from c2lip.lab.data.prepare import _in_ray
+from c2lip.multivector import Store, compress
+from c2lip.towers.onnx import export_onnx
 
 
 def requirements_of(names):
@@ -111,6 +118,23 @@ def test_the_command_says_what_is_missing(in_the_heart):
     done = in_the_heart("-c", program)
     (line,) = done.out.strip().splitlines()
     assert done.returncode == 1 and line.endswith("pip install 'c2lip[lab]'"), done.out
+
+
+MISSING = {  # module → its extra, and what needs it
+    "onnxscript": ("onnx", lambda folder: export_onnx(None, folder)),
+    "scipy.cluster": ("serve", lambda folder: compress(np.ones((4, 3)), Store(vectors=1))),
+    "qdrant_client": ("serve", lambda folder: ImageIndex("http://localhost:1/photos")),
+    "ray": ("ray", lambda folder: next(_in_ray(None, [], 1, "local"))),
+}
+
+
+@pytest.mark.parametrize("module", MISSING)
+def test_a_missing_extra_is_named_in_one_line(module, tmp_path, monkeypatch):
+    extra, use = MISSING[module]
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError) as e:
+        use(tmp_path)
+    assert re.fullmatch(rf"[\w.-]+ is missing: pip install 'c2lip\[{extra}\]'", str(e.value)), e.value
 
 
 def test_the_package_starts_fast(in_the_heart):

@@ -214,7 +214,7 @@ def test_same_bytes_under_ray(shards, tmp_path, monkeypatch):
     # Ray's word for: stay on the loopback address, which the offline guard lets pass
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    ray = pytest.importorskip("ray", reason="Ray is not installed here (pip install c2lip[ray])")
+    ray = pytest.importorskip("ray", reason="Ray is not installed here (pip install 'c2lip[ray]')")
     quiet = dict(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         ray.init(num_cpus=1, object_store_memory=80_000_000, **quiet)

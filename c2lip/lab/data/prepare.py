@@ -114,7 +114,7 @@ def _in_ray(work, jobs, workers, address):
     try:
         import ray  # heavy, and an extra
     except ImportError:
-        raise UserError("Ray is not installed here; get it with: pip install c2lip[ray]") from None
+        raise UserError("ray is missing: pip install 'c2lip[ray]'") from None
     where = dict(num_cpus=workers, include_dashboard=False) if address == "local" else dict(address=address)
     ours = not ray.is_initialized()  # a caller's Ray stays as it is
     try:
