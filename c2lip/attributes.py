@@ -123,9 +123,9 @@ def _statements(tree):
                 yield Attribute(noun, first, end)
 
 # %% ../nbs/1_method/05b_attributes.ipynb #a77b0009
-def _behind(tree, spans, said):
+def _behind(tree, spans, statements):
     "Bare words with *with* or *in* right behind a noun: 'with stripes', 'in red'"
-    nouns = {span.end: span.head for span in spans} | {attribute.end: attribute.noun for attribute in said}
+    nouns = {span.end: span.head for span in spans} | {attribute.end: attribute.noun for attribute in statements}
     for i, word in enumerate(tree.words[:-1]):
         if word not in ("with", "in") or i not in nouns:
             continue
@@ -160,8 +160,8 @@ def described_phrases(
     "The base phrases of a text, and what it states of their nouns outside of them"
     tree = _Clauses(doc)
     spans = base_phrases(doc, tree)
-    said = [*_statements(tree)]
-    attributes = [*said, *_behind(tree, spans, said)]
+    statements = [*_statements(tree)]
+    attributes = [*statements, *_behind(tree, spans, statements)]
     again = _named_again(spans, tree.words)
 
     looks = WORD_LISTS["looks"]

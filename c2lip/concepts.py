@@ -278,7 +278,7 @@ def phrases_of(
     text = caption[: len(doc.text)] or doc.text  # a longer caption is parsed up to there
     spans, attributes = described_phrases(doc) if rules.join else (base_phrases(doc), [])
     places = _places(doc, text, _candidates(doc, spans, words, rules))
-    found, seen = [], set()
+    phrases, seen = [], set()
     for place in whole_words(places, text, articles=not rules.strip_determiners):
         phrase = phrase_with(doc, text, place, attributes)
         number = phrase_number(phrase.text)
@@ -286,8 +286,8 @@ def phrases_of(
             continue
         if any(map(str.isalpha, phrase.text)) and not _FILE.fullmatch(phrase.text):
             seen.add(number)
-            found.append(phrase)
-    return found[: rules.max_phrases or None]
+            phrases.append(phrase)
+    return phrases[: rules.max_phrases or None]
 
 # %% ../nbs/1_method/06_concepts.ipynb #851b6c4f
 ZONE = 1024
@@ -307,14 +307,14 @@ def _for_parser(caption, limit):
 def _parse(rules, pipeline, captions):
     # the phrases of each caption of a zone, in order
     texts = [_for_parser(caption, rules.max_chars) for caption in captions]
-    found = []
+    phrase_lists = []
     with nullcontext() if pipeline.vocab.in_memory_zone else pipeline.memory_zone():
         for doc, caption in zip(pipeline.pipe(texts, batch_size=256), captions):
             phrases = phrases_of(doc, rules, caption)
             if not phrases and rules.none == "caption" and caption.strip():
                 phrases = [Phrase(caption, 0, len(caption))]
-            found.append(phrases)
-    return found
+            phrase_lists.append(phrases)
+    return phrase_lists
 
 # %% ../nbs/1_method/06_concepts.ipynb #f50b72b2
 def noun_phrases_many(
@@ -385,7 +385,7 @@ def find_phrases(
     phrases: Iterable,  # texts, or (text, start, end)
 ) -> list[Phrase]:  # a phrase that does not occur in the caption keeps its text and has start = end = -1
     "Find given phrases in a caption; whole words first, letter case ignored"
-    found = []
+    placed = []
     for item in phrases:
         text, start, end = (item, -1, -1) if isinstance(item, str) else item
         is_placed = text == text.strip() and Phrase(text, start, end).is_in(caption)
@@ -394,5 +394,5 @@ def find_phrases(
             start, end = _search(caption, text)
             text = caption[start:end] if start >= 0 else text
         if text:
-            found.append(Phrase(text, start, end))
-    return found
+            placed.append(Phrase(text, start, end))
+    return placed

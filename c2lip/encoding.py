@@ -289,10 +289,10 @@ def shared_place(
     return (image + rank * rows) % (ranks * rows)
 
 # %% ../nbs/1_method/12_encoding.ipynb #a0288a35
-def _count(own, device):
+def _count(numbers, device):
     "Numbers of this rank by name → the same name's number on every rank, by one message"
-    counted: Any = _AllGather.apply(torch.tensor(list(own.values()), device=device))
-    return dict(zip(own, counted.T.tolist()))
+    counted: Any = _AllGather.apply(torch.tensor(list(numbers.values()), device=device))
+    return dict(zip(numbers, counted.T.tolist()))
 
 
 def _shift(values, own_lengths, rows):

@@ -51,8 +51,8 @@ DUPLICATES = ("separate", "mask", "merge")
 def _marked(image, column, images, columns):
     "(images, columns) bool: True where one of this rank's images has a mention in the column"
     marked = torch.zeros(images, columns, dtype=torch.bool, device=image.device)
-    own = image < images
-    marked[image[own], column[own]] = True
+    local = image < images
+    marked[image[local], column[local]] = True
     return marked
 
 
@@ -75,15 +75,15 @@ def phrase_signs(
 ) -> tuple[Tensor, Tensor]:  # (B,K) signs, (K,) row of each column's phrase; K = E, or the distinct words if merged
     "Signs between images and phrases, with equal phrases kept apart, masked or merged"
     mention = torch.arange(len(owner), device=owner.device)
-    own = _marked(owner, mention, n, len(owner))
+    owned = _marked(owner, mention, n, len(owner))
     if duplicates == "separate" or len(owner) == 0:
-        return own * 2.0 - 1, column
+        return owned * 2.0 - 1, column
 
     words, group = number[column].unique(return_inverse=True)  # of mentioned rows alone
     mentioned = _marked(owner, group, n, len(words))
     if duplicates == "mask":
         not_own = mentioned[:, group] * 1.0 - 1
-        return torch.where(own, 1.0, not_own), column
+        return torch.where(owned, 1.0, not_own), column
 
     place = owner if place is None else place
     rows = _first_rows(place, column, group, len(words), len(number))

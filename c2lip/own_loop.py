@@ -164,8 +164,8 @@ def towers_of(
 def _placed_phrase(caption, phrase):
     "A text, or (text, start, end), with its place in its caption; −1, −1 where a bare text is not in it"
     match phrase:
-        case str() if found := find_phrases(caption, [phrase]):
-            return found[0]
+        case str() if placed := find_phrases(caption, [phrase]):
+            return placed[0]
         case [str(text), int(start), int(end)] if text.strip() and (start < 0 or Phrase(*phrase).is_in(caption)):
             return Phrase(text, start, end)
     raise UserError(
@@ -201,9 +201,9 @@ def _part(item, name):
     try:
         return item[name]
     except (LookupError, TypeError):
-        found = list(item) if isinstance(item, dict) else type(item).__name__
+        contents = list(item) if isinstance(item, dict) else type(item).__name__
         raise UserError(
-            f"an item of the data set ({found}) has no {name!r}: "
+            f"an item of the data set ({contents}) has no {name!r}: "
             'name its image and its caption, such as PhraseCollate("image", "text")'
         ) from None
 
@@ -266,8 +266,8 @@ def _samples(images, captions, phrases):
     "A sample for each image; the number of each must agree"
     is_batch = isinstance(images, Tensor) and images.ndim == 4 and images.shape[1] == 3 and len(images)
     if not is_batch or not images.is_floating_point():
-        found = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else short(images)
-        raise UserError(f"the images are {found}: give (B,3,H,W), preprocessed, of floating point, at least one")
+        form = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else short(images)
+        raise UserError(f"the images are {form}: give (B,3,H,W), preprocessed, of floating point, at least one")
     for what, values in (("captions", captions), ("lists of phrases", phrases)):
         if not hasattr(values, "__len__") or len(values) != len(images):
             raise UserError(f"there are {len(images)} images, but {what} {short(values)}; each image has one")

@@ -129,8 +129,8 @@ CACHE_WAY = "; C2LIP_CACHE may name another folder"  # the end of a message
 def cache_folder() -> Path:  # existing or not
     """Where indexes and drawn benchmarks are kept: C2LIP_CACHE, else data/cache of a clone,
     else c2lip in XDG_CACHE_HOME or ~/.cache, on every system, as the hub's library does"""
-    if own := os.environ.get("C2LIP_CACHE"):
-        return user_path(own).absolute()
+    if chosen := os.environ.get("C2LIP_CACHE"):
+        return user_path(chosen).absolute()
     clone = project_of(Path.cwd()) or _own_clone()
     if clone:
         return clone / "data" / "cache"
@@ -145,10 +145,10 @@ def regular(
     most: float = math.inf,  # bytes that it may have
 ) -> Path:
     "The path of a regular file; raises `OSError` for a folder, a pipe or a device, which could block, or nothing"
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
-    if found.st_size > most:
+    if status.st_size > most:
         raise OSError(errno.EINVAL, f"is longer than {most:,} bytes", os.fspath(path))
     return Path(path)
 
@@ -199,10 +199,10 @@ def read_text(
 
 # %% ../../nbs/1_method/02_files.ipynb #f357adff
 def _each_once(pairs):
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         raise ValueError(f"an object has a key twice, of {short([key for key, _ in pairs])}")
-    return found
+    return mapping
 
 
 def parse_json(
@@ -250,8 +250,8 @@ def json_object(
 ) -> dict:
     "The object that a JSON file holds; empty where the file is missing, damaged or of another form"
     with suppress(UserError):
-        found = read_json(path)
-        return found if isinstance(found, dict) else {}
+        value = read_json(path)
+        return value if isinstance(value, dict) else {}
     return {}
 
 
@@ -325,8 +325,8 @@ def disk_errors(
     try:
         yield
     except Exception as e:
-        told = re.search(r"os error (\d+)", str(e))  # by safetensors
-        error = OSError(int(told[1]), os.strerror(int(told[1]))) if told else e
+        match = re.search(r"os error (\d+)", str(e))  # by safetensors
+        error = OSError(int(match[1]), os.strerror(int(match[1]))) if match else e
         if not isinstance(error, OSError) or (error.errno not in _DISK_ERRORS and not error.filename):
             raise
         room = "; make room" if error.errno in _DISK_ERRORS else ""

@@ -165,8 +165,8 @@ def contrast(
         scale = features["scale"]
         if not has_bias(towers):
             return softmax_loss(image, text, scale, rows)
-        own = image[:rows]
-        losses = c2lip_losses(own, text, None, None, None, scale, features["bias"], terms=("contrastive",))
+        images = image[:rows]
+        losses = c2lip_losses(images, text, None, None, None, scale, features["bias"], terms=("contrastive",))
         return losses["contrastive"]
 
     return loss
@@ -184,11 +184,11 @@ def _part(batch, i, parts):
     """Part i of what the towers read of a batch, and entry → its rows of the whole.
 
     Every entry is cut in equal parts, masks like their entry, spans with their tokens."""
-    own = _share(batch.rows, i, parts)
-    images = {name: x[own] for name, x in batch.images.items()}
-    masks = {name: x[own] for name, x in batch.masks.items()}
+    part = _share(batch.rows, i, parts)
+    images = {name: x[part] for name, x in batch.images.items()}
+    masks = {name: x[part] for name, x in batch.masks.items()}
 
-    rows: dict = dict.fromkeys(images, own)
+    rows: dict = dict.fromkeys(images, part)
     texts = {}
     for name, entry in batch.texts.items():
         if entry.spans is None:

@@ -140,11 +140,11 @@ def _patches(f, batch, xac_scale):
     tokens = f["image_tokens"].detach()
     before = phrase.owner.new_tensor([-1])
     first = phrase.owner.diff(prepend=before) != 0
-    own = first & (phrase.owner < batch.rows)
+    local = first & (phrase.owner < batch.rows)
 
-    column = phrase.column[own]
+    column = phrase.column[local]
     concepts = f["phrase"].detach().to(tokens.dtype)[column, None]
-    cosine = full_precision(torch.linalg.vecdot(tokens[phrase.owner[own]], concepts))
+    cosine = full_precision(torch.linalg.vecdot(tokens[phrase.owner[local]], concepts))
     weights = (xac_scale * cosine).softmax(-1)
     images = first.sum().clamp(min=1)
     return patches_in_effect(weights).sum() / images

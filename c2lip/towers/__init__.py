@@ -292,8 +292,8 @@ def _read_tensors(file):
         with safe_globals(modules):
             return torch.load(opened, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as e:
-        found = re.search(r"GLOBAL (\S+)", str(e))
-        more = found[1] if found else "it is no file of torch"
+        match = re.search(r"GLOBAL (\S+)", str(e))
+        more = match[1] if match else "it is no file of torch"
         raise UserError(f"more than weights and plain data ({more}), which is never run; save its state_dict") from None
 
 
@@ -316,25 +316,25 @@ def _inside(weights, known, part):
             if ".".join(words[place:]) in known:
                 wrappers[".".join([*words[:place], ""])] += 1
 
-    found = [(count, wrapper) for wrapper, count in wrappers.items() if part in wrapper]
-    found.sort(reverse=True)
-    if not found:
+    candidates = [(count, wrapper) for wrapper, count in wrappers.items() if part in wrapper]
+    candidates.sort(reverse=True)
+    if not candidates:
         raise UserError(f"no weight has a name of this model; names look like {next(iter(weights), 'nothing')}")
-    if len(found) > 1 and found[0][0] == found[1][0]:
-        raise UserError(f"there are several models, {found[0][1]} and {found[1][1]}: name one as part")
+    if len(candidates) > 1 and candidates[0][0] == candidates[1][0]:
+        raise UserError(f"there are several models, {candidates[0][1]} and {candidates[1][1]}: name one as part")
 
-    wrapper = found[0][1]
+    wrapper = candidates[0][1]
     return {name.removeprefix(wrapper): weight for name, weight in weights.items() if name.startswith(wrapper)}
 
 
 def _put(towers, weights, part):
     "Write the weights of a file into towers; whether it has those of the image tower alone"
     model = towers.model
-    own = model.state_dict()
+    current = model.state_dict()
     views = translate(model)[1] if expressible(towers)[0] else {}
-    older = {name.removeprefix("text.") for name in own}
-    state = _inside(weights, {*own, *older, *views}, part)
-    if views and len(views.keys() & state) > len({*own, *older} & state.keys()):
+    older = {name.removeprefix("text.") for name in current}
+    state = _inside(weights, {*current, *older, *views}, part)
+    if views and len(views.keys() & state) > len({*current, *older} & state.keys()):
         fill_views(views, state)
         return False
 

@@ -87,12 +87,12 @@ RELEASED = (_WEIGHTS[0], _CONFIG, "tokenizer.json", "tokenizer_config.json")  # 
 
 def _weights_file(folder):
     "The safetensors file of a release folder that open_clip would read"
-    found = sorted(file.name for file in folder.glob("*.safetensors"))
-    names = [name for name in _WEIGHTS if name in found] or found
+    files = sorted(file.name for file in folder.glob("*.safetensors"))
+    names = [name for name in _WEIGHTS if name in files] or files
     if not names:
         raise UserError(f"{folder} holds no weights ({_WEIGHTS[0]}); a pickle is never opened: {_CONVERT}")
-    if names is found and len(found) > 1:
-        raise UserError(f"{folder} holds several weights ({', '.join(found)}): call the right ones {_WEIGHTS[0]}")
+    if names is files and len(files) > 1:
+        raise UserError(f"{folder} holds several weights ({', '.join(files)}): call the right ones {_WEIGHTS[0]}")
     return folder / names[0]
 
 
@@ -301,9 +301,9 @@ def own_names(
         weights = convert_to_custom_text_state_dict(weights)
     weights.pop("text.transformer.embeddings.position_ids", None)  # transformers wrote it once, open_clip drops it
     for name in {"logit_scale", "logit_bias"} & set(weights):
-        own = getattr(model, name, None)
-        if own is not None and weights[name].dim() < 2 and weights[name].numel() == 1:
-            weights[name] = weights[name].reshape(own.shape)  # one axis or none
+        parameter = getattr(model, name, None)
+        if parameter is not None and weights[name].dim() < 2 and weights[name].numel() == 1:
+            weights[name] = weights[name].reshape(parameter.shape)  # one axis or none
     return weights
 
 

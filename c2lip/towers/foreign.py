@@ -145,7 +145,7 @@ def _text_part(config, folder):
     text = config.text_config
     file = folder / "tokenizer_config.json"
     kind = str(json_object(file).get("tokenizer_class"))
-    cleaning = next((how for start, how in _CLEANING.items() if kind.startswith(start)), "whitespace")
+    cleaning = next((rule for start, rule in _CLEANING.items() if kind.startswith(start)), "whitespace")
     part = _tower(text) | {
         "heads": text.num_attention_heads,
         "context_length": text.max_position_embeddings,
@@ -276,9 +276,9 @@ def load_foreign(
 # %% ../../nbs/1_method/09_foreign_models.ipynb #29159cc4
 def _objects(value):
     "All objects of nested JSON"
-    found: list[dict] = []
-    json.loads(json.dumps(value), object_hook=found.append)
-    return found
+    objects: list[dict] = []
+    json.loads(json.dumps(value), object_hook=objects.append)
+    return objects
 
 
 def refuse_code(

@@ -113,8 +113,8 @@ def fit_presence(
     false = phrases_of_others(true) if false is None else false
     vector_of = text_vectors(towers, [phrase for some in [*true, *false] for phrase in some])
     cosines, answers = [], []
-    for image, *asked in zip(encode_images(towers, images), true, false):
-        for answer, phrases in zip((True, False), asked):
+    for image, *phrase_lists in zip(encode_images(towers, images), true, false):
+        for answer, phrases in zip((True, False), phrase_lists):
             cosines += [(image[1:, :-1] @ vector_of[phrase]).max() for phrase in phrases]
             answers += [answer] * len(phrases)
     return fit_curve(np.array(cosines, np.float64), np.array(answers, bool))

@@ -208,9 +208,9 @@ def _bare(phrase):
 
 def _with_others(phrase, part, drawn, photographed):
     "A phrase with a part replaced by each other word: of the embedded world if the part is, else of photographs"
-    own = part.text.lower()
-    words = drawn if own in drawn else photographed
-    return [swap_spans(phrase, {(part.start, part.end): word}) for word in words if word != own]
+    original = part.text.lower()
+    words = drawn if original in drawn else photographed
+    return [swap_spans(phrase, {(part.start, part.end): word}) for word in words if word != original]
 
 
 def _rivals(phrase, true=(), world=DRAWN):

@@ -272,8 +272,8 @@ def _join_rows(samples, path):
     urls = list(map(_url, samples))
     table = pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
     wanted = pyarrow.array(urls, pyarrow.string())
-    found = table.filter(pyarrow.compute.is_in(table["key"], wanted)).to_pylist()
-    return list(map({row["key"]: row for row in found}.get, urls))
+    rows = table.filter(pyarrow.compute.is_in(table["key"], wanted)).to_pylist()
+    return list(map({row["key"]: row for row in rows}.get, urls))
 
 # %% ../../../nbs/4_data/04_shards.ipynb #33fce598
 def shard_records(

@@ -36,7 +36,7 @@ def _methods_in(module):
 
 def find_methods() -> tuple[dict[str, Callable], dict[str, str]]:  # name → function, module → why it holds none
     "The plain methods and those of every module in `_PACKAGES`, and the modules that hold none"
-    found = {method.__name__: method for method in (plain, clip)}
+    by_name = {method.__name__: method for method in (plain, clip)}
     without = {}
     for package in _PACKAGES:
         for _, module, _ in pkgutil.iter_modules(importlib.import_module(package).__path__):
@@ -48,8 +48,8 @@ def find_methods() -> tuple[dict[str, Callable], dict[str, str]]:  # name → fu
                 continue
             if not methods:
                 without[module] = f"{name} holds no function that is declared to return a Method (def … -> Method)"
-            found |= methods
-    return found, without
+            by_name |= methods
+    return by_name, without
 
 
 def method_names() -> list[str]:
@@ -110,11 +110,11 @@ def _joined(methods, weights):
 # %% ../../../nbs/3_relatives/01_registry.ipynb #275cae99
 def _build_one(name, towers, options):
     "The method of one name"
-    found, without = find_methods()
-    if name not in found and name in without:
+    methods, without = find_methods()
+    if name not in methods and name in without:
         raise UserError(f"there is no method {name!r}: {without[name]}")
-    check_choice("a method", name, list(found))
-    make = found[name]
+    check_choice("a method", name, list(methods))
+    make = methods[name]
     _, *known = inspect.signature(make).parameters  # the first takes the towers, whatever it is called
     return make(towers, **{option: options[option] for option in known if option in options})
 

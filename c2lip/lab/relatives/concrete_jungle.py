@@ -211,7 +211,7 @@ def _replaced_view(towers, regime="high", ratings="", negatives_file=""):
         units = [_rated_units(caption, scores) for caption in captions]
         pool = [unit for of_caption in units for unit in of_caption]
 
-        made = [negative_of(sample, own, pool, chance) for sample, own in zip(samples, units)]
+        made = [negative_of(sample, of_sample, pool, chance) for sample, of_sample in zip(samples, units)]
         negatives = {i: negative for i, negative in enumerate(made) if negative}
         _add_negatives(towers, batch, negatives)
         if len(batch.texts["alone"]):
@@ -270,10 +270,10 @@ def _cement_loss(f, pair, alone, rows, margin=_cement_margin):
     images = torch.cat([f["image"], f["negative_image"]])
     texts = torch.cat([f["caption"], f["negative"], f["alone"]])
     first = torch.arange(rows, device=images.device)
-    own = torch.cat([first, N + own_pair])  # these rows, and the columns that are right
+    targets = torch.cat([first, N + own_pair])  # these rows, and the columns that are right
 
-    image_to_text = _margin_loss(images[own], texts, f["scale"], own, text_column, kappa, margin)
-    text_to_image = _margin_loss(texts[own], images, f["scale"], own, image_column, kappa, margin)
+    image_to_text = _margin_loss(images[targets], texts, f["scale"], targets, text_column, kappa, margin)
+    text_to_image = _margin_loss(texts[targets], images, f["scale"], targets, image_column, kappa, margin)
     return (image_to_text + text_to_image) / len(images)
 
 # %% ../../../nbs/3_relatives/04_concrete_jungle.ipynb #d257485c

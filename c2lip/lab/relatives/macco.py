@@ -110,9 +110,9 @@ def _masked_contrast(f, rows, sigmoid):
     target = torch.arange(rows, device=f["scale"].device).repeat(2)
     losses = []
     for queries, keys in ((_IMAGES, _CAPTIONS), (_CAPTIONS, _IMAGES)):
-        own = torch.cat([f[name][:rows] for name in queries])
+        anchors = torch.cat([f[name][:rows] for name in queries])
         columns = torch.cat([f[name] for name in keys])
-        logits = scaled_cosines(own, columns, f["scale"])
+        logits = scaled_cosines(anchors, columns, f["scale"])
         if sigmoid:
             signs = 2 * F.one_hot(target, len(columns)) - 1
             losses.append(sigmoid_loss(logits + f["bias"], signs))

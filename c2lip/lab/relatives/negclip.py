@@ -17,7 +17,7 @@ from ...methods import Method, Objective, caption_view, further_texts, step_gene
 from ...towers import Towers, has_bias
 
 # %% ../../../nbs/3_relatives/08_negclip.ipynb #a192482a
-def _negclip_view(towers, kinds=ALL_KINDS, way="swap"):
+def _negclip_view(towers, kinds=ALL_KINDS, subset="swap"):
     "Images, captions and a hard caption of each, where it can be made"
     plain = caption_view(towers)
 
@@ -27,7 +27,7 @@ def _negclip_view(towers, kinds=ALL_KINDS, way="swap"):
         captions = [sample.caption for sample in samples]
         phrases = [sample.phrases for sample in samples]
 
-        edits = edit_captions(way, captions, phrases, chance, kinds)
+        edits = edit_captions(subset, captions, phrases, chance, kinds)
         hard = {i: edit[1] for i, edit in enumerate(edits) if edit}
         batch.texts["hard"] = further_texts(towers, list(hard.values()), list(hard))
         return batch
@@ -67,8 +67,8 @@ def negclip(
 
     def losses(f, batch, terms):
         if sigmoid:
-            own = f["image"][: batch.rows]
-            loss = _negclip_sigmoid(own, f["caption"], f["hard"], f["scale"], f["bias"])
+            images = f["image"][: batch.rows]
+            loss = _negclip_sigmoid(images, f["caption"], f["hard"], f["scale"], f["bias"])
         else:
             texts = torch.cat([f["caption"], f["hard"]])
             loss = softmax_loss(f["image"], texts, f["scale"], batch.rows)

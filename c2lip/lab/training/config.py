@@ -111,8 +111,8 @@ class Config(_Training):
     ) -> "Config":
         "Complete and check flat settings, and split them into the run's own and the method's options"
         given = dict(complete(settings))
-        own = {name: given.pop(name) for name in settings_of()}
-        return cls(**own, options=given)
+        values = {name: given.pop(name) for name in settings_of()}
+        return cls(**values, options=given)
 
 
 class Checked(dict):
@@ -325,12 +325,12 @@ def declared_for(
     "The settings of a run, the options of its method, and those options of other methods that are given"
     declared = settings_of()
     methods = read_methods()
-    own = {}
+    of_method = {}
     for method in split_methods(str(given.get("method", Config.method))):
-        own |= methods.get(method, {})
-    declared |= {name: option for name, option in own.items() if option.default is not None}
+        of_method |= methods.get(method, {})
+    declared |= {name: option for name, option in of_method.items() if option.default is not None}
 
-    for options in (own, *methods.values()):
+    for options in (of_method, *methods.values()):
         for name in options.keys() & given.keys():
             declared.setdefault(name, options[name])
     return declared

@@ -56,17 +56,17 @@ def _split(words):
     options = [click.Option(names.split(), nargs=n, multiple=True) for names, n in zip(_OPTIONS, counts)]
     command = click.Command("", params=[click.Argument(["places"], nargs=-1), *options], add_help_option=False)
     with suppress(click.UsageError):
-        found = command.make_context("papermill", words, ignore_unknown_options=True).params
-        found["places"] = [word for word in found["places"] if word == "-" or not word.startswith("-")]
-        return found
+        parts = command.make_context("papermill", words, ignore_unknown_options=True).params
+        parts["places"] = [word for word in parts["places"] if word == "-" or not word.startswith("-")]
+        return parts
     return None
 
 # %% ../../../nbs/6_training/03_launch.ipynb #50397b37
-def _given(found):
+def _given(parts):
     "Name → value of all that a line gives, in papermill's order, and name → text as typed; `UserError` for no mapping"
-    texts = [("-b", base64.b64decode(text).decode()) for text in found["base64"]]
-    texts += [(file, read_text(file)) for file in found["files"] if "://" not in file]
-    texts += [("-y", text) for text in found["yaml"]]
+    texts = [("-b", base64.b64decode(text).decode()) for text in parts["base64"]]
+    texts += [(file, read_text(file)) for file in parts["files"] if "://" not in file]
+    texts += [("-y", text) for text in parts["yaml"]]
     given: dict = {}
     typed: dict = {}
     for source, text in texts:
@@ -75,7 +75,7 @@ def _given(found):
             raise UserError(f"{source} is not of the form name: value")
         given |= values or {}
         typed |= parse_yaml(text, source, as_typed=True) or {}
-    words = dict(found["pairs"]) | dict(found["raw"])
+    words = dict(parts["pairs"]) | dict(parts["raw"])
     return given | words, typed | words
 
 
@@ -91,10 +91,10 @@ def complete_line(
     argv: list[str],  # a command line, program first
 ) -> list[str]:  # the line that papermill shall read; the same where it is left to papermill
     "Choose our engine and a run folder where the line names no second path; `UserError` where there is no notebook"
-    found = None if set(_PLAIN).intersection(argv) else _split(argv[1:])
-    if not found or not found["places"]:
+    parts = None if set(_PLAIN).intersection(argv) else _split(argv[1:])
+    if not parts or not parts["places"]:
         return argv
-    launcher, *places = found["places"]
+    launcher, *places = parts["places"]
     root = root_of(launcher)
     if root is None:
         return argv
@@ -104,7 +104,7 @@ def complete_line(
         others = [path.name for path in root.glob("nbs/*.ipynb")]
         raise UserError(f"there is no notebook {notebook}{did_you_mean(notebook.name, others)}")
 
-    given, typed = _given(found)
+    given, typed = _given(parts)
     line = list(argv)
     settings = launcher_settings(notebook, given)
     for name, value in typed.items():  # papermill takes 007 for 7, and nan for a number

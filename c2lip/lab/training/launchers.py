@@ -190,9 +190,9 @@ def check_folder(
         if file not in executed and (file in notebooks or not (is_run or early)):
             raise UserError(f"{folder} holds {file.name}, which is of no run of {launcher}: take another run_dir")
         if file.name in results and not goes_on:
-            way = "resume True goes on with it" if "resume" in settings else "delete it if it may go"
+            advice = "resume True goes on with it" if "resume" in settings else "delete it if it may go"
             raise UserError(
-                f"{folder} holds a run ({file.name}), which is not overwritten: take another run_dir, or {way}"
+                f"{folder} holds a run ({file.name}), which is not overwritten: take another run_dir, or {advice}"
             )
 
 

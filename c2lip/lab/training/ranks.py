@@ -29,17 +29,17 @@ def check_gpus(
 ) -> int:  # GPUs that torch can use
     "Raise `UserError` for more ranks than usable GPUs, and for GPUs that torch cannot use, unless the CPU is meant"
     seen = torch.cuda.device_count()
-    there = seen if torch.cuda.is_available() else 0
-    if device == "cpu" or (ranks <= max(1, there) and seen == there):
-        return there
+    usable = seen if torch.cuda.is_available() else 0
+    if device == "cpu" or (ranks <= max(1, usable) and seen == usable):
+        return usable
 
     why = ""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as e:  # an old driver, a torch without CUDA
         why = f" ({one_line(e, 160)})"
-    hint = f"take -p gpus {max(1, there)}, or -p device cpu"
-    raise UserError(f"gpus {ranks}: of {seen} GPUs torch {torch.__version__} can use {there}{why}; {hint}")
+    hint = f"take -p gpus {max(1, usable)}, or -p device cpu"
+    raise UserError(f"gpus {ranks}: of {seen} GPUs torch {torch.__version__} can use {usable}{why}; {hint}")
 
 # %% ../../../nbs/6_training/09_ranks.ipynb #64ec982d
 _REPORT = re.compile(r"^\s*rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*-(\d+)", re.M)  # torchrun's, of a killed rank

@@ -80,9 +80,9 @@ def _read_suite(run, name):
     if missing:
         raise UserError(f"{name} lacks {len(missing)} images, such as {missing[0]}: it should hold {about.files}")
 
-    found = sum(map(len, suite.items.values())) or len(suite.images)
-    if found not in about.items:
-        raise UserError(f"{name} has {found:,} items, not {about.size}: another version; from {about.home}")
+    count = sum(map(len, suite.items.values())) or len(suite.images)
+    if count not in about.items:
+        raise UserError(f"{name} has {count:,} items, not {about.size}: another version; from {about.home}")
     return suite
 
 
@@ -157,10 +157,10 @@ def _check_images(run):
             sizes.append(open_image(record.image).size)
 
     large = sum(min(size) >= side for size in sizes)
-    found = f"of ten images {len(sizes)} open and {large} have the model's {side} pixels"
+    summary = f"of ten images {len(sizes)} open and {large} have the model's {side} pixels"
     if large < 5:
-        raise UserError(f"{found}, the last is {sizes[-1:]}: fetch them again, larger")
-    yield found
+        raise UserError(f"{summary}, the last is {sizes[-1:]}: fetch them again, larger")
+    yield summary
 
 
 def _check_workers(run):
@@ -266,14 +266,14 @@ def rehearse(
         run.device = torch.device("cpu")
         run.setup = run.log = None
         for name, check_one in _REHEARSED.items():
-            found = []
+            outcomes = []
             try:
                 with redirect_stdout(StringIO()):  # of training and of readers
                     for text in check_one(run):
-                        found.append(text)
+                        outcomes.append(text)
             except (UserError, OSError, RuntimeError) as e:
-                found.append(e)
+                outcomes.append(e)
 
-            yield from (_Line(name, "ok" if isinstance(text, str) else "WRONG", one_line(text)) for text in found)
+            yield from (_Line(name, "ok" if isinstance(text, str) else "WRONG", one_line(text)) for text in outcomes)
             if {"set-up": run.setup, "steps": run.log}.get(name, True) is None:
                 return  # later checks would have nothing to look at

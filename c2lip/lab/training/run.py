@@ -160,8 +160,8 @@ def _auto_values(given, taken):
     before = vars(given) | given.options
     after = vars(taken) | taken.options
     known = read_methods()
-    own = [name for method in split_methods(taken.method) for name in known[method]]
-    return {name: after[name] for name in (*CHOSEN, *own) if before.get(name) == AUTO}
+    options = [name for method in split_methods(taken.method) for name in known[method]]
+    return {name: after[name] for name in (*CHOSEN, *options) if before.get(name) == AUTO}
 
 
 def print_advice(

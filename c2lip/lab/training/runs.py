@@ -21,8 +21,8 @@ from .launchers import papermill_notes
 # %% ../../../nbs/6_training/08_runs.ipynb #9dc399b6
 def _papermill_notes(folder):
     "papermill's notes on the folder's executed notebook; empty where there are none"
-    found = map(papermill_notes, sorted(folder.glob("*.ipynb")))
-    return next(filter(None, found), {})
+    notes = map(papermill_notes, sorted(folder.glob("*.ipynb")))
+    return next(filter(None, notes), {})
 
 
 def _is_run(folder):

@@ -254,10 +254,10 @@ def _gradients_by_term(losses, model):
 
     _, ranks = rank_and_world_size()
     gradients = defaultdict(dict)
-    for tower, own in weights.items():
+    for tower, parameters in weights.items():
         for name, loss in losses.items():
             if loss.requires_grad:
-                parts = torch.autograd.grad(loss, own, retain_graph=True, materialize_grads=True)
+                parts = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
                 row = torch.cat([part.flatten().float() for part in parts])
                 gradients[tower][name] = sum_over_ranks(row) / ranks
     return gradients
