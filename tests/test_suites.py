@@ -296,8 +296,12 @@ def test_newer_suites_in_their_published_layouts(tmp_path):
     rows = [dict(sentence=c, pos_image_id=2 * n, neg_image_id=2 * n + 1) for n, (c, *_) in enumerate(crossed)]
     rows = [r | {k: k == negative[n % 3] for k in negative} for n, r in enumerate(rows)]
     put("svo_probes/svo_probes.csv", pd.DataFrame(rows))
-    placed, bag = (rows_of(Squares(places), tmp_path) for places in (True, False))
-    assert set(placed.index.get_level_values(0)) == {*parquet, "eqben", "svo_probes"}
+    keys = ("anchor", "half_truth", "image")
+    rows = [dict(zip(keys, row), id=7, triplet_type="relation") for row in crossed]
+    put("half_truths/data/coco_qwen.parquet", pd.DataFrame(rows))
+    names = [*parquet, "eqben", "svo_probes", "half_truths"]
+    placed, bag = (rows_of(Squares(places), tmp_path, names) for places in (True, False))
+    assert {*placed.index.get_level_values(0)} == {*names}
     assert placed.value.sub(100).abs().max() < 1e-9, placed.to_string()
     assert (bag.value == 0).all()
     assert (bag.ties == bag.n).all()

@@ -52,8 +52,15 @@ class EmbedOptions:
         what,  # images, texts
     ):
         "A line that counts"
-        look = dict(desc=what, unit=f" {what}", mininterval=3, delay=0.5, file=sys.stdout)
-        return tqdm(total=total, disable=not self.progress, **look)
+        return tqdm(
+            desc=what,
+            total=total,
+            disable=not self.progress,
+            file=sys.stdout,
+            mininterval=3,
+            unit=f" {what}",
+            delay=0.5,
+        )
 
 # %% ../../../nbs/5_evaluation/03_embeddings.ipynb #4f4f3a8d
 def _place(model):

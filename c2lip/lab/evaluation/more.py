@@ -28,6 +28,7 @@ from c2lip.lab.evaluation.choices import (
     folders_of,
     image_of,
     items_of,
+    pair_item,
 )
 
 # %% ../../../nbs/5_evaluation/09_more.ipynb #7f55bd9f
@@ -197,6 +198,23 @@ def _read_imagecode(request: Request) -> Suite:
             tasks[task].append(Item(question.number, image, (question.text("text"),), others=others))
     return choice_suite("imagecode", tasks, {"average": tasks})
 
+# %% ../../../nbs/5_evaluation/09_more.ipynb #bbf96772
+def _read_half_truths(request: Request) -> Suite:
+    "CS-CLIP's half-truths: a true text, and the same with a detail that is wrong"
+
+    def item(entry):
+        pair = pair_item(entry, [request.at], "image.bytes | image", "anchor", "half_truth", key="id")
+        return entry.text("triplet_type"), pair
+
+    sources = ("coco_qwen", "coco_mistral", "cc3m_qwen")
+    files = {source: f"data/{source}.parquet" for source in sources}
+    tasks: dict[str, list] = {}
+    for source, items in items_of(request, files, item).items():
+        for kind, pair in items:  # entity, relation
+            tasks.setdefault(source, []).append(pair)
+            tasks.setdefault(f"{source} {kind}", []).append(pair)
+    return choice_suite("half_truths", tasks, {"average": sources})
+
 # %% ../../../nbs/5_evaluation/09_more.ipynb #f7d7083a
 MORE = {
     "bivlc": _read_bivlc,
@@ -211,5 +229,6 @@ MORE = {
     "crepe": _read_crepe,
     "fg_ovd": _read_fg_ovd,
     "imagecode": _read_imagecode,
+    "half_truths": _read_half_truths,
 }
 "Suite → its reader"

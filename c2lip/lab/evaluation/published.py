@@ -25,8 +25,7 @@ from .tables import Cell, Table, mark_best, read_layouts
 # %% ../../../nbs/5_evaluation/15_published.ipynb #bd71edb7
 def read_published() -> pd.DataFrame:
     "Every published figure: paper, table, model, backbone, training_data, benchmark, subtask, metric, value (%), note"
-    figures = pd.read_csv(shipped("published.csv"), keep_default_na=False)
-    return figures.astype({"value": float})
+    return pd.read_csv(shipped("published.csv"), keep_default_na=False)
 
 
 def published(

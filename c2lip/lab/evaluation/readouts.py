@@ -92,12 +92,12 @@ def _cosines_of_pairs(tokens, concepts, image, phrase, readout):
     return torch.cat(x)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #f7169d4f
-def _mean_over(rows, named, n, measure):
+def _mean_over(reading, images, named, n, measure):
     """(T,) the mean of what `measure` gives for pairs of an image and a number below n, each pair once, by image.
 
-    Text i has the image `rows[i]` and the numbers `named[i]`; 0 where it has none."""
+    Text i has the image `images[i]` and the numbers `named[i]`; 0 where it has none."""
     counts = torch.tensor(list(map(len, named)))
-    image = torch.tensor(rows).repeat_interleave(counts)
+    image = torch.tensor([reading.row[name] for name in images]).repeat_interleave(counts)
     number = torch.tensor([i for of_text in named for i in of_text])
     pairs, pair_of = (image * n + number).unique(return_inverse=True)
     values = measure(pairs // n, pairs % n)
@@ -159,7 +159,6 @@ class Reading(_Phrases):
         texts: list[str],  # n
     ) -> Tensor:  # (n,) x
         "How well the phrases of texts fit images"
-        rows = [self.row[image] for image in images]
         named = [[self.number[word] for word in words] for words in self.read(texts)]
 
         def x(image, phrase):
@@ -167,7 +166,7 @@ class Reading(_Phrases):
                 return similarity(self.vectors[image], self.concepts[phrase])
             return _cosines_of_pairs(self.tokens, self.concepts, image, phrase, readout)
 
-        return _mean_over(rows, named, len(self.concepts), x)
+        return _mean_over(self, images, named, len(self.concepts), x)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #228e194e
 _NEARNESS = 20.0  # of a cosine, before the softmax over known wordings
@@ -235,13 +234,12 @@ def _relation_gains(
         return torch.zeros(len(texts))
 
     number = {relation: i for i, relation in enumerate(relations)}
-    rows = [reading.row[image] for image in images]
     named = [[number[relation] for relation in stated] for stated in of_text]
 
     def gains(image, relation):
         return _gains(reading, head, scale, image, [relations[i] for i in relation.tolist()])
 
-    return _mean_over(rows, named, len(relations), gains)
+    return _mean_over(reading, images, named, len(relations), gains)
 
 # %% ../../../nbs/5_evaluation/12_readouts.ipynb #1f7e64e6
 _FILE = "parts.json"
@@ -311,8 +309,8 @@ def fit_parts(
     stated = [(image, relations[0]) for image, relations in zip(images, _relations(captions)) if relations]
     if not stated:
         raise UserError(f"{len(captions):,} captions state no relation")
-    rows = torch.tensor([reading.row[image] for image, _ in stated])
-    relations = [relation for _, relation in stated]
+    shown, relations = zip(*stated)
+    rows = torch.tensor([reading.row[image] for image in shown])
     features = _features(reading, rows, relations, readout.scale)
     head = head or fit_head(features, [relation.words for relation in relations])
 

@@ -165,8 +165,9 @@ def word_orders(
 
     nouns = [n for n, kind in enumerate(kinds) if kind in ("NOUN", "PROPN")]
     adjectives = [n for n, kind in enumerate(kinds) if kind == "ADJ"]
-    rest = [n for n in range(len(words)) if n not in {*nouns, *adjectives}]
-    threes = [list(range(n, min(n + 3, len(words)))) for n in range(0, len(words), 3)]
+    numbers = list(range(len(words)))
+    rest = [n for n in numbers if n not in {*nouns, *adjectives}]
+    threes = [numbers[start : start + 3] for start in numbers[::3]]
     sets = {
         "nouns and adjectives": [nouns, adjectives],
         "all but nouns and adjectives": [rest],
@@ -275,9 +276,9 @@ def _read_whatsup(request: Request) -> Suite:
 
 # %% ../../../../nbs/5_evaluation/07_composition.ipynb #ff9341a6
 PHENOMENA = (
-    *("existence", "plurals", "counting-hard", "counting-small-quant", "counting-adversarial", "relations"),
-    *("action-replacement", "actant-swap", "coreference-standard", "coreference-hard", "foil-it"),
-)
+    "existence plurals counting-hard counting-small-quant counting-adversarial relations action-replacement "
+    "actant-swap coreference-standard coreference-hard foil-it"
+).split()
 
 
 def _read_valse(request: Request) -> Suite:

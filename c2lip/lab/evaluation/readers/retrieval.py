@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ....concepts import split_sentences
 from ....core import UserError
-from ....core.files import read_text
+from ....core.files import read_json, read_text
 from ...data.images import text_lines
 from c2lip.lab.evaluation.base import (
     Entry,
@@ -64,7 +64,7 @@ def search_hits(
     found: dict[int, Hits | None] = {}
     wrong = (~positive).sum(1)
     asks = wrong > 0  # a query that all candidates answer asks nothing
-    fewest_wrong = int(wrong[asks].min()) if asks.any() else 0
+    fewest_wrong = min(wrong[asks].tolist(), default=0)
     for k in ks:
         columns = [torch.cat(column)[asks] for column in zip(*(part[k][:3] for part in parts))]
         found[k] = Hits(*columns) if k <= fewest_wrong else None
@@ -210,16 +210,29 @@ def read_retrieval_set(
     if next(at.glob("test/*.tar"), None):
         return _retrieval_suite(request.name, _read_shards(at))
 
-    present = [name for name, keys in LAYOUTS.items() if any(next(at.glob(file), None) for file in keys.files)]
-    layout = present[0]
-    files = [file for pattern in LAYOUTS[layout].files for file in sorted(at.glob(pattern))]
+    files = {}
+    for layout, keys in LAYOUTS.items():
+        files[layout] = [file for pattern in keys.files for file in sorted(at.glob(pattern))]
+    layout = next(name for name in LAYOUTS if files[name])
     long = LAYOUTS[layout].long
+    present = files[layout] if long else files[layout][:1]
 
-    named = [home / folder for home in (at, at.parent) for folder in _IMAGE_FOLDERS]
-    docci = at.parent / "docci"
-    folders = [at, *named, at.parent, docci / "images", docci / "images_aar"]
-    items = [item for file in files[: None if long else 1] for item in read_captions(file, layout, *folders)]
+    homes = (at, at.parent, at.parent / "docci")
+    named = [home / folder for home in homes for folder in _IMAGE_FOLDERS]
+    items = [item for file in present for item in read_captions(file, layout, at, *named, at.parent)]
     return _retrieval_suite(request.name, items, long)
+
+
+def _read_dci(request: Request) -> Suite:
+    "DCI: the caption of a whole image, and what its masks leave out, as one paragraph"
+    require_files(request.at, "annotations/*.json")
+    items = []
+    for path in sorted(request.at.glob("annotations/*.json")):
+        entry = Entry(read_json(path), path, path.stem)
+        image = find_image(entry.text("image"), request.at / "photos", request.at / "images")
+        caption = f"{entry.text('short_caption')} {entry.value('extra_caption', '')}"
+        items.append(Item(entry.number, image, (" ".join(caption.split()),)))
+    return _retrieval_suite(request.name, items, long=True)
 
 
 RETRIEVAL = dict.fromkeys(["retrieval", "heldout/retrieval"], read_own_retrieval)
@@ -227,4 +240,5 @@ RETRIEVAL |= dict.fromkeys(
     ["mscoco", "flickr30k", "flickr8k", "docci", "iiw", "urban1k"],
     read_retrieval_set,
 )
+RETRIEVAL["dci"] = _read_dci
 "Suite → its reader"
