@@ -111,7 +111,7 @@ class Rules:
     max_chars : of a longer caption only the beginning is parsed.
 
     Raises `UserError` for a value of another type than its default, below 0, or an unknown word.
-
+    Source: arXiv 2603.25722, section 4.1, parses captions for noun phrases; the rules are this library's.
     >>> caption = "A photo of a cup of coffee"
     >>> [phrase.text for phrase in noun_phrases(caption)]
     ['a cup of coffee']
@@ -331,13 +331,10 @@ def noun_phrases_many(
         this process alone.
     rules : fields of `Rules` by name, such as drop_generic=False.
 
-    Returns
-    -------
-    N lists, in order. A caption that is empty or not English has none. Each phrase is (text, start, end):
+    Returns N lists, in order. A caption that is empty or not English has none. Each phrase is (text, start, end):
     caption[start:end] is its noun phrase, and text as well unless the rule `join` added what the sentence says of it.
-
     Raises `UserError` for an unknown rule, or a pipeline that cannot be loaded or does not parse.
-
+    Source: arXiv 2603.25722, sections 3.2 and 4.1.
     >>> noun_phrases_many(["A dog on a sofa.", ""])
     [[Phrase(text='A dog', start=0, end=5), Phrase(text='a sofa', start=9, end=15)], []]
     """
@@ -362,9 +359,14 @@ def noun_phrases(
 ) -> list[Phrase]:  # (text, start, end), in reading order
     """The concepts of one caption, as `noun_phrases_many` finds those of many.
 
-    `caption` is a text as `canonical_caption` cleans it, `nlp` a pipeline or the name of one, `rules` are fields of
-    `Rules`. Raises `UserError` for an unknown rule, or a pipeline that cannot be loaded or does not parse.
+    Parameters
+    ----------
+    caption : a text as `canonical_caption` cleans it.
+    nlp, rules : as those of `noun_phrases_many`.
 
+    Returns the phrases in reading order, as (text, start, end).
+    Raises `UserError` for an unknown rule, or a pipeline that cannot be loaded or does not parse.
+    Source: arXiv 2603.25722, sections 3.2 and 4.1.
     >>> noun_phrases("A red couch stands by the tall building.")
     [Phrase(text='A red couch', start=0, end=11), Phrase(text='the tall building', start=22, end=39)]
     >>> noun_phrases("The house is red.")  # at 0:9 stands "The house"

@@ -163,7 +163,7 @@ def c2lip_losses(
     xac_scale: float = 1.0,  # β of the attention in xac
     terms: Collection[str] = ("contrastive", "npc", "xac"),  # those to compute
 ) -> dict[str, Tensor]:  # unweighted, under the terms' names
-    """C2LIP's losses (Eq. 4, 5, 7): image–caption, image–phrase, and phrase–what it reads from the image.
+    """C2LIP's losses: image–caption, image–phrase, and phrase–what it reads from the image.
 
     All embeddings are unit vectors, of any precision; the losses are in float32 (float64 if given).
 
@@ -180,6 +180,7 @@ def c2lip_losses(
 
     Returns {name of the term: () the loss}: the sum over all pairs, divided by the number of columns (n or K).
     Raises `ValueError` where `owner` and `phrase` differ in number.
+    Source: arXiv 2603.25722, Eq. 4 (contrastive), 5 (npc) and 7 (xac).
 
     >>> v, t = torch.eye(2, 4), torch.eye(2, 4)  # two images, and captions that say the same
     >>> c, owner = torch.eye(3, 4), torch.tensor([0, 1, 1])  # three phrases

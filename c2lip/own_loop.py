@@ -220,18 +220,12 @@ class PhraseCollate:
         (where workers are spawned); or a loaded spaCy pipeline.
     rules : fields of `Rules` by name, such as strip_determiners=True.
 
-    Returns
-    -------
-    Called with B items: {"images": (B,3,H,W), "captions": B texts, "phrases": B lists of (text, first character, one
-    past the last)}, the arguments of `C2LIPLoss.forward`.
+    Returns, called with B items, {"images": (B,3,H,W), "captions": B texts, "phrases": B lists of (text, first
+    character, one past the last)}, the arguments of `C2LIPLoss.forward`.
+    Raises `UserError` for an unknown rule, and in the call for an item without such parts, an image that is no tensor,
+    a caption that is no text.
+    Source: arXiv 2603.25722, section 4.1, parses the captions before training.
 
-    Raises
-    ------
-    UserError : an unknown rule; and when called, an item without such parts, an image that is no tensor, a caption that
-        is no text.
-
-    Examples
-    --------
     >>> collate = PhraseCollate("pixel_values", "text")
     >>> batch = collate([{"pixel_values": torch.zeros(3, 96, 96), "text": "A red mug on a  table."}])
     >>> batch["captions"], batch["phrases"]
@@ -340,7 +334,7 @@ class _OwnStep(Step):
 
 # %% ../nbs/1_method/18_own_loop.ipynb #78a768e8
 class C2LIPLoss(_OwnStep):
-    """C2LIP's losses of your own model as one module: contrastive + λ_npc·npc + λ_xac·xac (Eq. 8).
+    """C2LIP's losses of your own model as one module: contrastive + λ_npc·npc + λ_xac·xac.
 
     The model is a part of it: `loss.parameters()` are the model's, none is added, nothing is patched. A model without a
     logit bias (CLIP) takes softmaxes in place of sigmoid losses. Losses are in float32 under autocast too.
@@ -361,13 +355,14 @@ class C2LIPLoss(_OwnStep):
 
     loss(images, captions, phrases) takes (B,3,H,W) preprocessed images, B captions, and B lists of (text, first
     character, one past the last) or of bare texts. Without phrases they are found here, in the cleaned captions;
-    `PhraseCollate` finds them in the loader's workers. It returns () each: "contrastive", "npc", "xac", unweighted,
-    "patches", over how many the attention of xac is spread, and "total", the weighted sum to be minimised. A loss of
-    weight 0 is not there. A batch without any phrase warns once: npc and xac are 0 in it.
+    `PhraseCollate` finds them in the loader's workers.
 
+    Returns, called so, () each: "contrastive", "npc", "xac", unweighted, "patches", over how many the attention of xac
+    is spread, and "total", the weighted sum to be minimised. A loss of weight 0 is not there. A batch without any
+    phrase warns once: npc and xac are 0 in it.
     Raises `UserError` for another kind of model or tokenizer, for an unknown word, and in the call for unequal numbers,
     a caption that is no text, a phrase that is not where it is said to be, a token that the model does not know.
-
+    Source: arXiv 2603.25722, Eq. 8; its own form is concepts "pool", xac_scale 1 and duplicates "separate".
     >>> towers = load("base")  # or a model and tokenizer of open_clip or transformers
     >>> loss = C2LIPLoss(towers.model, towers.tokenizer)
     >>> values = loss(torch.zeros(2, 3, 96, 96), ["A red mug on a table.", "A blue fish."])

@@ -229,17 +229,11 @@ def save(
     record : JSON, how the model was made. The card shows "settings" (name → value), "command", "steps",
         "samples_seen", "hours" and "versions". "made_from", digests and the number of parameters are added.
 
-    Returns
-    -------
-    The folder: open_clip_model.safetensors (float32), open_clip_config.json, the tokenizer's files, record.json, and
-    README.md, a model card. All are written beside the old ones and then moved into their places.
-
-    Raises
-    ------
-    UserError : the folder cannot be written, a full disk included, or holds such files that no release wrote.
-
-    Examples
-    --------
+    Returns the folder: open_clip_model.safetensors (float32), open_clip_config.json, the tokenizer's files,
+    record.json, and README.md, a model card. All are written beside the old ones and then moved into their places.
+    Raises `UserError` where the folder cannot be written, a full disk included, or holds such files that no release
+    wrote.
+    Source: the form of open_clip's `local-dir:`.
     >>> folder = save(load("base"), tempfile.mkdtemp(), {"settings": {"method": "c2lip"}, "steps": 1200})
     >>> load(folder).name == str(folder)
     True

@@ -272,18 +272,12 @@ def load(
     check : compare the files of a folder with the SHA-256 of its record.json.
     weights : False for the layers, activation, preprocessing and tokenizer of an open_clip name without its weights.
 
-    Returns
-    -------
-    Towers: `model` (open_clip's, float32, in evaluation mode), `tokenizer` (T texts → (T,L) ids), `preprocess` (PIL
-    image → (3,H,W)), `augment(crop_scale)`, `image_size` (H,W), `config` and `preprocess_cfg`.
-
-    Raises
-    ------
-    UserError : the name is unknown (with the most similar one), its files are not there (with the command that fetches
-        them), are a pickle, ask for code, or do not fit each other. Nothing is unpickled, no code of a folder is run.
-
-    Examples
-    --------
+    Returns Towers: `model` (open_clip's, float32, in evaluation mode), `tokenizer` (T texts → (T,L) ids), `preprocess`
+    (PIL image → (3,H,W)), `augment(crop_scale)`, `image_size` (H,W), `config` and `preprocess_cfg`.
+    Raises `UserError` where the name is unknown (with the most similar one), or its files are not there (with the
+    command that fetches them), are a pickle, ask for code, or do not fit each other. Nothing is unpickled, no code of a
+    folder is run.
+    Source: the forms of open_clip and transformers; nbs/pretrain.ipynb trains the small models.
     >>> towers = load("base")
     >>> towers.image_size, tuple(towers.token_ids(["a red mug", "a blue fish"]).shape)
     ((96, 96), (2, 48))

@@ -34,7 +34,7 @@ from ..data.images import BadImage, open_image
 from ..data.records import Skips
 from ..data.sources import find_source, open_data
 from .base import NotHere, Request, Scorer, Suite, suite_table
-from .embeddings import embed_images, embed_texts
+from .embeddings import EmbedOptions, embed_images, embed_texts
 from .localisation import read_localisation
 from .more import MORE
 from .readers.classes import CLASSES
@@ -113,7 +113,7 @@ def embed_suites(
     towers: Any,  # Towers: model, tokenizer, preprocess
     suites: dict[str, Suite],  # what `read_folder` gave
     known: dict | None = None,  # image → its embedding (D,), where there is one
-    **how: Any,  # fields of `EmbedOptions`
+    **options: Any,  # fields of `EmbedOptions`
 ) -> Scorer:
     "Embed every image and every text once; raise `UserError` with the first image that is missing"
     images = _images_of(suites)
@@ -121,8 +121,8 @@ def embed_suites(
     v = dict(known or {})
     new = [image for image in images if image not in v]
     if new:
-        v |= zip(new, embed_images(towers, new, images, **how))
-    t = dict(zip(texts, embed_texts(towers, texts, **how))) if texts else {}
+        v |= zip(new, embed_images(towers, new, images, **options))
+    t = dict(zip(texts, embed_texts(towers, texts, **options))) if texts else {}
     return Scorer(_rows_by_name(v), _rows_by_name(t), towers)
 
 
@@ -143,13 +143,13 @@ def tabulate(measured: Iterable) -> pd.DataFrame:  # what `measure` yields → s
     return pd.DataFrame(rows, columns=["suite", *Score._fields])
 
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #ab557154
-def _reading(towers, suites, readouts, how):
+def _reading(towers, suites, readouts, options):
     "What phrases read from the images of every suite that takes a readout; None where there is nothing to read"
     images = _images_of(suites)
     if not images or not readouts:
         return None
     try:
-        reading = Reading(towers, images, **how)
+        reading = Reading(towers, images, **options)
     except UserError as e:
         print(f"no {' or '.join(readouts)}: {str(e).split(';')[0]}")
         return None
@@ -165,47 +165,46 @@ def evaluate(
     ks: Iterable[int] = (1, 5),  # the K of R@K, where a benchmark does not fix them
     hits: dict | None = None,  # filled, if given, with (suite, name) → its items, for paired changes
     readouts: dict[str, Readout | Parts] | None = None,  # NAME → it; None: the model's own; {}: v·t alone
-    **how: Any,  # batch_size, progress, precision: fields of `EmbedOptions`
+    batch_size: int = EmbedOptions.batch_size,  # images at a time; texts go four times as many
+    progress: bool = EmbedOptions.progress,  # show lines that count
+    precision: str = EmbedOptions.precision,  # float32 or bf16
 ) -> pd.DataFrame:  # columns suite, name, value (percent), se, n, ties, nan
     """The rows of a model on every suite of a folder, all embedded once, every comparison strict.
 
     First the rows of v·t, then those of every readout, as NAME/SUITE.
 
-    Arguments:
-        towers: what `c2lip.towers.load` gives: a model with `encode_image` and `encode_text` to (n,D), its tokenizer
-            and preprocessing.
-        folder: a benchmark folder, as `read_folder` reads it.
-        suites: names of `READERS`. A published suite that is absent is left out, and said; one of the workbook's own
-            layout that is absent is an error.
-        images: where the images of suites in the workbook's own layout lie.
-        ks: K of R@K in `retrieval`; published retrieval sets have 1, 5 and 10.
-        hits: receives the items of every row, in the order of the table. `change_of_items` compares two models by them.
-        readouts: scores beside v·t. A model without visual tokens in the joint space has v·t alone, and says so.
-        how: `batch_size` images at a time; `progress` shows counts; `precision` is "float32" or "bf16".
+    Parameters
+    ----------
+    towers : what `c2lip.towers.load` gives: a model with `encode_image` and `encode_text` to (n,D), its tokenizer and
+        preprocessing.
+    folder : a benchmark folder, as `read_folder` reads it.
+    suites : names of `READERS`. A published suite that is absent is left out, and said; one of the workbook's own
+        layout that is absent is an error.
+    images : where the images of suites in the workbook's own layout lie.
+    ks : K of R@K in `retrieval`; published retrieval sets have 1, 5 and 10.
+    hits : receives the items of every row, in the order of the table. `change_of_items` compares two models by them.
+    readouts : scores beside v·t. A model without visual tokens in the joint space has v·t alone, and says so.
+    batch_size, progress, precision : how images and texts are embedded, as in `EmbedOptions`.
 
-    Returns:
-        A row for each task and mean: `value` and its standard error `se` in percent, 0 to 100; `n` items; `ties`, wrong
-        only because scores were equal; `nan`, with a score that is not a number. `value` is NaN where there is nothing
-        to measure.
-
-    Raises:
-        UserError: no such folder or suite; nothing of what is asked for is there; a file is damaged or an image is
-            missing, with the file, the item and the key.
-
+    Returns a row for each task and mean: `value` and its standard error `se` in percent, 0 to 100; `n` items; `ties`,
+    wrong only because scores were equal; `nan`, with a score that is not a number. `value` is NaN where there is
+    nothing to measure.
+    Raises `UserError` where there is no such folder or suite, where nothing of what is asked for is there, and where a
+    file is damaged or an image is missing, with the file, the item and the key.
     Source: each suite's own paper (see `where_to_get`); the strict rule is in `c2lip.lab.evaluation.scores`.
 
-    Example:
-        >>> folder = benchmark_folder("world", "validation", images=40, items=24, single=64)
-        >>> table = evaluate(load("base"), folder, "binding", progress=False, readouts={})
-        >>> list(table.columns), table.name[0], int(table.n[0])
-        (['suite', 'name', 'value', 'se', 'n', 'ties', 'nan'], 'attribute', 24)
+    >>> folder = benchmark_folder("world", "validation", images=40, items=24, single=64)
+    >>> table = evaluate(load("base"), folder, "binding", progress=False, readouts={})
+    >>> list(table.columns), table.name[0], int(table.n[0])
+    (['suite', 'name', 'value', 'se', 'n', 'ties', 'nan'], 'attribute', 24)
     """
     found = read_folder(folder, suites, images, ks)
     readouts = own_scores(towers) if readouts is None else readouts
     readable = {name: suite for name, suite in found.items() if suite.any_score and suite.images}
-    reading = _reading(towers, readable, readouts, how)
+    options = dict(batch_size=batch_size, progress=progress, precision=precision)
+    reading = _reading(towers, readable, readouts, options)
     vectors = dict(zip(reading.row, reading.vectors)) if reading else None
-    scorer = embed_suites(towers, found, vectors, **how)
+    scorer = embed_suites(towers, found, vectors, **options)
 
     measured = list(measure(found, scorer))
     for prefix, readout in readouts.items() if reading else ():
