@@ -318,5 +318,7 @@ def check_shards(
 ):
     "Raise `UserError` if too many shards are lost, since the number of their samples is unknown"
     if lost > limit * shards:
-        allowed = f"at most {100 * limit:.3g}% of them may be (max_skipped)"
-        raise UserError(f"{lost} of {shards} shards are missing or damaged: {about}; {allowed}")
+        raise UserError(
+            f"{lost} of {shards} shards are missing or damaged: {about}; "
+            f"at most {100 * limit:.3g}% of them may be (max_skipped)"
+        )

@@ -92,8 +92,9 @@ def read_folder(
         raise UserError(f"the folder {folder} has nothing for {', '.join(own)}: {lacking[own[0]]}")
 
     if not found:
-        none = f"the folder {folder} holds none of the suites {', '.join(names)}"
-        raise UserError("; ".join(map(str, lacking.values())) or none)
+        raise UserError(
+            "; ".join(map(str, lacking.values())) or f"the folder {folder} holds none of the suites {', '.join(names)}"
+        )
     for error in lacking.values():
         print(f"left out: {error}")
     return found

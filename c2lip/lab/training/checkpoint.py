@@ -127,8 +127,10 @@ def save_checkpoint(
         os.fsync(handle)  # what was moved is on the disk
         os.close(handle)
     except (OSError, RuntimeError) as e:
-        why = f"{e}, {shutil.disk_usage(folder).free / 1e6:,.0f} MB are free"  # torch does not name a full disk
-        raise UserError(f"step {step}: the checkpoint cannot be written to {folder} ({why}){_advice(folder)}") from None
+        free = shutil.disk_usage(folder).free / 1e6  # MB; torch does not name a full disk
+        raise UserError(
+            f"step {step}: the checkpoint cannot be written to {folder} ({e}, {free:,.0f} MB are free){_advice(folder)}"
+        ) from None
 
 # %% ../../../nbs/6_training/06_checkpoint.ipynb #7e671b8c
 def read_checkpoint(

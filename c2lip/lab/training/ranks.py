@@ -38,8 +38,10 @@ def check_gpus(
         torch.cuda.init()
     except (RuntimeError, AssertionError) as e:  # an old driver, a torch without CUDA
         why = f" ({one_line(e, 160)})"
-    hint = f"take -p gpus {max(1, usable)}, or -p device cpu"
-    raise UserError(f"gpus {ranks}: of {seen} GPUs torch {torch.__version__} can use {usable}{why}; {hint}")
+    raise UserError(
+        f"gpus {ranks}: of {seen} GPUs torch {torch.__version__} can use {usable}{why}; "
+        f"take -p gpus {max(1, usable)}, or -p device cpu"
+    )
 
 # %% ../../../nbs/6_training/09_ranks.ipynb #64ec982d
 _REPORT = re.compile(r"^\s*rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*-(\d+)", re.M)  # torchrun's, of a killed rank
