@@ -26,6 +26,9 @@ def test_numbers_of_sentences():
     rows = rows.assign(model=rows.model.str.replace(r", seed \d+$", "", regex=True))
     by_vt = rows.query("suite == 'binding' and name == 'phrases'").groupby("model").before.mean()
     wanted = {f"{by_vt[model]:.1f}" for model in ("plain", "+ npc + xac")}
+    long = read_record("long").query("seed < 3 and suite == 'retrieval' and name == 'i2t R@1'")
+    retrieval = long.groupby("model").value.mean()
+    wanted |= {f"{retrieval[model]:.1f}" for model in ("plain", "+ npc + xac")}
     wanted |= {str(BY_MODEL["embedded"]["alpha"])}
 
     searched = read_record("search").query("images == 10_000").set_index("name").value
@@ -35,7 +38,7 @@ def test_numbers_of_sentences():
     values = read_record("readings").groupby(["model", "suite", "name"]).value.mean()
     shown = [("base", ""), ("base", "parts/"), ("default", "parts/")]
     wanted |= {f"{values[model, score + 'world_sugarcrepe_2', 'average']:.1f}" for model, score in shown}
-    wanted |= {f"{values['default', 'parts/doubts', 'sizes exchanged']:.1f}"}
+    wanted |= {f"{values['default', 'parts/doubts', name]:.1f}" for name in ("sizes exchanged", "one or two")}
 
     average, binding = ("parts/world_sugarcrepe_2", "average"), ("parts/binding", "phrases")
     for record in ("readings", "worlds_emoji", "worlds_photographs", "worlds_frozen"):
