@@ -153,7 +153,7 @@ for notebook, *words in calls:
         given |= read_yaml(words[i + 1]) if word == "-f" else {words[i + 1]: words[i + 2]} if word == "-p" else {}
     check(launcher_settings(launcher(Path(notebook).stem), given), given)
 
-wanted = {column.key[0] for n in (5, 2) for column in layouts()[f"C2LIP Table {n}"]} & set(READERS)
+wanted = {suite for n in (5, 2) for suite, _ in layouts()[f"C2LIP Table {n}"].values()} & set(READERS)
 assert len(wanted) == 8, wanted
 for name in wanted:
     suite = READERS[name](Request(Path(sys.argv[2]), name))
