@@ -62,7 +62,10 @@ def damaged(shards, tmp_path_factory):
     folder = tmp_path_factory.mktemp("damaged")
     for f in shards.glob("*.tar"):
         shutil.copy(f, folder)
-    bomb = b"\xff\xd8\xff\xc0\x00\x11\x08\xff\xff\xff\xff\x03\x01\x11\x00\x02\x11\x00\x03\x11\x00\xff\xd9"
+    bomb = (  # a PNG of 65,535 pixels a side
+        b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\xff\xff\x00\x00\xff\xff\x08\x02\x00\x00\x00"
+        b"9gN\x07\x00\x00\x00\x00IDAT5\xaf\x06\x1e"
+    )
     with tarfile.open(shards / "cc3m-train-0000.tar") as first:
         image = first.extractfile("000000000.jpg").read()
     members = []
