@@ -106,6 +106,7 @@ def test_a_checkpoint_belongs_to_every_setting_that_may_not_change(tmp_path):
         ({"scalar_lr": "auto"}, "scalar_lr must be a number from 0 to 1000, not 'auto'"),
         ({"epochs": "many"}, "epochs must be a number above 0, at most 100,000, not 'many'"),
         ({"batches": "neighbour"}, "batches must be one of: random, .*neighbours, not .*did you mean neighbours"),
+        ({"seed": 1.5}, "seed must be a whole number"),
         ({"trainable": "(visual"}, r"trainable must be a regular expression, not '\(visual"),
         ({"data": "\udcff"}, "data must be a text, not "),
         ({"phrase_rules": "[1]"}, "phrase_rules must be a mapping of the form {name: value, …}, not "),

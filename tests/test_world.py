@@ -191,7 +191,7 @@ def test_the_page_on_photographs_rehearses(run, tmp_path):
     done = run("papermill", "nbs/9_study/09_photographs.ipynb", tmp_path / "out.ipynb", *words, timeout=600)
     assert done.returncode == 0, done.out[-4000:]
     scores = pd.read_csv(tmp_path / "run/scores.csv")
-    assert set(scores.score) >= {"v·t", "mixture", "fixed", "sides"}
+    assert set(scores.score) == {"v·t", "mixture", "best patch", "pooled phrase", "fixed", "sides"}
     assert set(pd.read_csv(tmp_path / "run/predictions_fixed.csv").model) == {"siglip"}
     made = tmp_path / "run/benchmarks"
     sizes = {Image.open(file).size for file in made.rglob("*.png")}

@@ -149,13 +149,13 @@ def use_image(
 _THREADS = min(8, os.cpu_count() or 1)
 
 
-def _encoded(towers, images, users, how, tokens=False):
+def _encoded(towers, images, users, fields, tokens=False):
     "Unit vectors and, if wanted, visual tokens of images; the next batch is decoded while this one is encoded"
 
     def pixels_of(image):
         return towers.preprocess(open_image(image))
 
-    options = EmbedOptions(**how)
+    options = EmbedOptions(**fields)
     place = _place(towers.model)
     done = []
     size = options.batch_size

@@ -92,9 +92,9 @@ def read_folder(
         raise UserError(f"the folder {folder} has nothing for {', '.join(own)}: {lacking[own[0]]}")
 
     if not found:
-        raise UserError(
-            "; ".join(map(str, lacking.values())) or f"the folder {folder} holds none of the suites {', '.join(names)}"
-        )
+        reasons = "; ".join(map(str, lacking.values()))
+        raise UserError(reasons or f"the folder {folder} holds none of the suites {', '.join(names)}")
+
     for error in lacking.values():
         print(f"left out: {error}")
     return found
