@@ -82,7 +82,7 @@ def tiny_clip():
     import open_clip
     import torch
 
-    from c2lip.lab.world.base import BASE_CONFIG
+    from c2lip.lab.world.base_model import BASE_CONFIG
     from c2lip.towers import Towers, load
 
     torch.manual_seed(0)

@@ -30,14 +30,14 @@ from c2lip.lab.data.prepare import prepare
 from c2lip.lab.data.records import Skips
 from c2lip.lab.data.sources import Tables, find_source, open_data
 from c2lip.lab.evaluation.readers.classes import read_classes
-from c2lip.lab.evaluation.records import keep_record
+from c2lip.lab.evaluation.results import keep_record
 from c2lip.lab.evaluation.suites import read_folder
 from c2lip.lab.training.config import Config, complete
 from c2lip.lab.training.launch import check_run, complete_line
 from c2lip.lab.training.launchers import save_parameters
 from c2lip.lab.training.log import read_log
 from c2lip.lab.training.run import train
-from c2lip.lab.world.base import new_towers
+from c2lip.lab.world.base_model import new_towers
 from c2lip.towers import load, save
 from c2lip.towers.folders import base_folder
 from c2lip.towers.transformers import to_hugging_face

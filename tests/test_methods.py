@@ -23,7 +23,7 @@ from c2lip.lab.relatives.clic import squeeze_whole
 from c2lip.lab.training.config import Config
 from c2lip.lab.training.fit import fit
 from c2lip.lab.training.step import halve_weights, parameter_groups, train_step
-from c2lip.lab.world.base import BASE_PREPROCESS, BASES, new_towers
+from c2lip.lab.world.base_model import BASE_PREPROCESS, BASES, new_towers
 from c2lip.lab.world.captions import train_records
 from c2lip.methods import Step
 from c2lip.towers import load, save

@@ -10,7 +10,7 @@ from writing import write_captioned
 
 from c2lip.core.files import project_root, read_json
 from c2lip.lab.training.run import trained_images
-from c2lip.lab.world.base import BASE_CONFIG, new_towers
+from c2lip.lab.world.base_model import BASE_CONFIG, new_towers
 from c2lip.towers import save
 from c2lip.towers.folders import base_folder
 

@@ -5,7 +5,7 @@ import re
 from conftest import ROOT
 
 from c2lip.core.files import read_json
-from c2lip.lab.evaluation.records import item_changes, read_answers, read_record, summarise
+from c2lip.lab.evaluation.results import item_changes, read_answers, read_record, summarise
 from c2lip.lab.training.step import BY_MODEL, WEIGHTS
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf8")

@@ -18,7 +18,7 @@ from c2lip.core import UserError
 from c2lip.core.files import read_json
 from c2lip.lab.data.prepare import prepare
 from c2lip.lab.dev.command import main
-from c2lip.lab.evaluation.records import change_text
+from c2lip.lab.evaluation.results import change_text
 from c2lip.lab.relatives import build
 from c2lip.lab.study.claims import stored_changes
 from c2lip.lab.training import run as run_room

@@ -21,7 +21,7 @@ from c2lip.lab.relatives import build
 from c2lip.lab.training.config import Config
 from c2lip.lab.training.fit import fit
 from c2lip.lab.training.interpolation import interpolate
-from c2lip.lab.world.base import BASE_CONFIG, BASE_PREPROCESS, new_towers
+from c2lip.lab.world.base_model import BASE_CONFIG, BASE_PREPROCESS, new_towers
 from c2lip.lab.world.captions import train_records
 from c2lip.towers import Towers, digest, has_bias, load, save
 from c2lip.towers.folders import base_folder

@@ -32,7 +32,7 @@ from c2lip.lab.evaluation.readers.composition import word_orders
 from c2lip.lab.evaluation.readers.retrieval import search_hits
 from c2lip.lab.evaluation.scores import recall_hits
 from c2lip.lab.evaluation.suites import benchmark_folder, evaluate, read_folder
-from c2lip.lab.world import questions
+from c2lip.lab.world import twins
 from c2lip.lab.world.captions import train_records
 from c2lip.towers import load
 
@@ -490,11 +490,11 @@ def pair_counts(n):
 
 def test_no_question_is_answered_blind(tmp_path, monkeypatch):
     "Each is asked of two scenes with its texts exchanged: neither texts alone nor counts of pairs help"
-    monkeypatch.setattr(questions, "save_scene", lambda *scene: None)
-    questions.write_questions(tmp_path, 90, "validation")
+    monkeypatch.setattr(twins, "save_scene", lambda *scene: None)
+    twins.write_questions(tmp_path, 90, "validation")
     suites = read_folder(tmp_path, ["world_sugarcrepe_2", "doubts"])
     asked = {(name, kind): items for name, suite in suites.items() for kind, items in suite.items.items()}
-    assert {kind for _, kind in asked} == {*questions.KINDS, *questions.DOUBTS, "swap_obj"}
+    assert {kind for _, kind in asked} == {*twins.KINDS, *twins.DOUBTS, "swap_obj"}
 
     most = read_yaml(shipped("question_rule.yaml"))["blind"]
     likelihood = pair_counts(4800)

@@ -18,7 +18,7 @@ from c2lip.lab.world.benchmark import make_item, write_benchmark
 from c2lip.lab.world.captions import numbered_scene, train_records, world_scene
 from c2lip.lab.world.cutouts import _natural_colour, _pixels, _recolour, open_world
 from c2lip.lab.world.drawn import DRAWN, draw_scene, make_scene, object_mask
-from c2lip.lab.world.questions import DOUBTS, KINDS, _is_new, write_questions
+from c2lip.lab.world.twins import DOUBTS, KINDS, _is_new, write_questions
 from c2lip.lab.world.worlds import COLOURS
 
 # Of the first sixteen training images, with Python 3.11; the drawing itself was compared with 3.12 and 3.13 before

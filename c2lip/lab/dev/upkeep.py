@@ -22,7 +22,7 @@ from PIL import Image
 
 from ...core import UserError, did_you_mean
 from ...core.files import project_root, read_json, shipped, write_json
-from ..evaluation.records import keep_record
+from ..evaluation.results import keep_record
 from ..training.config import digest_methods, index_methods
 from ..training.launchers import read_parameters
 

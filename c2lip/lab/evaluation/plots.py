@@ -21,8 +21,8 @@ from matplotlib.text import Text
 
 from ...core import UserError
 from ...core.files import replacing
-from .records import split_changes, summarise
-from .tables import model_label, pick_rows, suite_label, task_label
+from .report import model_label, pick_rows, suite_label, task_label
+from .results import split_changes, summarise
 
 # %% ../../../nbs/5_evaluation/16_plots.ipynb #8e1ea9ca
 SMALL = 8  # points, the smallest type of a figure

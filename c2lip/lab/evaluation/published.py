@@ -17,10 +17,10 @@ from scipy.sparse import vstack
 
 from ...core.files import shipped
 from .base import Item, Scorer, Suite, suite_table
-from .records import FRAME, change_text, split_changes
+from .report import Cell, Table, mark_best, read_layouts
+from .results import FRAME, change_text, split_changes
 from .scores import half_width
 from .suites import measure, tabulate
-from .tables import Cell, Table, mark_best, read_layouts
 
 # %% ../../../nbs/5_evaluation/15_published.ipynb #bd71edb7
 def read_published() -> pd.DataFrame:

@@ -23,8 +23,8 @@ from ...core import UserError, check_choice
 from ...core.files import read_yaml, shipped
 from ..data.loading import Samples
 from ..data.records import Records
-from ..evaluation.records import change_text, item_changes, kept_items, read_answers, read_record, summarise
-from ..evaluation.tables import Table, frame_table, pick_rows, row_list, suite_label, task_label
+from ..evaluation.report import Table, frame_table, pick_rows, row_list, suite_label, task_label
+from ..evaluation.results import change_text, item_changes, kept_items, read_answers, read_record, summarise
 from .trials import PlannedTrial, TrialSetup, run_trials
 from ..training.config import Config
 from ..world.captions import train_records

@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from ...core import check_choice
-from ..evaluation.records import read_record
+from ..evaluation.results import read_record
 from .trials import PlannedTrial, TrialSetup, measure_shares
 
 # %% ../../../nbs/9_study/07_comparison.ipynb #736b1c5d

@@ -20,7 +20,7 @@ import torch
 from ...core import UserError, pick_device, seed_everything
 from ...core.files import json_object, replacing, write_json
 from ..data.loading import Samples
-from ..evaluation.records import keep_items
+from ..evaluation.results import keep_items
 from ..evaluation.suites import choose_benchmark, evaluate
 from ..relatives import build
 from ..training.checkpoint import run_disk_errors

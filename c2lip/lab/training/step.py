@@ -24,7 +24,7 @@ from ...core import Batch, UserError
 from ...core.files import project_root, read_yaml, shipped, user_path
 from ...encoding import rank_and_world_size, sum_over_ranks
 from .config import AUTO, Config
-from ..world.base import BASES
+from ..world.base_model import BASES
 from ..world.cutouts import is_world
 from ...methods import Method
 from ...towers import Towers, origin

@@ -30,7 +30,7 @@ from c2lip.lab.evaluation.choices import (
 )
 from ...relatives.edits import tag_words
 from ...world.benchmark import SUGARCREPE, SUGARCREPE_PP
-from ...world.questions import DOUBTS, KINDS
+from ...world.twins import DOUBTS, KINDS
 
 # %% ../../../../nbs/5_evaluation/07_composition.ipynb #23548bd7
 def _edited(request, tasks, **keys):
