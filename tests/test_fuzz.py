@@ -33,7 +33,6 @@ from c2lip.core.files import shipped
 from c2lip.lab.attention.controls import read_selection
 from c2lip.lab.attention.explorer import Explorer
 from c2lip.lab.attention.presence import presence
-from c2lip.lab.attention.search import ImageIndex, index_images
 from c2lip.lab.data.images import NOT_READ, BadImage, open_image
 from c2lip.lab.data.prepare import prepare
 from c2lip.lab.data.records import Skips
@@ -42,6 +41,7 @@ from c2lip.lab.data.sources import find_source, open_data
 from c2lip.lab.dev.command import main
 from c2lip.lab.evaluation.readouts import own_scores
 from c2lip.lab.evaluation.suites import read_folder
+from c2lip.lab.serve.search import ImageIndex, index_images
 from c2lip.lab.training.checkpoint import disk_errors, load_checkpoint, save_checkpoint
 from c2lip.lab.training.config import Config, check, read_settings
 from c2lip.lab.training.launch import check_run, failure

@@ -13,7 +13,6 @@ from packaging.requirements import Requirement
 from test_package import distributions  # noqa: F401  (a fixture)
 
 from c2lip.core import UserError
-from c2lip.lab.attention.search import ImageIndex
 from c2lip.lab.data.prepare import _in_ray
 from c2lip.multivector import Store, compress
 from c2lip.towers.onnx import export_onnx
@@ -123,7 +122,6 @@ def test_the_command_says_what_is_missing(in_the_heart):
 MISSING = {  # module → its extra, and what needs it
     "onnxscript": ("onnx", lambda folder: export_onnx(None, folder)),
     "scipy.cluster": ("serve", lambda folder: compress(np.ones((4, 3)), Store(vectors=1))),
-    "qdrant_client": ("serve", lambda folder: ImageIndex("http://localhost:1/photos")),
     "ray": ("ray", lambda folder: next(_in_ray(None, [], 1, "local"))),
 }
 

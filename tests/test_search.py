@@ -3,8 +3,10 @@
 import re
 import sys
 
-from c2lip.lab.attention.search import ImageIndex, index_images
+from c2lip.lab.attention.explorer import Explorer
+from c2lip.lab.attention.panel import Panel
 from c2lip.lab.dev.command import main
+from c2lip.lab.serve.search import ImageIndex, index_images
 from c2lip.lab.world.captions import numbered_scene
 from c2lip.lab.world.scenes import save_scene
 
@@ -13,9 +15,6 @@ MISTAKES = {
     "index images --model base": "by other weights: choose another place",
     "index .": "an index of another folder",
     "search mug --index images": "images cannot be searched (there is no index",
-    "search mug --index http://127.0.0.1:9/scenes": "no Qdrant server answers at http://127.0.0.1:9/scenes",
-    "index images --out http://me:word@127.0.0.1/scenes": "is no address of a collection",
-    "index images --out http://127.0.0.1:6333": "is no address of a collection",
     "search \t": "the search is empty",
     "search mug -n 0": "must be a number from 1 to 1000",
     "search mug --html page.png": "a file that ends in .html, not to",
@@ -23,7 +22,7 @@ MISTAKES = {
 }
 
 
-def found(place):
+def hits(place):
     return ImageIndex(place).search("a red mug and a blue fish", 20).sort_values("file", ignore_index=True).round(5)
 
 
@@ -37,7 +36,7 @@ def test_an_index_goes_on_and_follows_its_folder(tmp_path, run):
     images = tmp_path / "images"
     draw(images, range(20))
     code = """
-import os, c2lip.lab.attention.search as search
+import os, c2lip.lab.serve.search as search
 save, calls = search.np.save, []
 def half(file, rows):
     calls.append(save(file, rows))
@@ -57,7 +56,7 @@ search.index_images("images", os.path.abspath("index"), block=4)
     draw(images, [30])
     assert "1 broken image" in index_images(images, tmp_path / "index")
     index_images(images, tmp_path / "fresh")
-    assert found(tmp_path / "index").equals(found(tmp_path / "fresh"))
+    assert hits(tmp_path / "index").equals(hits(tmp_path / "fresh"))
 
 
 def test_the_commands(tmp_path, monkeypatch, capsys):
@@ -85,3 +84,25 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert main(["search", "mug", "--html", "gone.html"]) == 2
     assert not (tmp_path / "gone.html").exists()
     assert ".png cannot be shown, missing file" in capsys.readouterr().err
+
+
+def test_the_panel_searches(tmp_path):
+    "A hit that is pressed goes on show; an image that is gone is left out; a mistake is one line"
+    images = tmp_path / "images"
+    draw(images, range(14))
+    index_images(images, tmp_path / "index")
+    panel = Panel(Explorer(["base"]), index=ImageIndex(tmp_path / "index"))
+    panel.query.value = "a red mug and a blue fish"
+    assert len(panel.hits.children) == 12
+
+    best = panel.hits.children[0].children[1]
+    best.click()
+    selection = panel.explorer.selection
+    assert (selection.image.name, selection.phrase) == (best.tooltip, ("a red mug", "a blue fish"))
+    assert "image=" not in panel.state.value
+
+    (images / best.tooltip).unlink()
+    panel.find.click()
+    assert "11 of 14 images" in panel.status.value
+    panel.query.value = " "
+    assert "c2lip-wrong" in panel.status.value

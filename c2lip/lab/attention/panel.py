@@ -27,7 +27,6 @@ from .explorer import Explorer, serve
 from .figures import image_uri
 from .maps import open_user_image
 from .questions import QUESTIONS, caption_phrases
-from .search import ImageIndex
 
 # %% ../../../nbs/7_attention/06_panel.ipynb #639ebcf9
 def _wrapped_row(*parts):
@@ -72,8 +71,7 @@ class _PanelWidgets(widgets.VBox):
     "The widgets of a panel in reading order, and no more"
 
     explorer: Explorer
-    place = ""  # of an index; empty: no search
-    index: Any = None  # once it was opened
+    index: Any = None  # None: no search
 
     def __init__(self):
         self.controls = {name: _widget_of(name, control) for name, control in CONTROLS.items()}
@@ -111,7 +109,7 @@ class _PanelWidgets(widgets.VBox):
         self._fold("map", _wrapped_row(*(self.controls[name] for name in MAP_CONTROLS)))
         download = _wrapped_row(widgets.Label("download"), *self.files.values(), self.link)
         self._fold("take along", download, _wrapped_row(self.state, self.address))
-        if self.place:
+        if self.index:
             self._fold("search", _wrapped_row(self.query, self.find), self.hits)
         models = _wrapped_row(before, after, _wrapped_row(*self.fold_buttons.values()))
         search = _wrapped_row(phrase, *self.questions.values())
@@ -259,7 +257,6 @@ class _SearchingPanel(_AnsweringPanel):
 
     def _on_search(self, query):
         "Show the images of the index that fit best; each button puts its image on show, with the phrases"
-        self.index = self.index or ImageIndex(self.place)
         hits = self.index.search(query, 12).to_dict("records")
         places = []
         for rank, hit in enumerate(hits, 1):
@@ -284,9 +281,9 @@ class Panel(_SearchingPanel):
         self,
         explorer: Explorer,  # whose selection it shows and changes
         in_background: bool = False,  # then a worker does the acts in their order
-        index: str = "",  # what `ImageIndex` opens, for a search; empty: none
+        index: Any = None,  # an `ImageIndex` to be searched
     ):
-        self.place = index
+        self.index = index
         super().__init__(explorer, in_background)
         for name, widget in self.controls.items():
             self._listen(widget, partial(self._on_control, name))

@@ -265,17 +265,11 @@ def _add_index(p):
     add = p.add_argument
     add("folder", metavar="FOLDER", help="of images, with all below it; the same command brings the index up to date")
     add("--model", default="tuned", metavar="MODEL", help="what train takes as model (default: tuned, of drawn scenes)")
-    add(
-        "--out",
-        dest="place",
-        default="search-index",
-        metavar="PLACE",
-        help="a folder, or an address in Qdrant",
-    )
+    add("--out", dest="place", default="search-index", metavar="FOLDER", help="of the index (default: search-index)")
 
 
 def _index(folder, model, place):
-    from c2lip.lab.attention.search import index_images  # heavy (torch, open_clip)
+    from c2lip.lab.serve.search import index_images  # heavy (torch, open_clip)
 
     print(index_images(_absolute(folder), _absolute(place), _folder_or_name(model)))
 
@@ -283,19 +277,13 @@ def _index(folder, model, place):
 def _add_search(p):
     add = p.add_argument
     add("query", metavar="TEXT", help="what is looked for, such as: a red mug and a blue fish")
-    add(
-        "--index",
-        dest="place",
-        default="search-index",
-        metavar="PLACE",
-        help="its folder, or address in Qdrant",
-    )
+    add("--index", dest="place", default="search-index", metavar="FOLDER", help="of the index (default: search-index)")
     add("-n", dest="count", type=int, default=10, metavar="N", help="images to show (default: 10)")
     add("--html", metavar="FILE", help="a page to write as well, of the images and the maps of the phrases")
 
 
 def _search(query, place, count, html):
-    from c2lip.lab.attention.search import ImageIndex, search_page
+    from c2lip.lab.serve.search import ImageIndex, search_page
 
     index = ImageIndex(_absolute(place))
     hits = index.search(query, count)
