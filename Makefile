@@ -38,6 +38,7 @@ $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
 	$(call environment,$(VENV))
 	@echo "c2lip: installing the packages of constraints.txt into $(VENV) (about 6 GB, a minute or some)"
 	@$(BIN)/python docs/install.py $(BIN)/python -c constraints.txt -e '.[dev]' $(COMPAT)
+	@ln -sf nbdev-test $(BIN)/nbdev_test  # its name before nbdev 3
 	@touch $@
 
 heart: $(HEART)   ## make .venv/heart: the method alone, for a loop of your own

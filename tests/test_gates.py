@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from configparser import ConfigParser
 from importlib.metadata import packages_distributions
@@ -16,8 +17,9 @@ import pytest
 from conftest import ROOT
 from papermill.inspection import _infer_parameters
 from papermill.iorw import load_notebook_node
-from thought import measure
+from thought import FUNCTIONS, measure, owned
 
+import c2lip
 from c2lip.lab import _NEEDED
 from c2lip.lab.dev import upkeep
 from c2lip.lab.dev.command import main
@@ -69,7 +71,7 @@ def test_nothing_lags_behind(tmp_path, run):
     def tree(root):
         files = [*upkeep.notebooks_of(root), *(root / "c2lip").rglob("*.py"), root / "README.md"]
         files += python_of_tests(root)
-        return {p.relative_to(root).as_posix(): p.read_bytes() for p in files}
+        return {p.relative_to(root).as_posix(): p.read_bytes() for p in [*files, root / "pyproject.toml"]}
 
     ours = tree(ROOT)
     made = tree(tmp_path)
@@ -196,44 +198,23 @@ def test_launcher(path):
 
 # ---- the size of the house: thought is counted, not lines
 
-BUDGETS = {
-    "nodes of the library": 90_500,
-    "nodes of the tests": 51_900,
-    "nodes of the heart": 19_000,
-    "rooms that export": 86,
-    "rooms of the heart": 21,
-    "lines of the largest room": 400,
-    "public functions and classes": 575,
-    "parameters of train": 22,
-    "parameters of all launchers": 115,
-    "words of notebooks": 55_000,
-    "words of the README": 1_000,
-    "words of the study": 2_800,
-    "cells of the study": 35,
-    "names that name nothing": 98,
+WALLS = {
+    "all nodes": 205_000,
+    "heart": 22_000,
+    "cells of study pages": 9_000,
+    "words of notebooks": 43_000,
+    "words of README.md": 900,
+    "words of study.ipynb": 2_000,
 }
-# Of these, five percent stay free: who finds less removes a capability that nobody uses, and folds no line.
-# 80,000 nodes were enough, with their slack, for the method, its benchmarks and its doors (75,939). On top came whole
-# capabilities: phrases of sentences, vectors for engines, a search, the rehearsal of a run (79,800). The heart's
-# twenty-first room is the score as vectors that a search engine serves. The tests left four percent. A second rise
-# holds a world of cut-outs, probabilities of phrases and checkpoints of other tools, a third the plan of a run and a
-# search in Qdrant (500 of 1,400 nodes; the others were paid) and their tests. A fourth gives back 320 nodes of types,
-# and holds two methods at once, gradients by term, word order, parts in every run and the gallery of cut-outs. Words
-# rose with their pages; since the bars of tables do not count, 52,800 are what 55,000 were, and three pages of the
-# study (other worlds, negatives, what their methods claim) took 55,000.
-SLACK = {"nodes of the library": 0.95, "nodes of the tests": 0.96, "words of notebooks": 0.95}
 DENSITY = {
-    "nodes a statement": 8.5,
-    "nodes a statement in the densest room": 10,
-    "% of long bodies without a blank line": 25,
-    "packed assignments in 1,000 statements": 12,
-    "% of public parameters without a line and comment of their own": 25,
-    "lines of the longest exported cell": 60,
+    "nodes a statement": 8.2,
+    "nodes a statement in the densest room": 9.5,
+    "% of long bodies without a blank line": 20,
+    "packed assignments in 1,000 statements": 5,
+    "% of public parameters without a line and comment of their own": 20,
 }
-VAGUE = "found told way asked said".split()  # a variable has its noun; left, uses counted, are evaluation and study
-HEART = (
-    "core losses pooling trees attributes concepts spans towers encoding multivector methods own_loop __init__".split()
-)
+HELD = os.environ.get("C2LIP_WALLS") == "1"  # in our own continuous integration; a contributor's clone is not refused
+HEART = "core losses pooling trees attributes concepts spans towers encoding multivector methods own_loop __init__"
 
 
 def texts(files):
@@ -245,39 +226,7 @@ def library():
 
 
 def is_of_the_heart(file):
-    return file.relative_to(ROOT / "c2lip").with_suffix("").parts[0] in HEART
-
-
-def words(text):
-    "What has a letter or a digit; a table's bars are no words"
-    return len([word for word in text.split() if re.search(r"\w", word)])
-
-
-def sizes():
-    "What the budgets limit, measured"
-    rooms = library()
-    heart = {f: text for f, text in rooms.items() if is_of_the_heart(f)}
-    defined = [node for text in rooms.values() for node in ast.parse(text).body]
-    public = [n for n in defined if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_")]
-    nodes = [node for statement in defined for node in ast.walk(statement)]
-    parameters = {path.stem: len(read_parameters(path)) for path in LAUNCHERS}
-
-    return {
-        "nodes of the library": sum(measure(text)["nodes"] for text in rooms.values()),
-        "nodes of the tests": sum(measure(text)["nodes"] for text in texts(python_of_tests(ROOT)).values()),
-        "nodes of the heart": sum(measure(text)["nodes"] for text in heart.values()),
-        "rooms that export": len(rooms),
-        "rooms of the heart": len(heart),
-        "lines of the largest room": max(len(text.splitlines()) for text in rooms.values()),
-        "public functions and classes": len(public),
-        "parameters of train": parameters["train"],
-        "parameters of all launchers": sum(parameters.values()),
-        "words of notebooks": sum(words(text) for path in NBS for text in sources(path, "markdown")),
-        "words of the README": words((ROOT / "README.md").read_text(encoding="utf8")),
-        "words of the study": sum(words(text) for text in sources(ROOT / "nbs" / "study.ipynb", "markdown")),
-        "cells of the study": len(read(ROOT / "nbs" / "study.ipynb")["cells"]),
-        "names that name nothing": sum(getattr(n, "id", getattr(n, "arg", "")) in VAGUE for n in nodes),
-    }
+    return file.relative_to(ROOT / "c2lip").with_suffix("").parts[0] in HEART.split()
 
 
 def density():
@@ -285,29 +234,94 @@ def density():
     rooms = {f: measure(text) for f, text in library().items()}
     whole = sum(rooms.values(), Counter())
     dense = {f: count["nodes"] / count["statements"] for f, count in rooms.items() if count["statements"]}
+    bare = whole["parameters"] - whole["commented"]
 
     return {
         "nodes a statement": whole["nodes"] / whole["statements"],
         "nodes a statement in the densest room": max(dense.values()),
         "% of long bodies without a blank line": 100 * whole["airless"] / whole["long bodies"],
         "packed assignments in 1,000 statements": 1000 * whole["packed"] / whole["statements"],
-        "% of public parameters without a line and comment of their own": 100
-        - 100 * whole["commented"] / whole["parameters"],
-        "lines of the longest exported cell": max(len(code.splitlines()) for path in ROOMS for code in exported(path)),
+        "% of public parameters without a line and comment of their own": 100 * bare / whole["parameters"],
     }
 
 
-def test_budgets():
-    "A capability has one form; what is over its budget is cut elsewhere, or the budget is raised with a reason"
-    limits = {what: limit * SLACK.get(what, 1) for what, limit in BUDGETS.items()}
-    over = {what: size for what, size in sizes().items() if size > limits[what]}
-    assert not over, f"over budget: {over}, of {limits}"
+def check_walls(sizes, walls):
+    "Print what is free; warn from 95 % on; fail beyond a wall where the walls are held"
+    over = []
+    for what, wall in walls.items():
+        size = round(sizes[what], 2)
+        line = f"{what}: {size:,} of {wall:,}, {round(wall - size, 2):,} free"
+        print(line)
+        if size > 0.95 * wall:
+            warnings.warn(line, stacklevel=2)
+        if size > wall:
+            over.append(line)
+    assert not (HELD and over), "beyond a wall, which is not raised: something else goes, or this is left out"
 
 
-def test_density():
+def test_what_is_owned_stays_within_its_walls():
+    "One number over library, tests, cells and docs"
+    check_walls(owned(ROOT), WALLS)
+
+
+def test_lines_have_air():
     "One thought a statement, one act a paragraph, one parameter a line with its comment"
-    over = {what: round(size, 1) for what, size in density().items() if size > DENSITY[what]}
-    assert not over, f"too dense: {over}, of {DENSITY}"
+    check_walls(density(), DENSITY)
+
+
+def test_rooms_functions_and_cells_are_short():
+    "A room has at most 400 lines, a function or a cell 60, a cell with a class 150"
+    long = [str(file) for file, text in library().items() if len(text.splitlines()) > 400]
+    for file, text in library().items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, FUNCTIONS) and node.end_lineno - node.lineno >= 60:
+                long.append(f"{node.name} of {file}")
+    for path in ROOMS:
+        for code in exported(path):
+            most = 150 if re.search(r"^class ", code, re.M) else 60
+            if len(code.splitlines()) > most:
+                long.append(f"{name(path)}: {code[:60]}")
+    assert not long
+
+
+def sliced_classes():
+    "Classes of the library that have one subclass and no instance of their own: a part of another class"
+    nodes = [node for text in library().values() for node in ast.walk(ast.parse(text))]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    bases = Counter(base.id for node in classes for base in node.bases if isinstance(base, ast.Name))
+    made = {getattr(node.func, "id", getattr(node.func, "attr", "")) for node in nodes if isinstance(node, ast.Call)}
+    return [node.name for node in classes if bases[node.name] == 1 and node.name not in made]
+
+
+def test_no_class_is_a_slice_of_another():
+    check_walls({"slices of classes": len(sliced_classes())}, {"slices of classes": 0})
+    print(sliced_classes())
+
+
+PREPOSITIONS = ("of_", "by_", "from_", "per_", "with_")
+
+
+def test_a_variable_is_a_noun():
+    "Variables and parameters whose names begin with a preposition"
+    named: Counter[str] = Counter()
+    for text in library().values():
+        for node in ast.walk(ast.parse(text)):
+            is_variable = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            word = node.id if is_variable else node.arg if isinstance(node, ast.arg) else ""
+            named[word] += word.startswith(PREPOSITIONS)
+    used = sum(named.values())
+    check_walls({"names that begin with a preposition": used}, {"names that begin with a preposition": 0})
+    print([word for word, count in named.items() if count])
+
+
+def test_rooms_have_names_and_numbers_of_their_own():
+    "No two modules have one file name; a room's number has no letter"
+    stems = Counter(file.stem for file in library() if file.stem != "__init__")
+    stems.update(file.name for file in (ROOT / "c2lip").rglob("*") if file.is_dir() and file.name != "__pycache__")
+    twice = [stem for stem, count in stems.items() if count > 1]
+    lettered = [name(path) for path in ROOMS if not re.match(r"\d\d_", path.name)]
+    check_walls({"names twice, numbers with letters": len(twice + lettered)}, {"names twice, numbers with letters": 0})
+    print(twice, lettered)
 
 
 def test_the_heart_stands_alone():
@@ -372,6 +386,7 @@ def test_every_requirement_is_pinned():
 
 def test_the_heart_needs_little():
     assert len(requirements()) <= 14
+    assert c2lip.__version__ == settings()["version"]
 
 
 def imported_packages(nodes):

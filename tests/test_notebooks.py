@@ -11,7 +11,7 @@ NOTEBOOKS = sorted(p.relative_to(ROOT) for p in (ROOT / "nbs").rglob("[0-9a-z]*.
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=str)
 def test_notebook(path, run):
-    done = run("nbdev_test", "--path", path, timeout=600)
+    done = run("nbdev-test", path, timeout=600)
     assert done.returncode == 0 and "Success." in done.out, done.out[-8000:]
 
 

@@ -1,9 +1,15 @@
-"""How much thought stands in a line of Python: what the gates count over the syntax trees."""
+"""How much a maintainer owns, and how much thought stands in a line of it: what the gates count.
+
+`python tests/thought.py` prints what the walls of test_gates count.
+"""
 
 import ast
 import io
+import json
+import re
 import tokenize
 from collections import Counter
+from pathlib import Path
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
@@ -69,3 +75,56 @@ def measure(text: str) -> Counter:
             count["commented"] += sum(a.lineno in alone & commented for a in arguments)
 
     return count
+
+
+def python_files(folder: Path) -> list[Path]:
+    "Those that people write"
+    return [file for file in sorted(folder.rglob("*.py")) if file.name != "_modidx.py"]
+
+
+def nodes_in(folder: Path) -> int:
+    "The nodes of all modules below a folder"
+    return sum(measure(file.read_text(encoding="utf8"))["nodes"] for file in python_files(folder))
+
+
+def nodes_of_cell(code: str) -> int:
+    "The nodes of a cell, without its magics and lines of shell"
+    lines = ["" if re.match(r"\s*[%!]", line) else line for line in code.splitlines()]
+    return sum(nodes_of(node) for node in ast.walk(ast.parse("\n".join(lines))) if is_counted(node))
+
+
+def words_of(path: Path) -> int:
+    "The words of a notebook's Markdown, as `wc -w` counts them, bars of tables and all"
+    cells = json.loads(path.read_text(encoding="utf8"))["cells"]
+    return sum(len("".join(cell["source"]).split()) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def nodes_of_examples(path: Path) -> int:
+    "The nodes of a notebook's cells that are not exported"
+    cells = json.loads(path.read_text(encoding="utf8"))["cells"]
+    codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    return sum(nodes_of_cell(code) for code in codes if not re.search(r"^#\|\s*export", code, re.M))
+
+
+def owned(root: Path) -> dict[str, int]:
+    "All that is kept up by hand: nodes of library, tests, cells and docs; words of notebooks and README"
+    notebooks = [path for path in sorted((root / "nbs").rglob("*.ipynb")) if ".ipynb_checkpoints" not in path.parts]
+    cells = {path: nodes_of_examples(path) for path in notebooks}
+    library = nodes_in(root / "c2lip")
+    counts = {
+        "library": library,
+        "heart": library - nodes_in(root / "c2lip" / "lab"),
+        "tests": nodes_in(root / "tests"),
+        "cells": sum(cells.values()),
+        "cells of study pages": sum(nodes for path, nodes in cells.items() if "study" in path.parent.name),
+        "docs": nodes_in(root / "docs"),
+        "words of notebooks": sum(map(words_of, notebooks)),
+        "words of README.md": len((root / "README.md").read_text(encoding="utf8").split()),
+        "words of study.ipynb": words_of(root / "nbs" / "study.ipynb"),
+    }
+    return {"all nodes": sum(counts[part] for part in ("library", "tests", "cells", "docs"))} | counts
+
+
+if __name__ == "__main__":
+    for what, size in owned(Path(__file__).resolve().parent.parent).items():
+        print(f"{size:8,} {what}")

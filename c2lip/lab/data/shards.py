@@ -7,6 +7,7 @@ __all__ = ['LOST', 'NO_ROW', 'shard_paths', 'shard_samples', 'index_captions', '
 
 # %% ../../../nbs/4_data/04_shards.ipynb #e386a939
 import itertools
+import math
 import os
 import re
 import tarfile
@@ -17,7 +18,6 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.compute
-from braceexpand import braceexpand
 
 from ...core import UserError
 from ...core.files import parse_json, project_root, regular, replacing, user_path
@@ -48,15 +48,30 @@ from .tables import RECORD_SCHEMA, arrow_tables, record_row, table_rows
 _MAX_SHARDS = 10**6  # braces can name more shards than there is memory
 
 
+def _words_of_braces(inside):
+    "The words between two braces: the numbers of a range, as long as its ends where these have zeros, or a list"
+    ends = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
+    if not ends:
+        words = inside.split(",")
+        return words if len(words) > 1 else [f"{{{inside}}}"]
+
+    first, last = map(int, ends.groups())
+    step = 1 if first <= last else -1
+    width = max(map(len, ends.groups())) if re.search(r"\b0\d", inside) else 0
+    numbers = range(first, last + step, step)[: _MAX_SHARDS + 1]
+    return [f"{number:0{width}}" for number in numbers]
+
+
 def _spelled_out(text):
-    "The texts that braces name, as in a shell"
-    ranges = re.findall(r"\{(-?\d+)\.\.(-?\d+)", text)
-    lengths = [abs(int(last) - int(first)) for first, last in ranges]
-    if max(lengths, default=0) < _MAX_SHARDS:  # braceexpand makes a list of each range
-        paths = list(itertools.islice(braceexpand(text, escape=False), _MAX_SHARDS + 1))
-        if len(paths) <= _MAX_SHARDS:
-            return paths
-    raise UserError(f"{text} names more than {_MAX_SHARDS:,} shards")
+    "The texts that braces name, as in a shell: {000..011} and {a,b}; braces inside braces are refused"
+    choices = re.split(r"\{([^{}]*)\}", text)
+    if re.search("[{}]", "".join(choices[::2])):
+        raise UserError(f"{text} has a brace without its pair, or braces inside braces")
+    choices[::2] = [[piece] for piece in choices[::2]]
+    choices[1::2] = map(_words_of_braces, choices[1::2])
+    if math.prod(map(len, choices)) > _MAX_SHARDS:
+        raise UserError(f"{text} names more than {_MAX_SHARDS:,} shards")
+    return ["".join(words) for words in itertools.product(*choices)]
 
 # %% ../../../nbs/4_data/04_shards.ipynb #6ad9cdac
 def _files(text):
