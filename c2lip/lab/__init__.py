@@ -16,9 +16,7 @@ from typing import Any
 from ..core import Range, UserError
 
 # %% ../../nbs/2_world/01_lab.ipynb #e5ca94ca
-_NEEDED = (
-    "pandas pyarrow braceexpand scipy sklearn pycocotools matplotlib tqdm papermill regex IPython ipywidgets jinja2"
-).split()
+_NEEDED = ("pandas pyarrow scipy sklearn pycocotools matplotlib tqdm papermill regex IPython ipywidgets jinja2").split()
 "Modules of the extra `lab` that its rooms import"
 
 
