@@ -30,7 +30,7 @@ from reference import reference_pages
 HERE = Path(__file__).resolve().parent
 NBS = ROOT / "nbs"
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "docs/cards.md", "docs/glossary.md")  # pages of the site too
-LAUNCHERS = "train evaluate explore prepare ablation compare interpolate walkthrough study benchmark pretrain".split()
+LAUNCHERS = "train evaluate compare explore walkthrough study pretrain".split()
 
 
 class Site:

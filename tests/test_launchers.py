@@ -52,7 +52,7 @@ def test_the_record_repeats_the_run(trained, tmp_path):
 OURS = {"params.json": '{"seed": 0}', "checkpoint.pt": ""}
 HERE = "the folder"
 WRONG = {  # check → files of the run folder, settings, words of the refusal
-    "method": ({}, {"methods": ["plain", "c2lipp"]}, "did you mean c2lip?"),
+    "method": ({}, {"method": "c2lipp"}, "did you mean c2lip?"),
     "model": ({}, {"model": "ViT-B-61-SigLIP"}, "ViT-B-16-SigLIP"),
     "data": ({}, {"data": HERE + "s"}, "there is no data at "),
     "resume": ({}, {"resume": True, "run_dir": ""}, "needs the run_dir of a run"),

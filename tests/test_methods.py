@@ -37,7 +37,6 @@ CASES += [(kind, "c2lip", 1, options) for kind in ("siglip", "clip") for options
 CASES += [("siglip", "clic", 2, {}), ("siglip", "clip", 1, {})]  # CLIC's second step is a plain one
 CASES += [("siglip", "c2lip", 1, {"trainable": r"text\..*"})]
 CASES += [("siglip", "macco", 1, {"lambda_mlm": 0.0})]  # the predictor of words rests
-CASES += [(kind, "c2lip+0.5*negclip", 1, EQUAL[0]) for kind in ("siglip", "clip")]
 
 
 def sample_of(towers, record):

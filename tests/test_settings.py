@@ -30,7 +30,7 @@ def test_what_depends_on_the_model_is_auto():
         check(SETTINGS, values)
     assert {SETTINGS[name].default for name in CHOSEN if name != "alpha"} == {AUTO}
     assert SETTINGS["alpha"].default == 1.0  # the trainer by itself ends with what it trained; train.ipynb chooses
-    for launcher in ("train", "compare", "ablation", "interpolate"):
+    for launcher in ("train", "compare"):
         shown = read_parameters(NBS / f"{launcher}.ipynb")
         assert all(shown[name].default in (AUTO, [AUTO]) for name in CHOSEN if name in shown), launcher
 

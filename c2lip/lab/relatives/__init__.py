@@ -11,11 +11,8 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 
-import torch
-
-from ...core import Batch, UserError, check_choice
-from .. import split_methods
-from ...methods import Method, Objective, Step, clip, plain
+from ...core import UserError, check_choice
+from ...methods import Method, Step, clip, plain
 from ...towers import Towers
 
 # %% ../../../nbs/3_relatives/01_registry.ipynb #cefb8774
@@ -56,77 +53,21 @@ def method_names() -> list[str]:
     "The names of all methods"
     return list(find_methods()[0])
 
-# %% ../../../nbs/3_relatives/01_registry.ipynb #729904a2
-def _sees_its_own(method):
-    "Whether a method shows the towers other images or texts than a plain one does, or has heads"
-    objective = method.objective
-    own_encoding = type(objective).encode is not Objective.encode
-    return own_encoding or method.whole is not None or any(True for _ in objective.parameters())
-
-
-def _put_together(kind, of_methods):
-    "The entries of several batches; one that two of them have must be the same"
-    together = {}
-    for entries in of_methods:
-        for name, entry in entries.items():
-            before = together.setdefault(name, entry)
-            ids = [getattr(one, "ids", one) for one in (before, entry)]
-            if ids[0] is not ids[1] and not torch.equal(*ids):
-                raise UserError(f"these methods cannot be joined: each has {kind} of its own called {name}")
-    return together
-
-
-def _joined(methods, weights):
-    "Methods side by side as one; `UserError` where they cannot be"
-    for name, method in methods.items():
-        if _sees_its_own(method):
-            raise UserError(f"{name} cannot be joined with another method: it changes what the towers see")
-    objectives = {name: method.objective for name, method in methods.items()}
-    if len({"image" in objective.columns for objective in objectives.values()}) > 1:
-        raise UserError(f"{' and '.join(methods)} cannot be joined on these towers: sigmoid and softmax are mixed")
-
-    def view(samples, step):
-        batches = [method.view(samples, step) for method in methods.values()]
-        images = _put_together("an image", [batch.images for batch in batches])
-        return Batch(images, _put_together("a text", [batch.texts for batch in batches]))
-
-    def losses(f, batch, terms):
-        of_all = {}
-        for name, objective in objectives.items():
-            of_all |= {f"{name}.{term}": loss for term, loss in objective(f, batch).items()}
-        return of_all
-
-    of_terms = {}
-    columns = {}
-    for name, objective in objectives.items():
-        of_terms |= {f"{name}.{term}": weights[name] * weight for term, weight in objective.weights.items()}
-        columns |= dict.fromkeys(objective.columns)
-    whole = Objective(losses, of_terms, columns=tuple(columns))
-    whole.needs = set().union(*(objective.needs for objective in objectives.values()))
-
-    trainable = "|".join(f"(?:{method.trainable})" for method in methods.values())
-    return Method(view, whole, trainable, spans=any(method.spans for method in methods.values()))
-
 # %% ../../../nbs/3_relatives/01_registry.ipynb #275cae99
-def _build_one(name, towers, options):
-    "The method of one name"
-    methods, without = find_methods()
-    if name not in methods and name in without:
-        raise UserError(f"there is no method {name!r}: {without[name]}")
-    check_choice("a method", name, list(methods))
-    make = methods[name]
-    _, *known = inspect.signature(make).parameters  # the first takes the towers, whatever it is called
-    return make(towers, **{option: options[option] for option in known if option in options})
-
-
 def build(
-    name: str,  # one of `method_names`, or several joined by +
+    name: str,  # one of `method_names`
     towers: Towers,  # that the method trains
     options: dict | None = None,  # those that the method does not name are left out
 ) -> Method:
     "The method called `name` on `towers`; raise `UserError` for an unknown name or a broken module"
-    weights = split_methods(name)
-    methods = {part: _build_one(part, towers, options or {}) for part, weight in weights.items() if weight}
-    method = _joined(methods, weights) if len(methods) > 1 else next(iter(methods.values()))
+    methods, without = find_methods()
+    if name not in methods and name in without:
+        raise UserError(f"there is no method {name!r}: {without[name]}")
+    check_choice("a method", name, list(methods))
+
+    make = methods[name]
+    given = options or {}
+    _, *known = inspect.signature(make).parameters  # the first takes the towers, whatever it is called
+    method = make(towers, **{option: given[option] for option in known if option in given})
     Step(towers, method)  # refuses towers that lack what the method reads
     return method

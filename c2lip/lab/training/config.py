@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args, get_o
 import c2lip
 from ...core import Range, UserError, did_you_mean, short
 from ...core.files import parse_yaml, project_root, read_json, read_yaml, shipped, user_path
-from .. import split_methods
 
 # %% ../../../nbs/6_training/01_config.ipynb #2ff7c6ed
 AUTO: Any = "auto"  # the value that leaves a setting to the model
@@ -31,7 +30,7 @@ Regex = NewType("Regex", str)  # a regular expression
 class _Training:
     "The settings that decide the trained weights. A resumed run keeps them"
 
-    method: Annotated[str, "c2lip, plain, any other of nbs/3_relatives, your own, or two joined by +"] = "c2lip"
+    method: Annotated[str, "c2lip, plain, any other of nbs/3_relatives, or your own"] = "c2lip"
     model: Annotated[str, 'base, a release folder, or an open_clip name, also with ":tag" or ":random"'] = "base"
     data: Annotated[str, "world for drawn scenes, cutouts:FOLDER for scenes of cut-outs, or images with captions"] = (
         "world"
@@ -325,12 +324,10 @@ def declared_for(
     "The settings of a run, the options of its method, and those options of other methods that are given"
     declared = settings_of()
     methods = read_methods()
-    of_method = {}
-    for method in split_methods(str(given.get("method", Config.method))):
-        of_method |= methods.get(method, {})
-    declared |= {name: option for name, option in of_method.items() if option.default is not None}
+    own = methods.get(str(given.get("method", Config.method)), {})
+    declared |= {name: option for name, option in own.items() if option.default is not None}
 
-    for options in (of_method, *methods.values()):
+    for options in (own, *methods.values()):
         for name in options.keys() & given.keys():
             declared.setdefault(name, options[name])
     return declared

@@ -34,7 +34,6 @@ from c2lip.core.files import (
     user_path,
     write_json,
 )
-from .. import split_methods
 from c2lip.lab.training.config import (
     READING,
     SHARED,
@@ -52,10 +51,7 @@ _TRIALS = (*SHARED, *_MEASURED, "threads")
 _TAKES = {
     "pretrain": tuple(settings_of()),
     "evaluate": (*_MEASURED, *READING),
-    "prepare": ("image_column", "part"),
-    "ablation": _TRIALS,
     "compare": _TRIALS,
-    "interpolate": _TRIALS,
 }  # launcher → settings beside those of its cell; train takes all
 
 
@@ -118,13 +114,12 @@ def _named(settings, *names):
 
 
 def _check_method(launcher, folder, settings):
-    for name in _named(settings, "method", "methods"):
-        for method in split_methods(name):
-            check_choice("a method", method, list(read_methods()))
+    for name in _named(settings, "method"):
+        check_choice("a method", name, list(read_methods()))
 
 
 def _check_model(launcher, folder, settings):
-    named = _named(settings, "model", "before", "after")
+    named = _named(settings, "model")
     named += [re.sub("^[^/=]*=", "", text) for text in _named(settings, "models")]  # after a name and an equals sign
     bases = [path.parent.name for path in shipped("base").parent.glob("*/open_clip_config.json")]
     configs = Path(str(distribution("open_clip_torch").locate_file("open_clip/model_configs")))
@@ -165,7 +160,7 @@ def papermill_notes(
 # %% ../../../nbs/6_training/02_launchers.ipynb #29672fff
 _WRITTEN = "params.json metrics.jsonl checkpoint.pt checkpoint.previous.pt model table.csv open_clip_config.json"
 RUN_FILES = tuple(_WRITTEN.split())  # what a run leaves
-_GOES_ON = ("compare", "ablation", "prepare", "explore")  # launchers that skip what is done, or write beside it
+_GOES_ON = ("compare", "explore")  # launchers that skip what is done, or write beside it
 
 
 def check_folder(

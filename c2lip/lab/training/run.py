@@ -33,7 +33,6 @@ from c2lip.core.files import (
     write_json,
 )
 from ...encoding import rank_and_world_size
-from .. import split_methods
 from ..data.loading import Samples
 from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
@@ -159,9 +158,8 @@ def _auto_values(given, taken):
     "Name → value of the settings that were auto"
     before = vars(given) | given.options
     after = vars(taken) | taken.options
-    known = read_methods()
-    options = [name for method in split_methods(taken.method) for name in known[method]]
-    return {name: after[name] for name in (*CHOSEN, *options) if before.get(name) == AUTO}
+    names = (*CHOSEN, *read_methods()[taken.method])
+    return {name: after[name] for name in names if before.get(name) == AUTO}
 
 
 def print_advice(
