@@ -20,7 +20,7 @@ import pandas as pd
 from scipy.special import ndtr
 
 from ...core import UserError, check_choice
-from ...core.files import read_yaml, shipped
+from ...core.files import form_errors, project_root, read_yaml, shipped, user_path
 from ..data.loading import Samples
 from ..data.records import Records
 from ..evaluation.report import Table, frame_table, pick_rows, row_list, suite_label, task_label
@@ -84,40 +84,34 @@ def _make_variants(names, vary, losses, short):
     return list(variants.values())
 
 # %% ../../../nbs/9_study/02_claims.ipynb #8f867c93
-def _read_file():
-    "data/blocks.yaml, and of its blocks those that are run"
-    file = read_yaml(shipped("blocks.yaml"))
-    return file, {name: entry for name, entry in file["blocks"].items() if "losses" in entry}
+def _read_plan(plan):
+    "A plan, with those of its blocks that are run"
+    ships = shipped(f"{plan}.yaml")
+    path = ships if ships.exists() else project_root() / user_path(plan)
+    file = read_yaml(path)
+    with form_errors(path, "losses, short and blocks, as data/methods.yaml has them"):
+        blocks = {name: entry for name, entry in file["blocks"].items() if "losses" in entry}
+        return file | {"blocks": blocks}
 
 
-def _read_blocks(names):
-    "Block → its variants; all blocks where no names are given, `UserError` for a name that the file does not have"
-    file, known = _read_file()
+def _read_blocks(plan, names):
+    "Block → its variants; all blocks where no names are given, `UserError` for a name that the plan does not have"
+    file = _read_plan(plan)
+    known = file["blocks"]
     blocks = {}
     for name in names or known:
         check_choice("a block", name, list(known))
         entry = known[name]
-        blocks[name] = _make_variants(entry["losses"], entry["vary"], file["losses"], file["short"])
+        with form_errors(plan, "blocks of losses that the plan has, and vary"):
+            blocks[name] = _make_variants(entry["losses"], entry["vary"], file["losses"], file["short"])
     return blocks
 
 
-def _ladder(launcher):
-    "The variants of the launcher's lists; only a setting with several values is named"
-    lists = {name: launcher[name] for name in ("lambda_npc", "lambda_xac", *_READING)}
-    first = {name: values[0] for name, values in lists.items() if values}
-    losses = {"plain": dict(lambda_npc=0.0, lambda_xac=0.0), "+ npc": {**first, "lambda_xac": 0.0}}
-    if lists["lambda_xac"]:
-        losses["+ npc + xac"] = first
-    vary = {name: values for name, values in lists.items() if len(values) > 1}
-    file, _ = _read_file()
-    return _make_variants(losses, vary, losses, file["short"])
-
-
-def block_questions() -> dict[str, str]:  # name of a block, or ladder → its question
+def block_questions(
+    plan: str = "blocks",  # a plan that ships, methods or blocks, or a file of that form
+) -> dict[str, str]:  # name of a block → its question
     "What each block is for"
-    _, known = _read_file()
-    questions = {name: entry["question"] for name, entry in known.items()}
-    return {"ladder": "What does each loss add (Table 5)?", **questions}
+    return {name: entry["question"] for name, entry in _read_plan(plan)["blocks"].items()}
 
 # %% ../../../nbs/9_study/02_claims.ipynb #b10c0008
 def _drawn_records(
@@ -141,29 +135,34 @@ def _plan_block(variants, seeds, shared, steps=0):
     plan = []
     for variant, seed in itertools.product(variants, seeds):
         settings = {**shared, "method": "c2lip", **variant.settings, "seed": seed}
+        settings["alpha"] = shared.get("alpha", 1.0)  # the trial ends at the trained weights
         steps_here = settings.pop("steps", steps)
         if steps_here:
             settings["epochs"] = steps_here * settings["batch_size"] / settings["images"]
         whole = asdict(Config.of(settings))  # with the defaults
         known = json.dumps([whole, variant.drawn], sort_keys=True)
         digest = hashlib.sha256(known.encode()).hexdigest()
-        plan.append(PlannedTrial(variant.name, settings, f"{digest[:10]}-seed{seed}", drawn=variant.drawn))
+        alpha = variant.settings.get("alpha", 1.0)
+        plan.append(PlannedTrial(variant.name, settings, f"{digest[:10]}-seed{seed}", variant.drawn, alpha))
     return plan
 
 
 def plan_study(
-    names: list[str],  # of blocks; none for the ladder of the launcher's lists
+    plan: str,  # methods or blocks, which ship, or a file of that form
+    names: list[str],  # of blocks; none for all
     seeds: list[int],  # of each variant
     setup: TrialSetup,  # what all trials share
-) -> dict[str, list[PlannedTrial]]:  # name of a block, or ladder → its trials
+) -> dict[str, list[PlannedTrial]]:  # name of a block → its trials
     "The trials of a launcher; its images and passes say how many steps a trial of a block has"
     shared = setup.settings
     if not seeds:
         raise UserError("seeds is empty: give at least one, as in -p seeds 0,1,2")
-    if not names:
-        return {"ladder": _plan_block(_ladder(setup.launcher), seeds, shared)}
+    for name, value in _read_plan(plan).get("for", {}).items():
+        if shared[name] != value:
+            raise UserError(f"the settings of the plan {plan} were found for {name} {value}: give a file of your own")
+
     steps = round(shared["epochs"] * shared["images"] / shared["batch_size"])
-    return {name: _plan_block(variants, seeds, shared, steps) for name, variants in _read_blocks(names).items()}
+    return {name: _plan_block(variants, seeds, shared, steps) for name, variants in _read_blocks(plan, names).items()}
 
 
 def run_study(

@@ -7,7 +7,6 @@ __all__ = ['TrialSetup', 'start_trials', 'start_page', 'measure_model', 'train_t
            'run_trials', 'measure_shares']
 
 # %% ../../../nbs/9_study/01_trials.ipynb #e20227b3
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -150,7 +149,7 @@ def train_trial(
         return load(str(trained), setup.device)
 
     write_json(folder / "params.json", settings)
-    cfg = Config.of({"log_every": 100, "save_every": 10**9, **settings, "resume": True})
+    cfg = Config.of({"log_every": 100, "save_every": 10**9, "evaluate_every": 0, **settings, "resume": True})
     seed_everything(cfg.seed)
     model = load(cfg.model, setup.device, setup.launcher.get("check_release", True))
     method = build(cfg.method, model, cfg.options)
@@ -180,6 +179,7 @@ class PlannedTrial(NamedTuple):
     settings: dict  # of train.ipynb, seed and method among them
     folder: str  # its name in the run folder
     drawn: tuple = ()  # (name, value) of each way in which its images and captions, or its weights, are its own
+    alpha: float = 1.0  # share of the trained weights in an average with the base that is measured too; 1: none
 
 
 def read_trials(
@@ -220,21 +220,28 @@ def run_trials(
     return trials
 
 # %% ../../../nbs/9_study/01_trials.ipynb #d19c0008
+def _average(planned, share, setup, run):
+    "A trained model's average with the base, measured unless the run folder holds it"
+    name = f"{planned.model}, α {share:g}"
+    folder = f"{planned.folder}-{share}"
+    if not _is_measured(Path(run) / folder):
+        print(f"{name}, seed {planned.settings['seed']}")
+        trained = load(str(Path(run) / planned.folder / "model"), setup.device)
+        measure_model(interpolate(setup.base, trained, share), setup, Path(run) / folder)
+    return planned._replace(model=name, folder=folder, drawn=(*planned.drawn, ("share", share)))
+
+
 def measure_shares(
     plan: list[PlannedTrial],  # whose trials the run folder holds
-    shares: list[float],  # α, of the trained weights in an average with the base, from 0 to 1
+    shares: list[
+        float
+    ],  # α, of the trained weights in an average with the base, from 0 to 1; each trial has its own too
     setup: TrialSetup,  # with base and benchmarks
     run,  # the run folder
 ) -> list[PlannedTrial]:  # every trial at every share
     "Average the trained models with the base, and measure those that the run folder does not hold"
     averages = []
-    for share, planned in itertools.product(shares, plan):
-        name = f"{planned.model}, α {share:g}"
-        folder = f"{planned.folder}-{share}"
-        average = planned._replace(model=name, folder=folder, drawn=(*planned.drawn, ("share", share)))
-        if not _is_measured(Path(run) / folder):
-            print(f"{name}, seed {planned.settings['seed']}")
-            trained = load(str(Path(run) / planned.folder / "model"), setup.device)
-            measure_model(interpolate(setup.base, trained, share), setup, Path(run) / folder)
-        averages.append(average)
+    for planned in plan:
+        own = [planned.alpha] if planned.alpha < 1 else []
+        averages += [_average(planned, share, setup, run) for share in dict.fromkeys([*shares, *own])]
     return averages

@@ -35,11 +35,10 @@ from c2lip.lab.training.checkpoint import (
     save_checkpoint,
     sole_run,
 )
-from .config import Config, reading
+from .config import Config, data_options
 from .log import Log
 from c2lip.lab.training.step import (
     autocast_of,
-    choose_by_model,
     count_steps,
     halve_weights,
     make_optimizer,
@@ -107,7 +106,7 @@ def make_validator(
     "A function that validates: on the world's split, the held-back images, or a benchmark folder"
     place = Path(folder) / "validation"
     sizes = {"items": cfg.items, "images": cfg.bench_images}
-    home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", reading(vars(cfg)), **sizes)
+    home = choose_benchmark(cfg.validation, cfg.data, held, place, "validation", data_options(vars(cfg)), **sizes)
     if home is None:
         print("warning: no image to validate the run on; raise hold_back, or give validation a folder")
         return None
@@ -154,7 +153,7 @@ class _Run:
 
         self.rank, self.ranks = rank_and_world_size()
         self.total, self.per_epoch = count_steps(samples, cfg, self.ranks)
-        self.cfg = choose_by_model(cfg, towers, self.total)
+        self.cfg = cfg
         self.validator = validator if self.cfg.evaluate_every and self.rank == 0 else None
         self.autocast = autocast_of(self.cfg, device)
 
@@ -361,7 +360,7 @@ def fit(
     towers: Towers,  # to train, in place
     method: Method,  # built on these towers
     samples: Samples,  # the training data, images transformed
-    cfg: Config,  # of the run
+    cfg: Config,  # of `choose_by_model`
     folder: Path | str,  # the run folder: log and checkpoints
     device: torch.device | str = "cpu",  # to train on
     validator: Callable | None = None,  # towers → {name: percent}, every `evaluate_every` steps on rank 0

@@ -35,7 +35,7 @@ from c2lip.core.files import (
     write_json,
 )
 from c2lip.lab.training.config import (
-    READING,
+    DATA_OPTIONS,
     SHARED,
     Checked,
     Setting,
@@ -50,7 +50,7 @@ _MEASURED = ("split", "items", "bench_images", "device", "check_release")
 _TRIALS = (*SHARED, *_MEASURED, "threads")
 _TAKES = {
     "pretrain": tuple(settings_of()),
-    "evaluate": (*_MEASURED, *READING),
+    "evaluate": (*_MEASURED, *DATA_OPTIONS),
     "compare": _TRIALS,
 }  # launcher → settings beside those of its cell; train takes all
 

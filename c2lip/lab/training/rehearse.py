@@ -29,7 +29,7 @@ from ..evaluation.base import Request, suite_table
 from ..evaluation.published import layouts, published
 from ..evaluation.suites import READERS, embed_suites
 from .checkpoint import read_checkpoint
-from .config import Checked, Config, check, reading
+from .config import Checked, Config, check, data_options
 from .launchers import check_run, launcher, launcher_settings
 from .log import read_log
 from .ranks import check_gpus
@@ -110,7 +110,7 @@ def _check_set_up(run):
     batch = cfg.batch_size // cfg.gpus * run.ranks
     ours = dict(gpus=run.ranks, device=str(run.device), batch_size=batch)
     run.small = run.settings | ours | dict(resume=False, evaluate_every=0, log_every=1)
-    places = [] if is_world(cfg.data) else find_source(cfg.data, **reading(vars(cfg))).places
+    places = [] if is_world(cfg.data) else find_source(cfg.data, **data_options(vars(cfg))).places
     if len(places) > 3:
         run.small["data"] = f"{{{places[0]},{places[len(places) // 2]},{places[-1]}}}"
 

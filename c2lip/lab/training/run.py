@@ -41,13 +41,13 @@ from ..relatives import build
 from .checkpoint import binding, read_checkpoint, run_disk_errors, sole_run
 from c2lip.lab.training.config import (
     AUTO,
-    READING,
+    DATA_OPTIONS,
     Config,
     check,
     complete,
+    data_options,
     read_methods,
     read_settings,
-    reading,
     settings_of,
 )
 from .fit import fit, make_validator
@@ -55,12 +55,12 @@ from .launchers import RUN_FILES, check_folder, save_parameters
 from .ranks import check_gpus, join_ranks, launch_ranks, supervised
 from c2lip.lab.training.step import (
     CHOSEN,
-    WEIGHTS,
     choose_by_model,
     count_steps,
     fill_auto,
     kind_of_model,
     values_by_model,
+    weights_by_model,
 )
 from ..world.cutouts import is_world
 from ...methods import Method
@@ -79,7 +79,7 @@ def read_records(
 
     make_rules(cfg.phrase_rules)
     rules = cfg.phrase_rules or None
-    columns = reading(vars(cfg))
+    columns = data_options(vars(cfg))
     records = open_data(cfg.data, images=cfg.images, skips=counted, workers=cfg.workers, rules=rules, **columns)
     return *split_holdout(records, cfg.hold_back), skips
 
@@ -93,13 +93,13 @@ def trained_images(
     folder = root / user_path(model)
     recorded = release_record(folder).get("settings") or {}
     declared = settings_of()
-    declared = {name: declared[name] for name in ("data", "hold_back", *READING)}
+    declared = {name: declared[name] for name in ("data", "hold_back", *DATA_OPTIONS)}
     settings = check(declared, {name: recorded[name] for name in declared.keys() & recorded.keys()})
     source = root / user_path(settings["data"])
     if is_world(settings["data"]) or source.resolve() != (root / user_path(data)).resolve():
         return 0, 0
 
-    records, held = split_holdout(open_data(data, **reading(settings)), settings["hold_back"])
+    records, held = split_holdout(open_data(data, **data_options(settings)), settings["hold_back"])
     return len(records), len(records) + len(held)
 
 # %% ../../../nbs/6_training/10_run.ipynb #e9e0c6b7
@@ -253,30 +253,29 @@ def set_up(
 ) -> Setup:
     "Check the settings, seed, and load towers, method and data; raise `UserError` where one of them is wrong"
     folder = Path(folder)
-    with run_disk_errors(folder):
-        given = Config.of(settings)
-        rank, ranks = rank_and_world_size()
+    settings = complete(settings)
+    given = Config.of(settings)
+    rank, ranks = rank_and_world_size()
+    with run_disk_errors(folder), ExitStack() as held:
         if rank == 0:
+            held.enter_context(sole_run(folder))
             _check_folder(given, folder)  # a wrong one is refused before minutes of loading
         if ranks == 1:
             check_gpus(given.gpus, given.device)
         device = _start_process(given)
         towers = load(given.model, device, given.check_release)
-        options = fill_auto(given.options, WEIGHTS[kind_of_model(towers)])
+        options = fill_auto(given.options, weights_by_model(towers))
         method = build(given.method, towers, options)
 
         left_out = folder / (f"skipped-{rank}.jsonl" if rank else "skipped.jsonl")
-        records, held, skips = read_records(given, left_out if given.resume else None)
+        records, held_back, skips = read_records(given, left_out if given.resume else None)
         cfg, steps = _suit(given, options, towers, records)
         if given.resume:
             read_checkpoint(folder, binding(cfg, records))
 
         chosen = {name: getattr(cfg, name) for name in (*CHOSEN, "batch_size")}
-        taken = complete(settings) | chosen | options
-        lock = ExitStack()
+        taken = settings | chosen | options
         if rank == 0:
-            lock.enter_context(sole_run(folder))  # from here on the folder is written
-            _check_folder(given, folder)  # another run may have begun while this one loaded
             save_parameters(taken, folder)
             save_parameters(settings, folder, "given.json")
             print_advice(given, cfg, steps, towers, records)
@@ -284,7 +283,8 @@ def set_up(
             dist.barrier()
         _keep_list(skips, left_out)
         auto = _auto_values(given, cfg)
-        return Setup(taken, auto, cfg, steps, folder, device, towers, method, records, held, skips, lock)
+        lock = held.pop_all()  # until `train` ends
+        return Setup(taken, auto, cfg, steps, folder, device, towers, method, records, held_back, skips, lock)
 
 # %% ../../../nbs/6_training/10_run.ipynb #277580fd
 def _train_here(setup):
@@ -346,6 +346,7 @@ def train(
     setup: Setup | None = None,  # of `set_up`, where the caller has needed it
 ) -> Towers:  # tuned
     "Load, train and release in folder/model, in this process or over `gpus` processes"
+    settings = complete(settings)
     cfg = setup.cfg if setup else Config.of(settings)
     with run_disk_errors(folder):
         if cfg.gpus == 1 or rank_and_world_size()[1] > 1:
@@ -355,7 +356,6 @@ def train(
 
         if not setup:
             check_gpus(cfg.gpus, cfg.device)
-            _check_folder(cfg, Path(folder))
         with setup.lock if setup else sole_run(folder), tempfile.TemporaryDirectory() as home:
             file = Path(home) / "ranks.json"
             write_json(file, settings)
