@@ -27,7 +27,7 @@ define environment
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install heart train test quick outside lab app notebooks outputs site pictures exercises solved clean
+.PHONY: help install heart train test quick outside lab notebooks outputs site pictures exercises solved clean
 
 help:             ## say what can be made
 	@sed -n 's/^\([a-z]*\): *[^#]*## */  make \1	/p' $(MAKEFILE_LIST)
@@ -72,9 +72,6 @@ $(OUTSIDE): $(STAMP) tests/outside/requirements.txt
 lab: $(STAMP)     ## open the notebooks in JupyterLab
 	@echo "c2lip: what you run is saved into nbs/; git restore nbs brings the stored pages back"
 	@$(BIN)/jupyter-lab nbs/index.ipynb
-
-app: $(STAMP)     ## open the attention explorer as a page of its own
-	@$(BIN)/voila nbs/explore.ipynb $(ARGS)
 
 notebooks: $(STAMP) ## before a commit: ruff, export, clean, README.md
 	@$(BIN)/python -c 'from c2lip.lab.dev.upkeep import tidy; tidy()'

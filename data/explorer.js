@@ -1,4 +1,4 @@
-// What the widgets of the attention explorer cannot do, in JupyterLab and Voilà.
+// What the widgets of the attention explorer cannot do, in JupyterLab.
 (() => {
   if (window.c2lipExplorer) return;
   window.c2lipExplorer = true;

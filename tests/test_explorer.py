@@ -173,7 +173,7 @@ def test_everything_comes_back(state, tmp_path):
     assert state.update(kind="softmax", scale=3.5, opacity=0.5, smooth=True, same_scale=True)
 
     other = Explorer(["base"])
-    assert other.update(state="http://127.0.0.1:8866/?" + selection_text(state.selection)), other.error
+    assert other.update(state=selection_text(state.selection)), other.error
     assert replace(other.selection, image=state.selection.image) == state.selection
 
     (tmp_path / "maps.png").write_text("mine")
@@ -190,38 +190,13 @@ def test_everything_comes_back(state, tmp_path):
     assert state.status == other.status
 
 
-def test_a_served_page_is_closed(state, tmp_path, monkeypatch):
-    "Neither a link nor a field tells what lies on the server's disk; the owner's image stays, without its path"
-    Image.new("RGB", (60, 40), "red").save(tmp_path / "mine.png")
-    assert state.update(image=str(tmp_path / "mine.png"))
-
-    monkeypatch.setenv("SERVER_SOFTWARE", "voila/0")
-    monkeypatch.setenv("QUERY_STRING", f"image={tmp_path}/mine.png")
-    panel = Panel(state)
-    answers = {panel.status.value.partition(">")[2]}
-    assert str(tmp_path) not in panel.address.value + panel.state.value + panel.maps.value
-
-    for field, texts in dict(image=("/etc/shadow", "~/x", "mine.png"), model=("/tmp", "data/base", "ViT-B-16")).items():
-        for text in texts:
-            panel.controls[field].value = text
-            answers.add(panel.status.value.partition(">")[2])
-
-    panel.state.value = "image=/etc"
-    assert answers == {panel.status.value.partition(">")[2]}
-    assert "gallery" in answers.pop()
-
-    panel.controls["image"].value = "2"
-    panel.controls["model"].value = "tuned"
-    assert (state.selection.image, state.selection.model) == (gallery()[1], ("base", "tuned"))
-
-
 def test_the_panel_follows(state):
     panel = Panel(state)
-    buttons = panel.chip_row.children
-    other = next(beside for _, beside in panel.chips.values() if beside.description == "+")
+    buttons = panel.chips.children
+    other = next(beside for _, beside in panel.chips.pairs.values() if beside.description == "+")
     other.click()
     assert len(state.selection.phrase) == 2
-    assert panel.chip_row.children == buttons  # the same ones: the focus stays
+    assert panel.chips.children == buttons  # the same ones: the focus stays
 
     panel.controls["image"].value = "/no/such.png"
     assert panel.controls["image"].value == "/no/such.png"
@@ -235,7 +210,7 @@ def test_the_panel_follows(state):
 
     panel.controls["caption"].value = "A dog beside a red car."
     assert state.selection.phrase == ("a dog",)
-    assert list(panel.chips) == ["a dog", "a red car"]
+    assert list(panel.chips.pairs) == ["a dog", "a red car"]
     assert "never read" in panel.status.value
     assert state.shown.outlines == [None]
     assert "image=" not in panel.state.value  # what was uploaded is on the visitor's machine alone
@@ -258,16 +233,16 @@ def test_acts_of_several_threads_keep_their_order(state, monkeypatch):
             at_work.remove(changes)
 
     monkeypatch.setattr(state, "update", slow_update)
-    before = panel._answers
+    before = panel.acts.answers
     start = time.time()
     numbers = (7, 7, 2, 12, 4)
     for number in numbers:
         with ThreadPoolExecutor(1) as thread:  # another one for each act
             thread.submit(panel.shelf[number - 1].click).result()
     assert time.time() - start < 0.1 * len(numbers)
-    panel._worker.shutdown()
+    panel.acts.worker.shutdown()
     assert not overlaps
-    assert panel._answers == before + len(numbers)
+    assert panel.acts.answers == before + len(numbers)
     (chosen,) = [button for button in panel.shelf if button.button_style == "primary"]
     exhibit = gallery()[numbers[-1] - 1]
     assert chosen.description == exhibit.place

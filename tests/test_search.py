@@ -102,7 +102,7 @@ def test_the_panel_searches(tmp_path):
     assert "image=" not in panel.state.value
 
     (images / best.tooltip).unlink()
-    panel.find.click()
+    panel.query.value = "a red mug"
     assert "11 of 14 images" in panel.status.value
     panel.query.value = " "
     assert "c2lip-wrong" in panel.status.value

@@ -68,7 +68,7 @@ _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Selection)}
 def selection_text(
     selection: Selection,  # of an explorer
 ) -> str:
-    "A selection as the query of an address"
+    "A selection as a text"
     exhibit = selection.image
     values = vars(selection) | {"image": exhibit.place, "phrase": " | ".join(selection.phrase)}
     defaults = _DEFAULTS | {"image": "", "phrase": "", "caption": exhibit.caption}
@@ -117,14 +117,14 @@ def typed(
 
 
 def read_selection(
-    text: str,  # of `selection_text`, or such an address
+    text: str,  # of `selection_text`
 ) -> dict:  # changes for `Explorer.update`
-    "What a text selects, `typed`. Keys of Voilà are left to it, and `layer` and `head` of old links"
+    "What a text selects, `typed`"
     changes: dict[str, Any] = {}
-    for key, value in parse_qsl(text.rpartition("?")[2], keep_blank_values=True):
+    for key, value in parse_qsl(text, keep_blank_values=True):
         if key == "model":
             changes.setdefault("model", []).append(value)
-        elif key not in ("token", "layer", "head") and not key.startswith("voila"):
+        else:
             changes[key] = value
     return changes and {name: _DEFAULTS[name] for name in MAP_CONTROLS} | typed(changes)
 

@@ -239,7 +239,7 @@ def _convert(file, folder, model, part):
 # %% ../../../nbs/dev/01_command.ipynb #9b1de005
 def _add_explore(p):
     add_control_flags(p)
-    p.add_argument("--state", metavar="TEXT", help="the text, or the link, under “take along” in the explorer")
+    p.add_argument("--state", metavar="TEXT", help="the text under “take along” in the explorer")
     p.add_argument("--output", default="", metavar="FOLDER", help="where files go (default: a dated folder in runs/)")
 
 
