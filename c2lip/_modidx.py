@@ -680,7 +680,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'c2lip.lab.dev.command.main': ('dev/command.html#main', 'c2lip/lab/dev/command.py')},
             'c2lip.lab.dev.upkeep': { 'c2lip.lab.dev.upkeep._chosen': ('dev/upkeep.html#_chosen', 'c2lip/lab/dev/upkeep.py'),
                                       'c2lip.lab.dev.upkeep._is_executed': ('dev/upkeep.html#_is_executed', 'c2lip/lab/dev/upkeep.py'),
-                                      'c2lip.lab.dev.upkeep._keep_default': ('dev/upkeep.html#_keep_default', 'c2lip/lab/dev/upkeep.py'),
                                       'c2lip.lab.dev.upkeep._move_link': ('dev/upkeep.html#_move_link', 'c2lip/lab/dev/upkeep.py'),
                                       'c2lip.lab.dev.upkeep._move_links': ('dev/upkeep.html#_move_links', 'c2lip/lab/dev/upkeep.py'),
                                       'c2lip.lab.dev.upkeep._page_outputs': ('dev/upkeep.html#_page_outputs', 'c2lip/lab/dev/upkeep.py'),

@@ -14,17 +14,14 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from configparser import ConfigParser
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
 from PIL import Image
 
 from ...core import UserError, did_you_mean
 from ...core.files import project_root, read_json, shipped, write_json
-from ..evaluation.results import keep_record
 from ..training.config import digest_methods, index_methods
 from ..training.launchers import read_parameters
 
@@ -227,14 +224,6 @@ def _run_and_store(path, folder, flags, parameters, clean):
     write_json(path, notebook)
 
 # %% ../../../nbs/dev/02_upkeep.ipynb #7d279df1
-def _keep_default(run, seconds):
-    "Keep the figures and seconds of train's default run as the record `default`, and README's picture of maps"
-    tables = {"trials": pd.read_csv(run / "table.csv"), "seconds": pd.DataFrame({"seconds": [round(seconds)]})}
-    overview = project_root() / "nbs" / "images" / "overview.png"
-    Image.open(run / "attention.png").convert("RGB").save(overview, optimize=True)
-    keep_record("default", tables, "make outputs ARGS='train index'", "What does a run with the defaults change?")
-
-
 def _store_launcher(root, path):
     "Run a launcher with its defaults, and register for which it ran"
     name = path.stem
@@ -243,12 +232,9 @@ def _store_launcher(root, path):
     def clean(text):
         return _plain_text(text, root).replace(run, f"runs/{name}")
 
-    start = time.perf_counter()
     _run_and_store(path, root, (), {"run_dir": run}, clean)
     register = root / "data" / "outputs.json"
     write_json(register, read_json(register) | {name: defaults_of(path)})
-    if name == "train":  # README's table is made of it
-        _keep_default(root / run, time.perf_counter() - start)
 
 
 def store_outputs(
