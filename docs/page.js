@@ -549,7 +549,7 @@ const c2lip = (() => {
   function captionScores() { // the caption and its swap, by both models and both scores; the swap is false of the page's scenes
     const caption = at('caption').value.trim(), other = caption && swapped(caption), texts = [caption, other].filter(Boolean);
     const rows = texts.map(text => [0, 1].flatMap(m => {
-      const read = phrasesOf(text).map(p => scores(now.seen[m], embed(m, p), D.readout)[1]);
+      const read = phrasesOf(text).map(p => scores(now.seen[m], embed(m, p), D.scale)[1]);
       return [dot(embed(m, text), now.seen[m].image), read.length ? read.reduce((a, b) => a + b) / read.length : NaN];
     }));
     const known = caption == now.scene.caption, first = other ? rows[0].map((x, i) => x > rows[1][i]) : [];
@@ -568,7 +568,7 @@ const c2lip = (() => {
         class: other && !isNaN(x) && first[i] == !row ? `better ${kind}` : ''}));
       return make('tbody', {}, make('tr', {}, title), make('tr', {}, ...cells));
     });
-    const about = make('caption', {textContent: `v·t: cosine of image and caption. v̂·c: the mean over its phrases of their fit in the patches, at β = ${D.readout}.`});
+    const about = make('caption', {textContent: `v·t: cosine of image and caption. v̂·c: the mean over its phrases of their fit in the patches, at β = ${D.scale}.`});
     at('scores').replaceChildren(...(texts.length ? [make('table', {}, about,
       make('thead', {}, make('tr', {}, ...named), make('tr', {}, ...kinds)), ...bodies)] : []));
   }

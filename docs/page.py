@@ -23,12 +23,11 @@ from c2lip.lab.attention.controls import MAP_CONTROLS, Selection
 from c2lip.lab.attention.figures import add_outline
 from c2lip.lab.attention.maps import AMOUNT_COLOURS, CHANGE_COLOURS, MAP_KINDS
 from c2lip.lab.attention.questions import PHOTO_COLOURS, PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
-from c2lip.lab.evaluation.readouts import Readout
 from c2lip.lab.world.captions import caption_scene, change_things, name_thing
 from c2lip.lab.world.drawn import DRAWN, SIZES, draw_scene, make_scene, object_mask
 from c2lip.lab.world.worlds import COLOURS, PATTERNS
 from c2lip.lab.world.scenes import binding_scenes
-from c2lip.multivector import encode_texts
+from c2lip.score import Score, encode_texts
 from c2lip.towers import load
 
 HERE = Path(__file__).resolve().parent
@@ -155,7 +154,7 @@ def data(before: str, after: str) -> dict:
         selection={name: getattr(opening, name) for name in MAP_CONTROLS},
         labels=MAP_KINDS,
         questions=[*QUESTIONS],
-        readout=Readout().scale,
+        scale=Score.scale,
         search=_search([before, after]),
     )
 

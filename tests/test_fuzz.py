@@ -32,14 +32,12 @@ from c2lip.core import UserError
 from c2lip.core.files import shipped
 from c2lip.lab.attention.controls import read_selection
 from c2lip.lab.attention.explorer import Explorer
-from c2lip.lab.attention.presence import presence
 from c2lip.lab.data.images import NOT_READ, BadImage, open_image
 from c2lip.lab.data.prepare import prepare
 from c2lip.lab.data.records import Skips
 from c2lip.lab.data.shards import index_captions
 from c2lip.lab.data.sources import find_source, open_data
 from c2lip.lab.dev.command import main
-from c2lip.lab.evaluation.readouts import own_scores
 from c2lip.lab.evaluation.suites import read_folder
 from c2lip.lab.serve.search import ImageIndex, index_images
 from c2lip.lab.training.checkpoint import disk_errors, load_checkpoint, save_checkpoint
@@ -52,6 +50,7 @@ from c2lip.lab.training.runs import list_runs
 from c2lip.lab.training.step import parameter_groups
 from c2lip.methods.c2lip import c2lip
 from c2lip.towers import add_results, load, save
+from c2lip.score import Head, Score, presence, scores_of
 from c2lip.towers.folders import RELEASED, base_folder, keep_fitted
 from c2lip.towers.transformers import to_hugging_face
 
@@ -389,8 +388,8 @@ def described(home):
     prepare(str(data), out, progress=False)
     index_images(data, index, "base")
     towers = load(save(load("base"), model, {"settings": {"data": str(data)}}))
-    keep_fitted(model, "parts.json", {"readout": {}, "weight": 0.5, "head": {}, "spread": []})
-    keep_fitted(model, "presence.json", {"slope": 20.0, "offset": -3.0, "rates": [[0.0, 0.9, 0.1]]})
+    Score(head=Head.of_sides(), relations=0.5).keep(model)
+    keep_fitted(model, {"presence": {"slope": 20.0, "offset": -3.0, "rates": [[0.0, 0.9, 0.1]]}})
     (data / "coco.json").write_text('{"images": [{"id": 1, "file_name": "i0.png"}], "annotations": []}')
     cfg = replace(Config.of({"data": str(out), "lr": 1e-3, "warmup": 1}), phrase_rules={"max_phrases": 16})
     records = open_data(data)
@@ -399,8 +398,7 @@ def described(home):
     return {
         model / "record.json": lambda: (trained_images(str(model), str(data)), add_results(model, table, "y")),
         model / "open_clip_config.json": lambda: add_results(model, table, "y"),
-        model / "parts.json": lambda: own_scores(towers),
-        model / "presence.json": lambda: presence(towers, Image.new("RGB", (9, 9)), ["a mug"]),
+        model / "score.json": lambda: (scores_of(towers), presence(towers, Image.new("RGB", (9, 9)), ["a mug"])),
         out / "part-00000.json": lambda: prepare(str(data), out, progress=False),
         out / "manifest.json": lambda: list(likely_mistakes(cfg, 5, towers, records)),
         index / "c2lip-index.json": lambda: ImageIndex(index).search("a red mug"),

@@ -112,7 +112,7 @@ def test_a_room_imports_earlier_rooms_only():
             assert place[module] <= own, f"{name(path)} imports {module}, a later room"
 
 
-TWICE = {"encode_images", "encode_texts"}  # of a model: one vector each; of towers, in multivector: several
+TWICE = {"encode_images", "encode_texts"}  # of a model: one vector each; of towers, in score.vectors: several
 
 
 def test_a_public_name_stands_in_one_room():
@@ -214,7 +214,7 @@ DENSITY = {
     "% of public parameters without a line and comment of their own": 20,
 }
 HELD = os.environ.get("C2LIP_WALLS") == "1"  # in our own continuous integration; a contributor's clone is not refused
-HEART = "core losses pooling trees attributes concepts spans towers encoding multivector methods own_loop __init__"
+HEART = "core losses pooling trees attributes concepts spans towers encoding score multivector methods own_loop __init__"
 
 
 def texts(files):

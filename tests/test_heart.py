@@ -14,7 +14,7 @@ from test_package import distributions  # noqa: F401  (a fixture)
 
 from c2lip.core import UserError
 from c2lip.lab.data.prepare import _in_ray
-from c2lip.multivector import Store, compress
+from c2lip.score import Store, compress
 from c2lip.towers.onnx import export_onnx
 
 

@@ -18,10 +18,9 @@ from PIL import Image
 from c2lip.lab.attention.explorer import Explorer
 from c2lip.lab.attention.questions import caption_phrases
 from c2lip.lab.evaluation.embeddings import embed_images, embed_texts, embed_tokens
-from c2lip.lab.evaluation.readouts import Readout
 from c2lip.lab.world.captions import caption_scene, name_thing
 from c2lip.lab.world.drawn import SIZES, Thing, draw_scene, make_scene
-from c2lip.multivector import encode_images, encode_texts, maxsim
+from c2lip.score import Score, encode_images, encode_texts, maxsim
 from c2lip.towers import load
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -290,13 +289,13 @@ def test_the_page_answers_as_the_notebook_does(maps, tmp_path):
                 assert np.abs(other - np.floor(pixels * 255 + 0.5)).max() <= 2
         rows = page.evaluate(TABLE)
         assert [text for text, *_ in rows] == [CAPTION, SWAPPED]
-        for text, *numbers in rows:  # v·t, and v̂·c as the mixture takes it
+        for text, *numbers in rows:  # v·t, and v̂·c at the β of a score
             fits = []
             words = caption_phrases(text)
             for model in map(explorer.menu.of, ("base", "tuned")):
                 v = model.view(scenes[2])
                 e = model.embed
-                fits.append((v.scores(e([text]))[0], v.scores(e(words), Readout().scale)[1].mean()))
+                fits.append((v.scores(e([text]))[0], v.scores(e(words), Score.scale)[1].mean()))
             assert numbers == [f"{x:.3f}".replace("-", "−") for pair in fits for x in map(float, pair)]
         for node in page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]:
             if node.get("role", {}).get("value") in ("button", "textbox", "checkbox", "slider", "combobox", "image"):
@@ -311,7 +310,7 @@ FOUND = """() => ['by-vt', 'by-phrases'].map(list =>
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
-def test_the_page_searches_as_multivector_does(maps):
+def test_the_page_searches_as_maxsim_does(maps):
     "Both orders of sixty scenes, by both models; the right ones are marked; narrow pages hold them"
     import page as writer
 

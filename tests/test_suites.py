@@ -379,14 +379,14 @@ def test_what_suites_share_is_embedded_once(examples):
 def test_two_scores(examples, capsys):
     "Of a CLIP too; a model without tokens has v·t alone, and says so"
     home = benchmark_folder("world", "validation", items=6, images=30)
-    one, two = (evaluate(load("base_clip"), home, progress=False, readouts=r) for r in ({}, None))
+    one, two = (evaluate(load("base_clip"), home, progress=False, scores=s) for s in ({}, None))
     assert two[: len(one)].equals(one)
     mixed = two[len(one) :].set_index(["suite", "name"]).value
-    assert {"mixture/retrieval", "mixture/heldout/zeroshot"} <= set(mixed.index.get_level_values(0))
-    assert mixed["mixture/zeroshot", "object"] != one.set_index(["suite", "name"]).value["zeroshot", "object"]
+    assert {"phrases/retrieval", "phrases/heldout/zeroshot"} <= set(mixed.index.get_level_values(0))
+    assert mixed["phrases/zeroshot", "object"] != one.set_index(["suite", "name"]).value["zeroshot", "object"]
     capsys.readouterr()
-    assert not run(examples, ["winoground"]).suite.str.startswith("mixture").any()
-    assert capsys.readouterr().out.startswith("no mixture: visual tokens are known for SigLIP")
+    assert not run(examples, ["winoground"]).suite.str.startswith("phrases").any()
+    assert capsys.readouterr().out.startswith("v·t alone: visual tokens are known for SigLIP")
 
 
 def test_embedded_once_and_in_order(tmp_path):

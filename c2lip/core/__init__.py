@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError', 'did_you_mean', 'check_choice',
-           'print_anything', 'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'rank_and_world_size',
-           'Outcomes', 'in_workers', 'full_precision']
+           'print_anything', 'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'read_once',
+           'rank_and_world_size', 'Outcomes', 'in_workers', 'full_precision']
 
 # %% ../../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -262,6 +262,20 @@ def seeded(
             yield
         finally:
             random.setstate(state)
+
+# %% ../../nbs/1_method/01_core.ipynb #37f9ac89
+def read_once(
+    known: dict,  # text → what was read of it; emptied when it has a million
+    texts: Iterable[str],  # repeats allowed
+    read: Callable,  # texts → what each says
+) -> list:
+    "What each text says; those not known are read together"
+    if len(known) > 1_000_000:
+        known.clear()
+    missing = list(dict.fromkeys(text for text in texts if text not in known))
+    if missing:
+        known.update(zip(missing, read(missing)))
+    return [known[text] for text in texts]
 
 # %% ../../nbs/1_method/01_core.ipynb #dcbfb22d
 def rank_and_world_size() -> tuple[int, int]:  # rank, number of ranks

@@ -39,7 +39,6 @@ from c2lip.core.files import (
 from .architectures import translate
 from c2lip.towers.folders import (
     EMBEDDED,
-    FITTED,
     RELEASED,
     base_folder,
     check_finite,
@@ -205,11 +204,10 @@ def _write_release(towers, folder, record):
             "files": {name: digest(stage, name) for name in RELEASED[1:] if (stage / name).exists()},
             "sha256": digest(stage),
         }
-        for name in FITTED:
-            with suppress(UserError):
-                fitted = read_fitted(towers.name, name)
-                if fitted and made_from.get("sha256") == known["sha256"]:
-                    keep_fitted(stage, name, fitted)
+        with suppress(UserError):
+            fitted = read_fitted(towers.name)
+            if fitted and made_from.get("sha256") == known["sha256"]:
+                keep_fitted(stage, fitted)
         write_json(stage / "record.json", known)
         _write_card(known, config, folder, stage)
 

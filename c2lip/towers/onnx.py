@@ -14,9 +14,8 @@ import torch
 from ..core import UserError
 from ..core.files import whole, write_json
 from ..encoding import encode_images, evaluating
-from ..multivector import own_share
 from . import Towers
-from .folders import read_fitted
+from .folders import phrase_share, read_fitted
 from .transformers import save_tokenizer
 
 # %% ../../nbs/1_method/15_onnx.ipynb #0a0e0005
@@ -75,6 +74,7 @@ def export_onnx(
             raise UserError(f"the exported towers differ from {towers.name} by {largest:.1e}: nothing was written")
 
         save_tokenizer(towers.tokenizer, stage)
-        fitted = {"share": own_share(towers), "presence": read_fitted(towers.name, "presence.json"), "made_by": "c2lip"}
+        curve = read_fitted(towers.name).get("presence", {})
+        fitted = {"share": phrase_share(towers.name), "presence": curve, "made_by": "c2lip"}
         write_json(stage / "preprocess.json", towers.preprocess_cfg | fitted)
     return largest

@@ -12,7 +12,8 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,8 @@ from ..data.records import Skips
 from ..data.shards import shard_samples
 from ..data.tables import jsonl_rows
 from .embeddings import ImageRef
-from .scores import Hits, Mean, Values, mean_of, similarity
+from .scores import Hits, Mean, Values, mean_of
+from ...score import Embedded, Score, similarity, vt_of_pairs
 
 # %% ../../../nbs/5_evaluation/04_base.ipynb #db22743b
 Lookup = Callable[[list], Tensor]
@@ -44,8 +46,20 @@ class Scorer:
     image: Lookup  # images → (n,D) unit
     text: Lookup  # texts → (n,D) unit
     towers: Any = None  # for suites that look at visual tokens
-    phrases: Callable[[list, list], Tensor] | None = None  # x: n images and texts → (n,) how well phrases fit
-    share: float = 0.0  # of x in the score; the rest is v·t
+    cosine: float = 1.0  # a, the weight of v·t
+    beside: Callable[[list, list], Tensor] | None = None  # n images and n texts → (n,) what a score adds to a·v·t
+
+    @classmethod
+    def of(
+        cls,
+        embedded: Embedded,  # images and texts of the suites
+        score: Score | None = None,  # None: v·t
+    ) -> "Scorer":
+        "The scorer of one model by one score"
+        scorer = cls(embedded.image, embedded.text, embedded.towers)
+        if score is None or not (score.phrases or score.relations):
+            return scorer
+        return replace(scorer, cosine=score.cosine, beside=partial(score.beside, embedded))
 
     def pairs(
         self,
@@ -53,15 +67,8 @@ class Scorer:
         texts: list[str],  # n texts
     ) -> Tensor:  # (n,)
         "How well each image fits its text"
-        cosines = []
-        for start in range(0, len(images), 10_000):  # not all vectors in memory together
-            part = slice(start, start + 10_000)
-            cosines.append(similarity(self.image(images[part]), self.text(texts[part])))
-
-        whole = torch.cat(cosines)
-        if not self.phrases:
-            return whole
-        return (1 - self.share) * whole + self.share * self.phrases(images, texts)
+        whole = self.cosine * vt_of_pairs(self.image, self.text, images, texts)
+        return whole + self.beside(images, texts) if self.beside else whole
 
     def between(
         self,
@@ -95,7 +102,7 @@ class Suite(NamedTuple):
     measure : from a `Scorer` to rows `(name, items)`. `Hits` and `Values` hold the (n,) items of a task, `Mean` sums up
         tasks, None says that there is nothing to measure. A table shows percent.
     items : task → its items with right and wrong texts, if it has such.
-    any_score : False for a suite that v·t alone can measure. `evaluate` then leaves readouts out.
+    any_score : False for a suite that v·t alone can measure. `evaluate` then leaves the other scores out.
 
     Raises nothing itself; `measure` raises `UserError` for an empty task.
     Source: the workbook's own form; the rules of counting are in `c2lip.lab.evaluation.scores`.

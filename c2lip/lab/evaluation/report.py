@@ -32,7 +32,7 @@ def read_layouts() -> dict:  # suites, words, models, means, first_look, layouts
 
 
 def suite_label(suite: str) -> str:  # as `evaluate` names it
-    "What a suite is called: sugarcrepe_pp → SugarCrepe++, mixture/heldout/retrieval → Retrieval · held out, mixture"
+    "What a suite is called: sugarcrepe_pp → SugarCrepe++, phrases/heldout/retrieval → Retrieval · held out, phrases"
     *prefixes, kind = suite.split("/")
     label = read_layouts()["suites"].get(kind, kind)
     if "heldout" in prefixes:
@@ -352,7 +352,7 @@ def frame_table(
     return Table(rows, heads, list(zip(*columns.values())), caption)
 
 
-_SCORES = r"^(mixture|parts)/"
+_SCORES = r"^(mixture|phrases|parts)/"  # older records have the first
 
 
 def score_table(

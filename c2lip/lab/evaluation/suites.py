@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from ...core import UserError, check_choice, files
 from c2lip.core.files import (
@@ -34,17 +33,17 @@ from ..data.images import BadImage, open_image
 from ..data.records import Skips
 from ..data.sources import find_source, open_data
 from .base import NotHere, Request, Scorer, Suite, suite_table
-from .embeddings import EmbedOptions, embed_images, embed_texts
+from .embeddings import EmbedOptions, embed
 from .localisation import read_localisation
 from .more import MORE
 from .readers.classes import CLASSES
 from .readers.composition import COMPOSITION
 from .readers.retrieval import RETRIEVAL
-from .readouts import Parts, Reading, Readout, own_scores
-from .scores import Score, score
+from .scores import Summary, score
 from ..relatives.edits import edit_captions
 from ..world import benchmark as world_benchmark
 from ..world.cutouts import is_world, open_world
+from ...score import Embedded, Score, phrase_texts, scores_of
 
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #8f5e86a5
 LOCALISATION = dict.fromkeys(["localisation", "heldout/localisation"], read_localisation)
@@ -100,11 +99,6 @@ def read_folder(
     return found
 
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #f367f7c3
-def _rows_by_name(vectors):
-    "From names to their vectors, stacked"
-    return lambda names: torch.stack([vectors[name] for name in names])
-
-
 def _images_of(suites):
     "Every image of some suites → the first that asks for it"
     return {image: user for suite in reversed(suites.values()) for image, user in suite.images.items()}
@@ -113,18 +107,28 @@ def _images_of(suites):
 def embed_suites(
     towers: Any,  # Towers: model, tokenizer, preprocess
     suites: dict[str, Suite],  # what `read_folder` gave
-    known: dict | None = None,  # image → its embedding (D,), where there is one
+    patches: bool = False,  # also the patches, and the phrases, of suites that take any score
     **options: Any,  # fields of `EmbedOptions`
-) -> Scorer:
+) -> Embedded:  # without patches, where they are not known or fill the memory; it says so
     "Embed every image and every text once; raise `UserError` with the first image that is missing"
     images = _images_of(suites)
-    texts = list(dict.fromkeys(text for suite in suites.values() for text in suite.texts))
-    v = dict(known or {})
-    new = [image for image in images if image not in v]
-    if new:
-        v |= zip(new, embed_images(towers, new, images, **options))
-    t = dict(zip(texts, embed_texts(towers, texts, **options))) if texts else {}
-    return Scorer(_rows_by_name(v), _rows_by_name(t), towers)
+    readable = {name: suite for name, suite in suites.items() if patches and suite.any_score and suite.images}
+    patched = _images_of(readable)
+    try:
+        embedded = embed(towers, images, patched, **options)
+    except UserError as e:
+        if not patched:
+            raise
+        print(f"v·t alone: {str(e).split(';')[0]}")
+        embedded = embed(towers, images, **options)
+
+    texts = [text for suite in suites.values() for text in suite.texts]
+    if texts:
+        embedded.text(list(dict.fromkeys(texts)))
+    if embedded.patches is not None:
+        phrases = phrase_texts([text for suite in readable.values() for text in suite.texts])
+        embedded.text(list(dict.fromkeys(phrase for stated in phrases for phrase in stated)))
+    return embedded
 
 
 def measure(
@@ -133,7 +137,7 @@ def measure(
 ) -> Iterator[tuple]:  # suite, row, its items or None
     "The rows of every suite that takes the score"
     for name, suite in suites.items():
-        if suite.any_score or not scorer.phrases:
+        if suite.any_score or not scorer.beside:
             for row, hits in suite.measure(scorer):
                 yield name, row, hits
 
@@ -141,21 +145,7 @@ def measure(
 def tabulate(measured: Iterable) -> pd.DataFrame:  # what `measure` yields → suite, name, value (percent), se, n, …
     "Sum up every row that `measure` yields, in its order"
     rows = [{"suite": suite, **score(name, hits)._asdict()} for suite, name, hits in measured]
-    return pd.DataFrame(rows, columns=["suite", *Score._fields])
-
-# %% ../../../nbs/5_evaluation/13_suites.ipynb #ab557154
-def _reading(towers, suites, readouts, options):
-    "What phrases read from the images of every suite that takes a readout; None where there is nothing to read"
-    images = _images_of(suites)
-    if not images or not readouts:
-        return None
-    try:
-        reading = Reading(towers, images, **options)
-    except UserError as e:
-        print(f"no {' or '.join(readouts)}: {str(e).split(';')[0]}")
-        return None
-    reading.read([text for suite in suites.values() for text in suite.texts])
-    return reading
+    return pd.DataFrame(rows, columns=["suite", *Summary._fields])
 
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #972dfcd6
 def evaluate(
@@ -165,14 +155,14 @@ def evaluate(
     images: str | Path | None = None,  # folder of the images of the workbook's own layout; None: folder/images
     ks: Iterable[int] = (1, 5),  # the K of R@K, where a benchmark does not fix them
     hits: dict | None = None,  # filled, if given, with (suite, name) → its items, for paired changes
-    readouts: dict[str, Readout | Parts] | None = None,  # NAME → it; None: the model's own; {}: v·t alone
+    scores: dict[str, Score] | None = None,  # NAME → it; None: the model's own; {}: v·t alone
     batch_size: int = EmbedOptions.batch_size,  # images at a time; texts go four times as many
     progress: bool = EmbedOptions.progress,  # show lines that count
     precision: str = EmbedOptions.precision,  # float32 or bf16
 ) -> pd.DataFrame:  # columns suite, name, value (percent), se, n, ties, nan
     """The rows of a model on every suite of a folder, all embedded once, every comparison strict.
 
-    First the rows of v·t, then those of every readout, as NAME/SUITE.
+    First the rows of v·t, then those of every score beside it, as NAME/SUITE.
 
     Parameters
     ----------
@@ -184,7 +174,7 @@ def evaluate(
     images : where the images of suites in the workbook's own layout lie.
     ks : K of R@K in `retrieval`; published retrieval sets have 1, 5 and 10.
     hits : receives the items of every row, in the order of the table. `change_of_items` compares two models by them.
-    readouts : scores beside v·t. A model without visual tokens in the joint space has v·t alone, and says so.
+    scores : scores beside v·t. A model without visual tokens in the joint space has v·t alone, and says so.
     batch_size, progress, precision : how images and texts are embedded, as in `EmbedOptions`.
 
     Returns a row for each task and mean: `value` and its standard error `se` in percent, 0 to 100; `n` items; `ties`,
@@ -195,21 +185,19 @@ def evaluate(
     Source: each suite's own paper (see `where_to_get`); the strict rule is in `c2lip.lab.evaluation.scores`.
 
     >>> folder = benchmark_folder("world", "validation", images=40, items=24, single=64)
-    >>> table = evaluate(load("base"), folder, "binding", progress=False, readouts={})
+    >>> table = evaluate(load("base"), folder, "binding", progress=False, scores={})
     >>> list(table.columns), table.name[0], int(table.n[0])
     (['suite', 'name', 'value', 'se', 'n', 'ties', 'nan'], 'attribute', 24)
     """
     found = read_folder(folder, suites, images, ks)
-    readouts = own_scores(towers) if readouts is None else readouts
-    readable = {name: suite for name, suite in found.items() if suite.any_score and suite.images}
+    scores = scores_of(towers) if scores is None else scores
     options = dict(batch_size=batch_size, progress=progress, precision=precision)
-    reading = _reading(towers, readable, readouts, options)
-    vectors = dict(zip(reading.row, reading.vectors)) if reading else None
-    scorer = embed_suites(towers, found, vectors, **options)
+    embedded = embed_suites(towers, found, bool(scores), **options)
 
-    measured = list(measure(found, scorer))
-    for prefix, readout in readouts.items() if reading else ():
-        for suite, name, items in measure(readable, readout.score(reading, scorer)):
+    measured = list(measure(found, Scorer.of(embedded)))
+    readable = {name: suite for name, suite in found.items() if suite.any_score and suite.images}
+    for prefix, linear in scores.items() if embedded.patches is not None else ():
+        for suite, name, items in measure(readable, Scorer.of(embedded, linear)):
             measured.append((f"{prefix}/{suite}", name, items))
 
     if hits is not None:

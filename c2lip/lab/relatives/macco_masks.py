@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 
 from ...concepts import Rules, load_pipeline, phrases_of
-from ...core import Phrase
+from ...core import Phrase, read_once
 from ...encoding import text_ends
-from .edits import read_by_key, read_once, tag_words
+from .edits import read_by_key, tag_words
 from ..world.captions import world_scene
 from ...methods import caption_view, print_once, step_generator
 from ...spans import token_spans

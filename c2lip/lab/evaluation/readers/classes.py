@@ -55,11 +55,10 @@ def _zeroshot_hits(data, items, scorer):
     shape = (len(data.classnames), len(data.templates))
     by_class = scorer.text(data.texts).unflatten(0, shape).mean(1)  # (C,D)
     cosines = similarities(scorer.image(images), F.normalize(by_class, dim=-1))
-    scores = (1 - scorer.share) * cosines
-    if scorer.phrases:
+    scores = scorer.cosine * cosines
+    if scorer.beside:
         repeated = [image for image in images for _ in data.classnames]
-        by_phrase = scorer.phrases(repeated, data.classnames * len(images))
-        scores = scores + scorer.share * by_phrase.view(scores.shape)
+        scores = scores + scorer.beside(repeated, data.classnames * len(images)).view(scores.shape)
     return recall_hits(scores, labels, (1,))[1]
 
 # %% ../../../../nbs/5_evaluation/08_classes.ipynb #773d46e3

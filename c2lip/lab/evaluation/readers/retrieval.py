@@ -92,9 +92,9 @@ def retrieval_task(
 
     v = scorer.image(images)
     t = scorer.text(texts)
-    for k, hits in search_hits(v, t, right, ks, again=pairs if scorer.phrases else None).items():
+    for k, hits in search_hits(v, t, right, ks, again=pairs if scorer.beside else None).items():
         yield f"i2t R@{k}", hits
-    for k, hits in search_hits(t, v, right.T, ks, again=swapped if scorer.phrases else None).items():
+    for k, hits in search_hits(t, v, right.T, ks, again=swapped if scorer.beside else None).items():
         yield f"t2i R@{k}", hits
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #d16b4bd2
