@@ -49,8 +49,8 @@ from c2lip.lab.training.run import likely_mistakes, train, trained_images
 from c2lip.lab.training.runs import list_runs
 from c2lip.lab.training.step import parameter_groups
 from c2lip.methods.c2lip import c2lip
-from c2lip.towers import add_results, load, save
 from c2lip.score import Head, Score, presence, scores_of
+from c2lip.towers import add_results, load, save
 from c2lip.towers.folders import RELEASED, base_folder, keep_fitted
 from c2lip.towers.transformers import to_hugging_face
 

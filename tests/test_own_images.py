@@ -78,7 +78,9 @@ def test_the_readme_s_own_data_command(many_photos, small_checkpoint, tmp_path, 
         "parts/own_captions,average",
         "own_captions,without the image",
     } <= {",".join(row.split(",")[2:4]) for row in (tmp_path / "run" / "table.csv").read_text().splitlines()}
-    assert read_json(tmp_path / "run" / "model" / "score.json")["parts"]["patches"] == "attention"  # xac trained it at β 10
+    assert (
+        read_json(tmp_path / "run" / "model" / "score.json")["parts"]["patches"] == "attention"
+    )  # xac trained it at β 10
     assert "held back from training, in percent" in (tmp_path / "run" / "model" / "README.md").read_text()
     assert trained_images(str(tmp_path / "run"), str(many_photos))[1] == 90
     assert trained_images(str(tmp_path / "run"), "world") == (0, 0)

@@ -207,7 +207,7 @@ class Embedded:
         return shares[[row_of[relation.words] for relation in relations]]
 
     def _mean_over(self, images, stated, fits):
-        "(n,) the mean of what `fits` gives for what each text states, 0 where it states nothing; each pair once, by image"
+        "(n,) the mean of `fits` over what each text states, 0 where it states nothing; each pair once, by image"
         known = list(dict.fromkeys(statement for statements in stated for statement in statements))
         if not known:
             return torch.zeros(len(stated))

@@ -31,7 +31,7 @@ from ..attention.maps import embed_phrases, encode_view, open_user_image
 from ..data.images import IMAGES, NOT_READ, BadImage, Bar, kind_of, open_image, version_of, walk_files
 from ..data.records import Skips
 from ..data.tables import in_pieces
-from ...multivector import Store, compress, encode_images, encode_texts, maxsim, phrase_texts
+from ...score import Store, compress, encode_images, encode_texts, maxsim, phrase_texts
 from ...towers import load, origin
 
 # %% ../../../nbs/8_serve/01_search.ipynb #4956c0f2
