@@ -25,8 +25,8 @@ from c2lip.lab.attention.maps import AMOUNT_COLOURS, CHANGE_COLOURS, MAP_KINDS
 from c2lip.lab.attention.questions import PHOTO_COLOURS, PHOTO_NOUNS, QUESTIONS, Exhibit, gallery
 from c2lip.lab.world.captions import caption_scene, change_things, name_thing
 from c2lip.lab.world.drawn import DRAWN, SIZES, draw_scene, make_scene, object_mask
-from c2lip.lab.world.worlds import COLOURS, PATTERNS
 from c2lip.lab.world.scenes import binding_scenes
+from c2lip.lab.world.worlds import COLOURS, PATTERNS
 from c2lip.score import Score, encode_texts
 from c2lip.towers import load
 

@@ -18,13 +18,26 @@ from torch import Tensor
 from ..core import Range, UserError, check_choice, read_once
 from ..core.files import form_errors
 from ..pooling import concept_similarity
+from c2lip.score.presence import (  # noqa: F401
+    PhrasePresence,
+    PresenceCurve,
+    fit_curve,
+    fit_presence,
+    phrases_of_others,
+    presence,
+)
 from .relations import FEATURES, Head, Relation, fit_head, pair_features, relations_many
-from c2lip.score.vectors import (
+from c2lip.score.vectors import (  # noqa: F401
+    SentenceModule,
+    Store,
+    compress,
     encode_images,
     encode_texts,
     maxsim,
     phrase_texts,
+    restore,
     text_vectors,
+    to_sentence_transformers,
 )
 from ..towers import Towers
 from ..towers.folders import keep_fitted, read_fitted
@@ -59,8 +72,8 @@ def similarity(
 
 
 def vt_of_pairs(
-    image: Callable[[Sequence], Tensor],  # n names → (n,D) unit
-    text: Callable[[Sequence], Tensor],  # n texts → (n,D) unit
+    image: Callable[[Any], Tensor],  # n names → (n,D) unit
+    text: Callable[[Any], Tensor],  # n texts → (n,D) unit
     images: Sequence[Hashable],  # n names
     texts: Sequence[str],  # n
 ) -> Tensor:  # (n,)
@@ -150,14 +163,15 @@ class Embedded:
     ) -> Tensor:
         "x, the mean over a text's phrases"
         check_choice("what a phrase is compared with", patches, PATCHES)
+        known = self._known_patches()
 
         def cosines(rows, numbers, phrases):
             vectors = self.text(phrases)
             shown, counts = rows.unique_consecutive(return_counts=True)
-            groups = zip(shown.tolist(), numbers.split(counts.tolist()))
-            return torch.cat(
-                [_patch_cosines(vectors[group], self.patches[row], patches, scale) for row, group in groups]
-            )
+            values = []
+            for row, group in zip(shown.tolist(), numbers.split(counts.tolist())):
+                values.append(_patch_cosines(vectors[group], known[row], patches, scale))
+            return torch.cat(values)
 
         return self._mean_over(images, phrase_texts(texts), cosines)
 
@@ -183,16 +197,22 @@ class Embedded:
         scale: float = 10.0,  # β of the maps
     ) -> Tensor:  # (R,FEATURES)
         "What the maps of each relation's phrases say of each other in its image"
-        _, M, D = self.patches.shape
+        patches = self._known_patches()
+        _, M, D = patches.shape
         step = max(1, 2**24 // (M * D))
         features = []
         for start in range(0, len(relations), step):
             batch = relations[start : start + step]
-            tokens = self.patches[rows[start : start + step]]
+            tokens = patches[rows[start : start + step]]
             a = self.text([relation.a for relation in batch])
             b = self.text([relation.b for relation in batch])
             features.append(pair_features(_own_maps(a, tokens, scale), _own_maps(b, tokens, scale)))
         return torch.cat(features)
+
+    def _known_patches(self):
+        if self.patches is None:
+            raise UserError("the images were embedded without their patches: v·t alone can be computed")
+        return self.patches
 
     def _shares(self, head, relations):
         "(R,W) which of the head's wordings a relation's is: itself, or those whose vectors are near"
@@ -307,7 +327,7 @@ class Score:
         added = torch.zeros(len(images))
         if self.phrases:
             added = added + self.phrases * embedded.phrases(images, texts, self.patches, self.scale)
-        if self.relations:
+        if self.relations and self.head:
             added = added + self.relations * embedded.relations(images, texts, self.head, self.scale)
         return added
 
