@@ -36,7 +36,7 @@ from ...encoding import rank_and_world_size
 from ..data.loading import Samples
 from ..data.records import Records, Skips, split_holdout
 from ..data.sources import open_data
-from ..evaluation.readouts import own_scores
+from ..evaluation.embeddings import fit_scores
 from ..relatives import build
 from .checkpoint import binding, read_checkpoint, run_disk_errors, sole_run
 from c2lip.lab.training.config import (
@@ -331,7 +331,7 @@ def _release(setup):
 
     options = setup.cfg.options
     sharp = options.get("lambda_xac", 0) > 0 and options.get("xac_scale", 1) > 1
-    parts = own_scores(setup.towers, setup.records, sharp).get("parts")
+    parts = fit_scores(setup.towers, setup.records, sharp).get("parts")
     if parts:
         parts.keep(home)
 
