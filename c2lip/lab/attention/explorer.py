@@ -21,20 +21,19 @@ import torch
 from matplotlib import rc_context
 from torch import Tensor
 
-from ...core import UserError, one_line
+from ...core import UserError, one_line, read_once
 from ...core.files import project_root, run_folder, whole, write_json
 from . import questions
 from .controls import Selection, read_selection, selection_text, typed
 from .figures import ImageMaps, map_columns, maps_figure, maps_html
 from .maps import MAP_KINDS, View, embed_phrases, encode_view, number_text
 from ..evaluation.plots import Page
-from ..evaluation.readouts import Readout
-from ..relatives.edits import read_once
 from ..training.runs import release_folders
 from ..training.step import kind_of_model
 from ..world.captions import name_thing
 from ..world.cutouts import open_world
 from ..world.worlds import DRAWN
+from ...score import Score
 from ...towers import load
 from ...towers.folders import EMBEDDED, model_home, release_record
 
@@ -115,12 +114,12 @@ class _Menu:
 
 # %% ../../../nbs/7_attention/05_explorer.ipynb #e71c38cd
 def _caption_scores(caption, model, view):
-    "v·t of a caption and, at the β of the mixture, v̂·c, the mean of its phrases"
+    "v·t of a caption and, at the β of a score, v̂·c, the mean of its phrases"
     pooled = model.embed((caption,))[0] @ view.image
     phrases = questions.caption_phrases(caption)
     if not phrases:
         return [float(pooled), math.nan]
-    _, attended = view.scores(model.embed(phrases), Readout().scale)
+    _, attended = view.scores(model.embed(phrases), Score.scale)
     return [float(pooled), float(attended.mean())]
 
 
@@ -136,7 +135,7 @@ def _caption_table(chosen, models):
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
     better = table > table[::-1].to_numpy()
     cells = table.map(lambda score: "" if math.isnan(score) else number_text(score, sign="-"))
-    about = f"Which sentence fits the image? v̂·c at β = {Readout().scale:g}, the mean of its phrases"
+    about = f"Which sentence fits the image? v̂·c at β = {Score.scale:g}, the mean of its phrases"
     return f"<div>{about}</div>" + cells.where(~better, "<b>" + cells + "</b>").to_html(escape=False, border=0)
 
 # %% ../../../nbs/7_attention/05_explorer.ipynb #00435d7e
