@@ -307,9 +307,9 @@ class Score:
             features = embedded.features(torch.tensor(rows), relations, scale)
             head = fit_head(features, [relation.words for relation in relations])
 
-        order = torch.randperm(len(names), generator=torch.Generator().manual_seed(0))[:1000]
+        order = torch.randperm(len(names), generator=torch.Generator().manual_seed(0))[:1000].tolist()
         shown = [names[i] for i in order]
-        others = [captions[i] for i in order.roll(-1)]
+        others = [captions[i] for i in [*order[1:], order[0]]]
         whole = embedded.vt(shown, others).std().item()
         of_phrases = embedded.phrases(shown, others, patches, scale).std().item()
         of_relations = embedded.relations(shown, others, head, scale).std().item()

@@ -162,7 +162,7 @@ def text_vectors(
         vectors = [encoding.encode_texts(towers.model, ids.to(device))[0].float().cpu() for ids in batches]
     return dict(zip(words, torch.cat(vectors).numpy()))
 
-
+# %% ../../nbs/1_method/21_vectors.ipynb #81cc624c
 def encode_texts(
     towers: Towers,  # model and tokenizer
     texts: Sequence[str],  # T
