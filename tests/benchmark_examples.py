@@ -182,7 +182,7 @@ def write_retrieval_shards(home, pairs):
 
 
 def write_descriptions(folder, pairs):
-    "docci, iiw and urban1k"
+    "docci and iiw"
     docci = []
     iiw = []
     for n, (a, b) in enumerate(pairs):
@@ -192,10 +192,7 @@ def write_descriptions(folder, pairs):
         docci.append(dict(example_id=name, split=split, image_file=f"{name}.jpg", description=text))
         iiw.append({"IIW": text, "IIW-P5B": "Not used.", "image/key": f"aar_{name}", "objects": []})
         put_image(folder / "docci" / "images" / f"{name}.jpg", a, b)
-        (folder / "urban1k" / "caption").mkdir(parents=True, exist_ok=True)
-        (folder / "urban1k" / "caption" / f"{n + 1}.txt").write_text(f"{text}\n")
         put_image(folder / "iiw" / "images" / f"aar_{name}.jpg", a, b)
-        put_image(folder / "urban1k" / "image" / f"{n + 1}.jpg", a, b)
 
     put_json(folder / "docci" / "docci_descriptions.jsonlines", docci)
     put_json(folder / "iiw" / "data.jsonl", iiw)

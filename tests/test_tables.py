@@ -15,11 +15,11 @@ from markdown_it import MarkdownIt
 from c2lip.core import one_line
 from c2lip.core.files import read_yaml, shipped
 from c2lip.lab.evaluation.published import layout_table, layouts, published, read_published, with_means
+from c2lip.lab.evaluation.readers.composition import SUGARCREPE, SUGARCREPE_PP
 from c2lip.lab.evaluation.report import Cell, Table, frame_table, pick_rows, row_list
 from c2lip.lab.evaluation.results import read_answers, read_record, results_frame
 from c2lip.lab.evaluation.scores import Hits, change_of_items, mean_of
 from c2lip.lab.evaluation.suites import tabulate
-from c2lip.lab.world.benchmark import SUGARCREPE, SUGARCREPE_PP
 
 # The paper's text (arXiv 2603.25722v1 as plain text), where a maintainer has it.
 PAPER = Path(os.environ.get("C2LIP_PAPER", Path(__file__).parents[2] / "shared" / "papers" / "c2lip_paper.txt"))

@@ -25,12 +25,18 @@ from PIL import Image
 TASKS = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
 
 
+def questions(benchmark, task):
+    "Our file of a task; of both that exchange objects the one that exchanges nouns"
+    name = "swap_obj_nouns" if task == "swap_obj" else task
+    return benchmark / "world_sugarcrepe_2" / f"{name}.json"
+
+
 def lay_out(benchmark, home):
     "clip-benchmark's folders: images and SugarCrepe's files as links, captions in COCO's annotation format"
     for name in ("val2017", "val2014"):
         (home / name).symlink_to(benchmark / "images", target_is_directory=True)
     for task in TASKS:
-        (home / f"{task}.json").symlink_to(benchmark / "world_sugarcrepe" / f"{task}.json")
+        (home / f"{task}.json").symlink_to(questions(benchmark, task))
     images = json.loads((benchmark / "retrieval.json").read_text())["images"]
     texts = [(i, s["raw"]) for i, image in enumerate(images) for s in image["sentences"]]
     captions = dict(images=[dict(id=i, file_name=image["filename"]) for i, image in enumerate(images)])
@@ -94,7 +100,7 @@ def sugarcrepe_rule(release, benchmark):
 
     found = {}
     for task in TASKS:
-        items = json.loads((benchmark / "world_sugarcrepe" / f"{task}.json").read_text()).values()
+        items = json.loads(questions(benchmark, task).read_text()).values()
         right = 0
         for item in items:
             name = item["filename"]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from ...core.files import markdown_table, read_yaml, replacing, shipped
-from .results import BLIND, FRAME, change_text, split_changes, summarise
+from .results import FLOORS, FRAME, change_text, split_changes, summarise
 
 # %% ../../../nbs/5_evaluation/14_report.ipynb #0c1f2a06
 @cache
@@ -272,6 +272,14 @@ def _mean_cell(row, spread):
     return Cell(f"{value} ± {width:.1f}")
 
 
+def _mean_cells(summaries, key, models, spread):
+    "The cells of a row; the best of those that are no floor is marked"
+    cells = {model: _mean_cell(summaries.get((model, *key)), spread) for model in models}
+    known = [model for model in models if model not in FLOORS]
+    cells |= zip(known, mark_best([cells[model] for model in known]))
+    return list(cells.values())
+
+
 def _half_cell(row):
     half = math.nan if row is None else row.half
     text = "" if math.isnan(half) else f"{half:.1f}"
@@ -309,8 +317,8 @@ def _count_columns(own, keys, models):
         numbers = counted[count].dropna().astype(int).to_dict()
         cells = []
         for key in keys:
-            of_models = [numbers.get((model, *key), 0) for model in models]
-            shown = [max(of_models)] if count == "n" else of_models
+            counts = [numbers.get((model, *key), 0) for model in models]
+            shown = [max(counts)] if count == "n" else counts
             cells.append(Cell(", ".join(f"{number:,}" for number in shown), css=_FAINT))
         columns[count] = cells
     return columns
@@ -324,25 +332,22 @@ def frame_table(
     "Models beside each other, with their changes"
     own, changed = split_changes(frame)
     models = list(dict.fromkeys(own.model))
-    in_order = own.sort_values("model", key=lambda model: model == BLIND, kind="stable")
+    in_order = own.sort_values("model", key=lambda model: model.isin(FLOORS), kind="stable")
     keys = list(dict.fromkeys(zip(in_order.suite, in_order.name)))
 
     summaries = _summaries(own)
-    means = []
-    for key in keys:
-        cells = [_mean_cell(summaries.get((model, *key)), spread) for model in models]
-        means.append(mark_best(cells))
+    means = [_mean_cells(summaries, key, models, spread) for key in keys]
 
     changes = _summaries(changed)
     compared = set(changed.model)
     columns: dict[str, Sequence[Cell]] = {}
-    for model, of_model in zip(models, zip(*means)):
-        columns[model] = of_model
+    for model, column in zip(models, zip(*means)):
+        columns[model] = column
         if model in compared:
             title = "change" if len(compared) == 1 else f"{model}: change"
             columns[title] = [_change_cell(changes.get((model, *key))) for key in keys]
 
-    compared_models = {*models} - {BLIND} or {*models}
+    compared_models = {*models} - {*FLOORS} or {*models}
     if len(compared_models) == 1 and not own.duplicated(_KEY).any():
         columns["± 95 %"] = [_half_cell(summaries.get((models[-1], *key))) for key in keys]
     columns |= _count_columns(own, keys, models)
@@ -361,11 +366,11 @@ def score_table(
     rows: Iterable[tuple[str, str]] | None = None,  # (suite, name) of those to show; None: the main ones
 ) -> Table:
     "Rows of a frame of results, every model by each score, side by side, with their changes"
-    frame = pd.concat([of_model for _, of_model in frame.groupby("model", sort=False)])
+    frame = pd.concat([group for _, group in frame.groupby("model", sort=False)])
     scores = frame.suite.str.extract(_SCORES, expand=False)
     suites = frame.suite.str.replace(_SCORES, "", regex=True)
     models = frame.model.map(model_label) + ", " + scores.fillna("v·t")
-    models = models.where(frame.model != BLIND, BLIND)
+    models = models.mask(frame.model.isin(FLOORS), frame.model)
 
     measured = set(zip(frame.suite, frame.name))
     keys = measured.intersection(rows or row_list("two scores"))

@@ -35,9 +35,9 @@ from ..data.sources import find_source, open_data
 from .base import NotHere, Request, Scorer, Suite, suite_table
 from .embeddings import EmbedOptions, embed
 from .localisation import read_localisation
-from .more import MORE
 from .readers.classes import CLASSES
 from .readers.composition import COMPOSITION
+from .readers.crossed import CROSSED
 from .readers.retrieval import RETRIEVAL
 from .scores import Summary, score
 from ..relatives.edits import edit_captions
@@ -48,7 +48,7 @@ from ...score import Embedded, Score, phrase_texts, scores_of
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #8f5e86a5
 LOCALISATION = dict.fromkeys(["localisation", "heldout/localisation"], read_localisation)
 
-READERS: dict[str, Any] = dict.fromkeys(suite_table()) | COMPOSITION | RETRIEVAL | LOCALISATION | CLASSES | MORE
+READERS: dict[str, Any] = dict.fromkeys(suite_table()) | COMPOSITION | CROSSED | RETRIEVAL | LOCALISATION | CLASSES
 "Name of a suite, its place in a benchmark folder → its reader; in the order of the table"
 
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #c8d382c2
@@ -68,7 +68,7 @@ def read_folder(
     folder: str | Path,  # a benchmark folder
     suites: Iterable[str] | str | None = None,  # names of suites, None for all that are there
     images: str | Path | None = None,  # folder of the images of the workbook's own layout; None: folder/images
-    ks: Iterable[int] = (1, 5),  # the K of R@K, where a benchmark does not fix them
+    ks: Iterable[int] = (1,),  # the K of R@K, where a benchmark does not fix them
 ) -> dict[str, Suite]:  # by name, in the order of the request
     "Every suite of a benchmark folder that is there and wanted; raise `UserError` where none is"
     folder = Path(folder)
@@ -76,10 +76,11 @@ def read_folder(
     if not os.path.isdir(folder):
         raise UserError(f"there is no benchmark folder {folder}")
 
-    found, lacking = {}, {}
+    present: dict[str, Suite] = {}
+    lacking = {}
     for name in names:
         try:
-            found[name] = READERS[name](Request(folder, name, images, tuple(ks)))
+            present[name] = READERS[name](Request(folder, name, images, tuple(ks)))
         except NotHere as e:
             lacking[name] = e
 
@@ -90,13 +91,13 @@ def read_folder(
     elif own:
         raise UserError(f"the folder {folder} has nothing for {', '.join(own)}: {lacking[own[0]]}")
 
-    if not found:
+    if not present:
         reasons = "; ".join(map(str, lacking.values()))
         raise UserError(reasons or f"the folder {folder} holds none of the suites {', '.join(names)}")
 
     for error in lacking.values():
         print(f"left out: {error}")
-    return found
+    return present
 
 # %% ../../../nbs/5_evaluation/13_suites.ipynb #f367f7c3
 def _images_of(suites):
@@ -153,7 +154,7 @@ def evaluate(
     folder: str | Path,  # a benchmark folder
     suites: Iterable[str] | str | None = None,  # such as "sugarcrepe" or "heldout/zeroshot"; None: all that are there
     images: str | Path | None = None,  # folder of the images of the workbook's own layout; None: folder/images
-    ks: Iterable[int] = (1, 5),  # the K of R@K, where a benchmark does not fix them
+    ks: Iterable[int] = (1,),  # the K of R@K, where a benchmark does not fix them
     hits: dict | None = None,  # filled, if given, with (suite, name) → its items, for paired changes
     scores: dict[str, Score] | None = None,  # NAME → it; None: the model's own; {}: v·t alone
     batch_size: int = EmbedOptions.batch_size,  # images at a time; texts go four times as many

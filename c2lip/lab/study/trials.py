@@ -29,8 +29,6 @@ from ..training.interpolation import interpolate
 from ..training.launchers import save_parameters
 from ..training.run import print_advice, read_records
 from ..training.step import choose_by_model, count_steps, fill_auto, values_by_model
-from ..world.cutouts import open_world
-from ..world.scenes import write_groups
 from ...towers import Towers, load, save
 from ...towers.folders import digest
 
@@ -80,11 +78,7 @@ def start_trials(
             "give more images"
         )
     print(f"{len(samples)} images, {samples.records.phrase_count} phrases, benchmark {benchmark}")
-    benchmarks = [benchmark]
-    if drawn:
-        write_groups(run, settings["items"], settings["split"], open_world(settings["data"]))
-        benchmarks.append(Path(run))
-    return TrialSetup(shared, taken, base, samples, benchmarks, device, drawn)
+    return TrialSetup(shared, taken, base, samples, [benchmark], device, drawn)
 
 # %% ../../../nbs/9_study/01_trials.ipynb #94586ab5
 def start_page(

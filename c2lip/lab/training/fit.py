@@ -56,7 +56,7 @@ def _rows_of_skills(table):
     suite = table.suite.str.split("/").str[-1].str.removeprefix("world_")
     average = table.name.str.startswith("average")
 
-    composition = table[average & (suite == "sugarcrepe")]
+    composition = table[average & suite.isin(["sugarcrepe", "sugarcrepe_2"])]
     for other in ("sugarcrepe_pp", "own_captions"):
         if composition.empty:
             composition = table[table.name.str.fullmatch(r"average( of \d+)?") & (suite == other)]

@@ -79,8 +79,9 @@ def _scores(folder):
     "What a run's table measured first, before and after, in percent; None where it has no such figure"
     with suppress(OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
         table = pd.read_csv(regular(folder / "table.csv"), usecols=["suite", "name", "value", "against", "model"])
-        table = table[table.against.isna() & (table.model != "blind")]
-        rows = table[table.suite.isin(["sugarcrepe", "world_sugarcrepe"]) & (table.name == "average")]
+        table = table[table.against.isna() & ~table.model.isin(["blind", "bag of words"])]
+        questions = table.suite.isin(["sugarcrepe", "world_sugarcrepe", "world_sugarcrepe_2"])
+        rows = table[questions & (table.name == "average")]
         if rows.empty:
             rows = table[(table.suite == table.suite.iloc[0]) & (table.name == table.name.iloc[0])]
         *before, after = pd.to_numeric(rows.value, errors="coerce").tolist()

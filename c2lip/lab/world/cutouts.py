@@ -43,8 +43,8 @@ def _nouns_of(names):
     phrases = dict(zip(texts, noun_phrases_many(texts))) if texts else {}
     nouns = []
     for name in names:
-        of_name = phrases.get(f"a {' '.join(name)}.", ())
-        heads = [phrase.text.lower().split()[-1] for phrase in of_name] or name[-1:]
+        named = phrases.get(f"a {' '.join(name)}.", ())
+        heads = [phrase.text.lower().split()[-1] for phrase in named] or name[-1:]
         usable = [head for head in heads if head not in _MEASURES]
         noun = usable[0] if usable else ""
         is_plural = re.search(r"[^suio]s$", noun)
@@ -54,6 +54,8 @@ def _nouns_of(names):
 # %% ../../../nbs/2_world/09_cutouts.ipynb #66708b63
 _KEPT = 192  # pixels of a picture's longer side
 _SMALLEST = 32  # pixels of the longer side at least
+_OPAQUE = 128  # alpha from which a pixel is part of the thing
+_NARROWEST, _WIDEST = 0.6, 1.6  # width over height of a noun's pictures, as a multiple of the first one's
 
 
 def _cut_out(path):
@@ -65,17 +67,17 @@ def _cut_out(path):
         return "cannot be read"
 
     alpha = picture.getchannel("A")
-    if alpha.getextrema()[0] > 127:
+    if alpha.getextrema()[0] >= _OPAQUE:
         return "no alpha"
-    part = picture.crop(alpha.point([0] * 128 + [255] * 128).getbbox())
-    if max(part.size) < _SMALLEST or alpha.getextrema()[1] < 128:
+    thing = picture.crop(alpha.point([0] * _OPAQUE + [255] * (256 - _OPAQUE)).getbbox())
+    if max(thing.size) < _SMALLEST or alpha.getextrema()[1] < _OPAQUE:
         return "too small"
-    return part
+    return thing
 
 
-def _in_square(part, shape):
+def _in_square(thing, shape):
     "A picture of a `shape` (width, height) in the middle of a square of `_KEPT` pixels, its alpha premultiplied"
-    resized = part.convert("RGBa").resize(shape)
+    resized = thing.convert("RGBa").resize(shape)
     return ImageOps.pad(resized, (_KEPT, _KEPT))
 
 
@@ -85,24 +87,30 @@ def _read_pictures(folder):
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in kinds)
     nouns = _nouns_of([_name_of(path) for path in paths])
     left_out: Counter[str] = Counter()
-    parts: dict[str, list] = {}
+    things: dict[str, list] = {}
     for path, noun in zip(paths, nouns):
-        part = _cut_out(path) if noun else "no name"
-        if isinstance(part, str):
-            left_out[f"pictures left out, {part}"] += 1
+        thing = _cut_out(path) if noun else "no name"
+        if isinstance(thing, str):
+            left_out[f"pictures left out, {thing}"] += 1
         else:
-            parts.setdefault(noun, []).append(part)
+            things.setdefault(noun, []).append(thing)
 
     squares = {}
-    for noun, (first, *others) in sorted(parts.items()):
+    for noun, (first, *others) in sorted(things.items()):
         shape = first.width / first.height
-        alike = [other for other in others if 0.6 < other.width / other.height / shape < 1.6]
+        alike = [other for other in others if _NARROWEST < other.width / other.height / shape < _WIDEST]
         squares[noun] = [_in_square(part, first.size) for part in (first, *alike)]
         left_out["pictures left out, another shape"] += len(others) - len(alike)
     return squares, dict(+left_out)
 
 # %% ../../../nbs/2_world/09_cutouts.ipynb #168fe743
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+_GREY, _VIVID = 18, 42  # strongest channel of the tint of a pixel that is grey, and of one that is coloured
+_LIGHTNESS, _STRENGTH = 150, 200  # what counts as much as a right angle between two hues
+_COLOURLESS = 0.12  # share of coloured pixels below which a picture is white, black or of no colour
+_WHITE, _BLACK = 205, 75  # mean lightness above and below which it is
+_ONE_COLOUR = 0.5  # share of coloured pixels of a picture that has a colour
+_ONE_HUE = 0.9  # strength of the mean colour over the mean strength: hues that differ leave a weak mean
 
 
 def _pixels(square, side):
@@ -122,7 +130,7 @@ def _coloured(rgb, alpha):
     "How much a pixel counts as coloured, (s,s,1) in 0…1, and the share of the picture that is"
     _, tint = _tint(rgb)
     strongest = np.abs(tint).max(-1, keepdims=True)
-    weight = np.clip((strongest - 18) / 24, 0, 1)
+    weight = np.clip((strongest - _GREY) / (_VIVID - _GREY), 0, 1)
     return weight, np.average(weight, weights=alpha)
 
 
@@ -130,7 +138,7 @@ def _traits(colour):
     "Hue (3,), lightness and strength of a colour, to be compared by their distance"
     luma, tint = _tint(colour)
     strength = np.linalg.norm(tint)
-    return np.array([*(tint / strength), *(luma / 150), strength / 200])
+    return np.array([*(tint / strength), *(luma / _LIGHTNESS), strength / _STRENGTH])
 
 
 def _natural_colour(square):
@@ -138,31 +146,36 @@ def _natural_colour(square):
     rgb, alpha = _pixels(square, 64)
     weight, share = _coloured(rgb, alpha)
     luma, tint = _tint(rgb)
-    if share < 0.12:
+    if share < _COLOURLESS:
         lightness = np.average(luma, weights=alpha)
-        return "white" if lightness > 205 else "black" if lightness < 75 else ""
+        return "white" if lightness > _WHITE else "black" if lightness < _BLACK else ""
 
     weight *= alpha
     mean = (rgb * weight).sum((0, 1)) / weight.sum()
     traits = _traits(mean)
     strengths = np.linalg.norm(tint, axis=-1)
     strength = np.average(strengths, weights=weight[..., 0])
-    if share < 0.5 or traits[-1] * 200 < 0.9 * strength:  # hues that differ leave a weak mean
+    if share < _ONE_COLOUR or traits[-1] * _STRENGTH < _ONE_HUE * strength:
         return ""
     hues = [word for word in _ALL_COLOURS if word not in ("white", "black")]
     return min(hues, key=lambda word: np.abs(_traits(_ALL_COLOURS[word]) - traits).sum())
 
 # %% ../../../nbs/2_world/09_cutouts.ipynb #c410c764
+_MOSTLY_GREY = 0.3  # share of coloured pixels below which grey ones are recoloured too
+_DARKEST, _LIGHTEST = 45, 225  # lightness that black and white take: they leave room for relief
+_RELIEF = 0.8  # share of the differences in lightness that stays
+
+
 def _recolour(rgb, alpha, colour):
     "A picture (s,s,3) in another colour (3,)"
     weight, share = _coloured(rgb, alpha)
-    if share < 0.3:
+    if share < _MOSTLY_GREY:
         weight = np.ones_like(alpha)
     luma, _ = _tint(rgb)
     new_luma, new_tint = _tint(colour)
-    new_luma = new_luma.clip(45, 225)  # white and black leave room for relief
+    new_luma = new_luma.clip(_DARKEST, _LIGHTEST)
     middle = np.average(luma, weights=weight * alpha)
-    relief = 0.8 * (luma - middle)
+    relief = _RELIEF * (luma - middle)
     lightness = np.clip(new_luma + relief, 0, 255)
 
     below = lightness / new_luma

@@ -16,10 +16,8 @@ from torch import Tensor
 
 from ....concepts import split_sentences
 from ....core import UserError
-from ....core.files import read_json, read_text
 from ...data.images import text_lines
 from c2lip.lab.evaluation.base import (
-    Entry,
     Item,
     Request,
     Row,
@@ -54,21 +52,21 @@ def search_hits(
 ) -> dict[int, Hits | None]:  # K → items; None where fewer than K candidates of a query are wrong
     "`recall_hits` a few queries at a time: 25,000 texts × 5,000 images would be a billion bytes of scores"
     rows = max(1, at_once // len(gallery))
-    parts = []
+    blocks = []
     for start in range(0, len(query), rows):
         scores = similarities(query[start : start + rows], gallery)
         if again:
             scores = _rerank(scores, lambda q, c, start=start: again(q + start, c))
-        parts.append(recall_hits(scores, positive[start : start + rows], ks))
+        blocks.append(recall_hits(scores, positive[start : start + rows], ks))
 
-    found: dict[int, Hits | None] = {}
+    by_k: dict[int, Hits | None] = {}
     wrong = (~positive).sum(1)
     asks = wrong > 0  # a query that all candidates answer asks nothing
     fewest_wrong = min(wrong[asks].tolist(), default=0)
     for k in ks:
-        columns = [torch.cat(column)[asks] for column in zip(*(part[k][:3] for part in parts))]
-        found[k] = Hits(*columns) if k <= fewest_wrong else None
-    return found
+        columns = [torch.cat(column)[asks] for column in zip(*(block[k][:3] for block in blocks))]
+        by_k[k] = Hits(*columns) if k <= fewest_wrong else None
+    return by_k
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #20aee1dd
 def retrieval_task(
@@ -114,18 +112,9 @@ LAYOUTS = {  # tried in this order
     "blip": Layout(("*test.json",), "image", "caption"),
     "docci": Layout(("*.jsonlines",), "image_file", "description", long=True),
     "iiw": Layout(("data.jsonl", "*/data.jsonl"), "image/key | image", "IIW", long=True),
-    "urban1k": Layout(("caption/*.txt",), "image", "caption", long=True),
 }
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #8cbfadcc
-def _captioned_entries(path, layout):
-    "The items of a file; Urban-1k has a file an image"
-    name = Path(path).stem
-    if layout == "urban1k":
-        return [Entry({"image": f"{name}.jpg", "caption": read_text(path)}, path, name)]
-    return read_entries(path, LAYOUTS[layout].under)
-
-
 def read_captions(
     path: str | Path,  # a file of captions
     layout: str,  # one of `LAYOUTS`
@@ -135,7 +124,7 @@ def read_captions(
     "Read a file of captions; `UserError` with the file, the item and the key where one is not there"
     keys = LAYOUTS[layout]
     items = []
-    for entry in _captioned_entries(path, layout):
+    for entry in read_entries(path, keys.under):
         if split and entry.value("split", split) != split:
             continue
 
@@ -166,37 +155,37 @@ def _read_shards(at):
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #bbada5b5
 def read_own_retrieval(
-    request: Request,  # retrieval, or heldout/retrieval
+    request: Request,  # retrieval
 ) -> Suite:
-    "The workbook's own retrieval.json, in Karpathy's layout; that of heldout/ is of images that no training saw"
+    "The workbook's own retrieval.json, in Karpathy's layout"
     require_files(Path(request.folder), f"{request.name}.json")
     items = read_captions(f"{request.at}.json", "karpathy", request.images, split="")
     texts = [text for item in items for text in item.right]
     return Suite(images_of({request.name: items}), texts, lambda scorer: retrieval_task(items, scorer, request.ks))
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #0c6f8244
-_IMAGE_FOLDERS = "images image images_aar flickr30k-images val2014 Images Flicker8k_Dataset photos".split()
+_IMAGE_FOLDERS = "images images_aar flickr30k-images val2014 Images Flicker8k_Dataset".split()
 
 
 def _retrieval_suite(name, items, long=False):
     "Image to text, text to image, and the mean of the two at 5; of long captions by the sentence, then whole"
-    parts = {"": items}
+    forms = {"": items}
     if long:
         cut = []
         for item in items:
             sentences = [sentence for text in item.right for sentence in split_sentences(text)]
             cut.append(item._replace(right=tuple(sentences)))
-        parts = {"": cut, "full ": items}
+        forms = {"": cut, "full ": items}
 
     def measure(scorer):
-        for start, part in parts.items():
-            found = dict(retrieval_task(part, scorer, (1, 5, 10)))
-            for row, hits in found.items():
+        for start, asked in forms.items():
+            rows = dict(retrieval_task(asked, scorer, (1, 5, 10)))
+            for row, hits in rows.items():
                 yield start + row, hits
-            both = [found["t2i R@5"], found["i2t R@5"]]
+            both = [rows["t2i R@5"], rows["i2t R@5"]]
             yield f"{start}R@5 mean", mean_of(both) if all(both) else None
 
-    texts = [text for part in parts.values() for item in part for text in item.right]
+    texts = [text for asked in forms.values() for item in asked for text in item.right]
     return Suite(images_of({name: items}), texts, measure)
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #db58387a
@@ -223,22 +212,6 @@ def read_retrieval_set(
     return _retrieval_suite(request.name, items, long)
 
 
-def _read_dci(request: Request) -> Suite:
-    "DCI: the caption of a whole image, and what its masks leave out, as one paragraph"
-    require_files(request.at, "annotations/*.json")
-    items = []
-    for path in sorted(request.at.glob("annotations/*.json")):
-        entry = Entry(read_json(path), path, path.stem)
-        image = find_image(entry.text("image"), request.at / "photos", request.at / "images")
-        caption = f"{entry.text('short_caption')} {entry.value('extra_caption', '')}"
-        items.append(Item(entry.number, image, (" ".join(caption.split()),)))
-    return _retrieval_suite(request.name, items, long=True)
-
-
-RETRIEVAL = dict.fromkeys(["retrieval", "heldout/retrieval"], read_own_retrieval)
-RETRIEVAL |= dict.fromkeys(
-    ["mscoco", "flickr30k", "flickr8k", "docci", "iiw", "urban1k"],
-    read_retrieval_set,
-)
-RETRIEVAL["dci"] = _read_dci
+_PUBLISHED = ("mscoco", "flickr30k", "flickr8k", "docci", "iiw")
+RETRIEVAL = {"retrieval": read_own_retrieval} | dict.fromkeys(_PUBLISHED, read_retrieval_set)
 "Suite → its reader"
