@@ -389,7 +389,7 @@ def described(home):
     index_images(data, index, "base")
     towers = load(save(load("base"), model, {"settings": {"data": str(data)}}))
     Score(head=Head.of_sides(), relations=0.5).keep(model)
-    keep_fitted(model, {"presence": {"slope": 20.0, "offset": -3.0, "rates": [[0.0, 0.9, 0.1]]}})
+    keep_fitted(model, {"presence": {"slope": 20.0, "offset": -3.0}})
     (data / "coco.json").write_text('{"images": [{"id": 1, "file_name": "i0.png"}], "annotations": []}')
     cfg = replace(Config.of({"data": str(out), "lr": 1e-3, "warmup": 1}), phrase_rules={"max_phrases": 16})
     records = open_data(data)

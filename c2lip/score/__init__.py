@@ -279,9 +279,7 @@ class Score:
         "A score of a model; `UserError` for a name that it does not hold, or a damaged score.json"
         scores = {"v·t": cls(1.0, 0.0, towers=towers)} | scores_of(towers)
         name = name or [*scores][-1]
-        if name == "parts" and name not in scores:
-            raise UserError(f"{towers.name} holds no score by parts: Score.fit makes it")
-        check_choice("a score", name, list(scores))
+        check_choice(f"a score that {towers.name} holds", name, list(scores))
         return scores[name]
 
     @classmethod

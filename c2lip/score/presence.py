@@ -26,13 +26,12 @@ class PresenceCurve(NamedTuple):
     """From the best cosine of a phrase with a patch to the probability that it is true of the image.
 
     Example:
-        >>> float(PresenceCurve(20.0, -10.0, []).probability(0.5))
+        >>> float(PresenceCurve(20.0, -10.0).probability(0.5))
         0.5
     """
 
     slope: float
     offset: float  # where true and false are equally frequent
-    rates: list[list[float]]  # log odds, share of the true phrases that have at least these, share of the false ones
 
     def probability(
         self,
@@ -43,18 +42,6 @@ class PresenceCurve(NamedTuple):
         Range(1e-6, 1 - 1e-6).check("the prior", prior)
         odds = self.slope * cosines + self.offset + math.log(prior / (1 - prior))
         return (1 + np.tanh(odds / 2)) / 2  # the logistic function, without overflow
-
-    def threshold(
-        self,
-        precision: float,  # share of true phrases among those that are taken
-        prior: float = 0.5,  # how often such phrases are true
-    ) -> float:  # a probability; what has at least this one is taken
-        "The lowest threshold that gave a precision on the fitted images; `UserError` where none did"
-        for odds, hits, alarms in self.rates:
-            taken = prior * hits + (1 - prior) * alarms
-            if hits and prior * hits >= precision * taken:
-                return float(self.probability((odds - self.offset) / self.slope, prior))
-        raise UserError(f"no threshold gave a precision of {precision:g} with a prior of {prior:g}: ask for less")
 
     def keep(
         self,
@@ -95,10 +82,7 @@ def fit_curve(
     slope, offset = line.tolist()
     if slope <= 0:
         raise UserError("phrases that are true fit no better than false ones: no curve tells them apart")
-    odds = slope * cosines + offset
-    steps = np.linspace(-6, 6, 49)
-    shares = [(odds[answer, None] >= steps).mean(0).round(4) for answer in (true, ~true)]
-    return PresenceCurve(slope, offset, np.stack([steps, *shares], 1).tolist())
+    return PresenceCurve(slope, offset)
 
 # %% ../../nbs/1_method/22_presence.ipynb #41098368
 def phrases_of_others(
@@ -131,9 +115,8 @@ def fit_presence(
 
     Example:
         >>> squares = [Image.new("RGB", (60, 60), colour) for colour in ("red", "blue")]
-        >>> curve = fit_presence(load("tuned"), squares, [["a red square"], ["a blue square"]])
-        >>> len(curve.rates)
-        49
+        >>> fit_presence(load("tuned"), squares, [["a red square"], ["a blue square"]]).slope > 0
+        True
     """
     false = phrases_of_others(true) if false is None else false
     words = list(dict.fromkeys(phrase for phrases in [*true, *false] for phrase in phrases))
@@ -174,8 +157,8 @@ def presence(
         raise UserError(
             f"{towers.name} has no curve of presence: fit_presence makes it, from images that it never read"
         )
-    with form_errors("score.json", "the slope, offset and rates of fit_presence; fit them again, or delete it"):
-        curve = PresenceCurve(float(numbers["slope"]), float(numbers["offset"]), numbers["rates"])
+    with form_errors("score.json", "the slope and offset of fit_presence; fit them again, or delete it"):
+        curve = PresenceCurve(float(numbers["slope"]), float(numbers["offset"]))
     vector_of = text_vectors(towers, phrases)
     [vectors] = encode_images(towers, [image])
     cosines = np.stack([vector_of[phrase] for phrase in phrases]) @ vectors[1:, :-1].T
