@@ -216,15 +216,11 @@ class Embedded:
 
     def _shares(self, head, relations):
         "(R,W) which of the head's wordings a relation's is: itself, or those whose vectors are near"
-        words = list(dict.fromkeys(relation.words for relation in relations))
-        shares = torch.tensor([[float(word == known) for known in head.words] for word in words])
-        unseen = [row for row, word in enumerate(words) if word not in head.words]
-        if unseen:
-            known = self.text([f"a thing {word} a thing" for word in head.words])
-            new = self.text([f"a thing {words[row]} a thing" for row in unseen])
-            shares[unseen] = (_NEARNESS * new @ known.T).softmax(-1)
-        row_of = {word: row for row, word in enumerate(words)}
-        return shares[[row_of[relation.words] for relation in relations]]
+        itself = torch.tensor([[float(relation.words == known) for known in head.words] for relation in relations])
+        known = self.text([f"a thing {words} a thing" for words in head.words])
+        stated = self.text([f"a thing {relation.words} a thing" for relation in relations])
+        near = (_NEARNESS * stated @ known.T).softmax(-1)
+        return torch.where(itself.any(-1, keepdim=True), itself, near)
 
     def _mean_over(self, images, stated, fits):
         "(n,) the mean of `fits` over what each text states, 0 where it states nothing; each pair once, by image"
