@@ -2159,8 +2159,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'c2lip/score/presence.py'),
                                       'c2lip.score.presence.PresenceCurve.probability': ( '1_method/presence.html#presencecurve.probability',
                                                                                           'c2lip/score/presence.py'),
-                                      'c2lip.score.presence.PresenceCurve.threshold': ( '1_method/presence.html#presencecurve.threshold',
-                                                                                        'c2lip/score/presence.py'),
                                       'c2lip.score.presence.fit_curve': ('1_method/presence.html#fit_curve', 'c2lip/score/presence.py'),
                                       'c2lip.score.presence.fit_presence': ( '1_method/presence.html#fit_presence',
                                                                              'c2lip/score/presence.py'),
