@@ -77,8 +77,9 @@ c2lip() {
     prepare) [ "$quick" ] && mkdir -p "$3" && return  # where another line is at fault
       command python -c "import sys; from c2lip.lab.dev.command import main; sys.exit(main(sys.argv[1:]))" \
       "${@/#16/1}" >/dev/null || wrong c2lip "$@" ;;
-    rehearse) place benchmarks "${@: -3:1}"; papermill nbs/train.ipynb -f "data/recipes/$2.yaml" "${@:3:6}" ;;
-    plan|list) command python -c "import sys; from c2lip.lab.dev.command import _parser; _parser().parse_args(sys.argv[1:])" \
+    rehearse) [ "$3" = --gpu ] && { command python -c "from c2lip.lab.training.plan import GPUS; GPUS['$4']" || wrong c2lip "$@"; return; }
+      place benchmarks "${@: -3:1}"; papermill nbs/train.ipynb -f "data/recipes/$2.yaml" "${@:3:6}" ;;
+    list) command python -c "import sys; from c2lip.lab.dev.command import _parser; _parser().parse_args(sys.argv[1:])" \
       "$@" || wrong c2lip "$@" ;;
     *) wrong c2lip "$@" ;;
   esac
