@@ -20,7 +20,7 @@ stages = {"1": "1 - Planning", "2": "2 - Pre-Alpha", "3": "3 - Alpha", "4": "4 -
 EXTRAS = {name: cfg[f"{name}_requirements"].split() for name in ("lab", "ray", "onnx", "serve", "dev")}
 EXTRAS["dev"] = [requirement for extra in EXTRAS.values() for requirement in extra]
 LEFT_OUT = ("cache", "results", "*.tmp", ".*")  # the records of the study stay in the repository,
-RECORDS = ("short_default", "world")  # but for the tables that the two launchers compare with
+RECORDS = ("short_default",)  # but for the tables that train compares with
 
 
 class BuildWithData(build_py):
