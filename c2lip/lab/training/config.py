@@ -88,7 +88,6 @@ class Config(_Training):
     device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
     gpus: Annotated[int, Range(1, 1024), "processes under torchrun, one a GPU"] = 1
     log_every: Annotated[int, Range(1), "steps between two lines of the log"] = 50
-    gradients: Annotated[int, Range(0), "steps between two looks at the gradient of each term, 0: none"] = 0
     save_every: Annotated[int, Range(1), "steps between two checkpoints"] = 500
     keep_checkpoint: Annotated[bool, "keep the checkpoint of a finished run, three times its model"] = True
     evaluate_every: Annotated[int, Range(0, auto=True), "steps between two evaluations on validation, 0: none"] = AUTO
@@ -324,12 +323,12 @@ def declared_for(
     "The settings of a run, the options of its method, and those options of other methods that are given"
     declared = settings_of()
     methods = read_methods()
-    own = methods.get(str(given.get("method", Config.method)), {})
-    declared |= {name: option for name, option in own.items() if option.default is not None}
+    options = methods.get(str(given.get("method", Config.method)), {})
+    declared |= {name: option for name, option in options.items() if option.default is not None}
 
-    for options in (own, *methods.values()):
-        for name in options.keys() & given.keys():
-            declared.setdefault(name, options[name])
+    for others in (options, *methods.values()):
+        for name in others.keys() & given.keys():
+            declared.setdefault(name, others[name])
     return declared
 
 

@@ -224,10 +224,6 @@ def _panels(table):
     for name, title in _TITLES.items():
         panels[title] = [name]
 
-    for tower in ("image", "text"):
-        start = f"gradient/{tower}/"
-        panels[f"gradient norm, {tower} tower"] = [name for name in table if name.startswith(start)]
-
     validated = table.columns[table.columns.str.startswith("validation/")]
     panels["validation, percent"] = [name for name in validated if name != "validation/items"]
     return {title: names for title, names in panels.items() if set(names) & set(table)}
@@ -252,8 +248,6 @@ def plot_log(
         ax.tick_params(labelsize=SMALL)
         ax.ticklabel_format(useOffset=False)
         ax.set(xlabel="step", title=title)
-        if title.startswith("gradient"):
-            ax.set(yscale="log")
         if len(names) > 1:
             ax.legend(frameon=False, fontsize=SMALL)
 

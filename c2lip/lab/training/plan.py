@@ -158,7 +158,7 @@ class Plan(NamedTuple):
     moments: float  # of the optimiser
     activations: float  # with what is kept of each part of a batch
     memory: float  # all of these, and DDP's copy of the gradients
-    of_gpu: float  # percent of the GPU's memory
+    percent: float  # percent of the GPU's memory
     images_per_s: float  # of all ranks
     hours: float
     cores: int  # that read images

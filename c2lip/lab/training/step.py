@@ -13,7 +13,6 @@ import re
 from collections import defaultdict
 from collections.abc import Sized
 from dataclasses import replace
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import open_clip
@@ -61,11 +60,11 @@ def kind_of_model(towers: Towers) -> str:  # a key of `BY_MODEL`
     record = release_record(project_root() / user_path(towers.name))
     if "kind" in record:
         return record["kind"]
-    of_world = record.get("settings") and is_world(record["settings"].get("data", "world"))
+    trained_on_world = record.get("settings") and is_world(record["settings"].get("data", "world"))
     made_from = record.get("made_from") or {}
     digests = [digest(base_folder(name)) for name in EMBEDDED]
-    of_base = made_from.get("name") in EMBEDDED or origin(towers).get("sha256") in digests
-    return "embedded" if of_world or of_base else "pretrained"
+    from_base = made_from.get("name") in EMBEDDED or origin(towers).get("sha256") in digests
+    return "embedded" if trained_on_world or from_base else "pretrained"
 
 # %% ../../../nbs/6_training/04_step.ipynb #8500c311
 def values_by_model(
@@ -250,39 +249,6 @@ def count_steps(
         )
     return max(1, round(cfg.epochs * per_epoch)), per_epoch
 
-# %% ../../../nbs/6_training/04_step.ipynb #9a3a0251
-def _gradients_by_term(losses, model):
-    "Tower → loss → its gradient in the tower's trained weights, as one row; the mean over the ranks"
-    weights = defaultdict(list)
-    for name, weight in model.named_parameters():
-        if weight.requires_grad and name not in _SCALARS:
-            weights["image" if name.startswith("visual.") else "text"].append(weight)
-
-    _, ranks = rank_and_world_size()
-    gradients = defaultdict(dict)
-    for tower, parameters in weights.items():
-        for name, loss in losses.items():
-            if loss.requires_grad:
-                parts = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
-                row = torch.cat([part.flatten().float() for part in parts])
-                gradients[tower][name] = sum_over_ranks(row) / ranks
-    return gradients
-
-
-def _look_at_gradients(losses, model):
-    "The gradient norm of every unweighted term in each tower, and the cosine of every two that are not 0"
-    terms = {name: loss for name, loss in losses.items() if name != "total"}
-    values = {}
-    for tower, gradients in _gradients_by_term(terms, model).items():
-        norms = {name: gradient.norm().item() for name, gradient in gradients.items()}
-        for name, norm in norms.items():
-            values[f"gradient/{tower}/{name}"] = norm
-        for one, other in combinations(gradients, 2):
-            if norms[one] and norms[other]:
-                product = torch.dot(gradients[one], gradients[other]).item()
-                values[f"cosine/{tower}/{one}-{other}"] = product / (norms[one] * norms[other])
-    return values
-
 # %% ../../../nbs/6_training/04_step.ipynb #a3e4c707
 def autocast_of(
     cfg: Config,  # its precision
@@ -300,7 +266,6 @@ def train_step(
     batch: Batch,  # of this rank, from the method's view, on the towers' device
     number: int,  # of the step, for messages
     clip_grad: float = 0.0,  # largest norm of the gradient; 0: any
-    looked_at: Any = None,  # the open_clip model, where each term's own gradient in its towers is asked for too
 ) -> dict[str, float]:  # the losses of the whole batch, total and gradient norm
     "One update; raise `UserError` that names the step and the term when something is not finite, before weights change"
     optimizer.zero_grad(set_to_none=True)
@@ -309,7 +274,6 @@ def train_step(
         if not loss.isfinite():
             raise UserError(f"step {number}: the {name} loss is {loss.item()}")
 
-    looks = _look_at_gradients(losses, looked_at) if looked_at is not None else {}
     losses["total"].backward()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -324,7 +288,7 @@ def train_step(
     values = torch.stack([loss.detach().float() for loss in losses.values()])
     _, ranks = rank_and_world_size()
     means = sum_over_ranks(values) / ranks
-    return {**dict(zip(losses, means.tolist())), "grad_norm": norm.item(), **looks}
+    return {**dict(zip(losses, means.tolist())), "grad_norm": norm.item()}
 
 # %% ../../../nbs/6_training/04_step.ipynb #15dbe8e2
 def recompute_all(
