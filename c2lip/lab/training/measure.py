@@ -13,8 +13,8 @@ from pathlib import Path
 import pandas as pd
 from torch.utils.tensorboard import SummaryWriter
 
+from ..evaluation.embeddings import fit_scores
 from ..evaluation.published import blind_table, brief
-from ..evaluation.readouts import own_scores
 from ..evaluation.report import Table, frame_table, score_table
 from ..evaluation.results import count_changes, name_models, results_frame
 from ..evaluation.suites import choose_benchmark, evaluate, read_folder
@@ -51,7 +51,7 @@ class RunTable:
     def before(self):
         "Measure the base, or say why there is no table"
         if self.suites:
-            self._measure(self.base, self.names[0], readouts=own_scores(self.base, self.setup.records))
+            self._measure(self.base, self.names[0], scores=fit_scores(self.base, self.setup.records))
         elif self.setup.settings["benchmark"] == "none":
             print("no table: benchmark is none")
         else:
