@@ -200,6 +200,14 @@ def plan(
     passes = 4 if cfg.accumulate > 1 else 3  # the backward pass is two
     rate = cfg.gpus * 0.4 * peak * 1e12 * part / counted.flop / passes
     seen = cfg.epochs * (cfg.images if cfg.data == "world" else images)
-    sizes = [size / 1e9 for size in (weights, gradients, moments, activations, memory)]
-    cores = math.ceil(rate / 190)  # 5.3 ms an image of 512 pixels
-    return Plan(*sizes, memory / gpu_memory / 1e7, rate, seen / rate / 3600, cores)
+    return Plan(
+        weights=weights / 1e9,
+        gradients=gradients / 1e9,
+        moments=moments / 1e9,
+        activations=activations / 1e9,
+        memory=memory / 1e9,
+        percent=memory / gpu_memory / 1e7,
+        images_per_s=rate,
+        hours=seen / rate / 3600,
+        cores=math.ceil(rate / 190),  # 5.3 ms an image of 512 pixels
+    )
