@@ -206,8 +206,8 @@ def run_trials(
         minutes = (time.perf_counter() - begun) / 60
         seed = planned.settings["seed"]
         print(f"\n{planned.model}, seed {seed} ({number} of {len(plan)}, after {minutes:.0f} min)")
-        of_trial = setup._replace(samples=samples_of(planned)) if samples_of else setup
-        trial(planned.settings, of_trial, Path(run) / planned.folder)
+        setup_here = setup._replace(samples=samples_of(planned)) if samples_of else setup
+        trial(planned.settings, setup_here, Path(run) / planned.folder)
     trials = read_trials(plan, run)
     with replacing(Path(run) / "trials.csv") as temporary:
         trials.to_csv(temporary, index=False)
@@ -236,6 +236,6 @@ def measure_shares(
     "Average the trained models with the base, and measure those that the run folder does not hold"
     averages = []
     for planned in plan:
-        own = [planned.alpha] if planned.alpha < 1 else []
-        averages += [_average(planned, share, setup, run) for share in dict.fromkeys([*shares, *own])]
+        alphas = [*shares, planned.alpha] if planned.alpha < 1 else shares
+        averages += [_average(planned, share, setup, run) for share in dict.fromkeys(alphas)]
     return averages

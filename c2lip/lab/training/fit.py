@@ -244,8 +244,8 @@ def _feed(run) -> Iterator[list]:
 
     while run.done < run.total:
         epoch, first = divmod(run.done, run.per_epoch)
-        of_epoch = batches(run.samples, cfg.batch_size, cfg.seed, epoch, run.neighbours)
-        left = of_epoch[first : first + run.total - run.done]
+        order = batches(run.samples, cfg.batch_size, cfg.seed, epoch, run.neighbours)
+        left = order[first : first + run.total - run.done]
         seed = derive_seed(cfg.seed, epoch, run.rank)
         loading = loader(run.samples, [batch[slice_of_rank] for batch in left], cfg.workers, seed, first)
         yield from run.log.clock.waiting(loading)
@@ -258,10 +258,9 @@ def _update(run, samples):
         group["lr"] = group["peak"] * schedule(run.done, run.total, cfg.warmup)
 
     number = run.done + 1
-    looks = cfg.gradients and (number == 1 or number % cfg.gradients == 0)
     with seeded(derive_seed(cfg.seed, run.done, run.rank)):
         batch = run.method.view(samples, number).to(run.device)
-        row = train_step(run.step, run.optimizer, batch, number, cfg.clip_grad, run.towers.model if looks else None)
+        row = train_step(run.step, run.optimizer, batch, number, cfg.clip_grad)
     if cfg.max_scale:  # as CLIP's recipe does: between 1 and the largest
         run.towers.model.logit_scale.data.clamp_(0, math.log(cfg.max_scale))
 

@@ -14,7 +14,7 @@ import pandas as pd
 from torch.utils.tensorboard import SummaryWriter
 
 from ..evaluation.embeddings import fit_scores
-from ..evaluation.published import blind_table, brief
+from ..evaluation.published import brief, floor_tables
 from ..evaluation.report import Table, frame_table, score_table
 from ..evaluation.results import count_changes, name_models, results_frame
 from ..evaluation.suites import choose_benchmark, evaluate, read_folder
@@ -76,7 +76,7 @@ class RunTable:
             return None
         folder = self.setup.folder
         self._measure(tuned, self.names[1])
-        self.frame = results_frame({"blind": blind_table(read_folder(self.suites))} | self.tables, self.items)
+        self.frame = results_frame(floor_tables(read_folder(self.suites)) | self.tables, self.items)
         self.frame.to_csv(folder / "table.csv", index=False)
         self.whole().write(folder / "table.md")
         add_results(folder / "model", frame_table(brief(self.frame)).texts(), self._measured_on())
