@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .core import Batch, Features, Texts, UserError, rank_and_world_size
 from .pooling import project_tokens, span_pool
-from .towers.towers import has_bias, is_clip_tower, is_siglip_tower
+from .towers.models import has_bias, is_clip_tower, is_siglip_tower
 
 # %% ../nbs/1_method/12_encoding.ipynb #3e7fe030
 def _siglip_tokens(visual, images):
@@ -197,9 +197,9 @@ def _encode_image_entries(model, images, needs):
     pooled, tokens = encode_images(model, together, bool(with_tokens))
     features = dict(zip(images, pooled.split(sizes)))
     if tokens is not None:
-        for name, of_entry in zip(images, tokens.split(sizes)):
+        for name, patches in zip(images, tokens.split(sizes)):
             if name in with_tokens:
-                features[f"{name}_tokens"] = of_entry
+                features[f"{name}_tokens"] = patches
     return features
 
 

@@ -20,8 +20,7 @@ from .core import Phrase, Sample, UserError, short
 from .methods import Step
 from .methods.c2lip import c2lip
 from .pooling import project_tokens
-from .spans import has_token_positions
-from .towers import Towers
+from .towers import Towers, has_token_positions
 
 # %% ../nbs/1_method/18_own_loop.ipynb #40f44b1d
 class _KeysAndValues(SimpleNamespace):
@@ -283,57 +282,8 @@ def _check_tokens(batch, known):
         token = int(texts.ids.max())
         raise UserError(f"the tokenizer gives token {token}, the model has {known}: give the model's own")
 
-# %% ../nbs/1_method/18_own_loop.ipynb #58f54152
-class _OwnStep(Step):
-    "A step that takes images, captions and phrases in place of a batch"
-
-    def __init__(self, towers, method, model, nlp, pooled):
-        super().__init__(towers, method)
-        self.model = model
-        self.view = method.view
-        self.nlp = nlp
-        self.pooled = pooled
-        tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
-        self.tokens = max(tables, default=0)  # that the model knows; 0: it has no table of them
-        self.images_seen = 0  # by this process
-        self.phrases_seen = 0
-        self.warned = False  # of a batch without any phrase, once
-
-    def _check_phrases(self, samples):
-        "Raise `UserError` where a phrase cannot be pooled; warn once where a batch has none"
-        phrases = [phrase for sample in samples for phrase in sample.phrases]
-        unplaced = [phrase.text for phrase in phrases if phrase.start < 0]
-        if self.pooled and unplaced:
-            raise UserError(f'{unplaced[0]!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
-        if not self.warned and not phrases:
-            self.warned = True
-            warnings.warn(
-                f"no noun phrase in {len(samples)} captions, such as {short(samples[0].caption)}: "
-                "npc and xac are 0 there; the embedded pipeline reads English",
-                stacklevel=3,
-            )
-        self.images_seen += len(samples)
-        self.phrases_seen += len(phrases)
-
-    def forward(  # type: ignore[override]
-        self,
-        images: Tensor,  # (B,3,H,W) preprocessed
-        captions: list[str],  # B
-        phrases: Sequence[Sequence] | None = None,  # B lists of texts or (text, start, end); None: found here
-    ) -> dict[str, Tensor]:  # contrastive, npc, xac, patches (shown with xac), total: () each; none whose weight is 0
-        "The losses, of which total is to be minimised; all ranks must call it together. `UserError` for a wrong batch"
-        if phrases is None:
-            captions = [_clean(caption) for caption in captions]
-            phrases = _found_phrases(captions, self.nlp)
-        samples = _samples(images, captions, phrases)
-        self._check_phrases(samples)
-
-        batch = self.view(samples, 0)
-        _check_tokens(batch, self.tokens)
-        return super().forward(batch.to(self.towers.model.logit_scale.device))
-
 # %% ../nbs/1_method/18_own_loop.ipynb #78a768e8
-class C2LIPLoss(_OwnStep):
+class C2LIPLoss(Step):
     """C2LIP's losses of your own model as one module: contrastive + λ_npc·npc + λ_xac·xac.
 
     The model is a part of it: `loss.parameters()` are the model's, none is added, nothing is patched. A model without a
@@ -387,4 +337,46 @@ class C2LIPLoss(_OwnStep):
         if pooled and not has_token_positions(towers.tokenizer):
             raise UserError('this tokenizer does not give the tokens of a phrase; use a fast one, or concepts "encode"')
         method = c2lip(towers, lambda_npc, lambda_xac, xac_scale, concepts, duplicates)
-        super().__init__(towers, method, model, nlp, pooled)
+        super().__init__(towers, method)
+        self.model = model
+        self.view = method.view
+        self.nlp = nlp
+        self.pooled = pooled
+        tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+        self.tokens = max(tables, default=0)  # that the model knows; 0: it has no table of them
+        self.images_seen = 0  # by this process
+        self.phrases_seen = 0
+        self.warned = False  # of a batch without any phrase, once
+
+    def _check_phrases(self, samples):
+        "Raise `UserError` where a phrase cannot be pooled; warn once where a batch has none"
+        phrases = [phrase for sample in samples for phrase in sample.phrases]
+        unplaced = [phrase.text for phrase in phrases if phrase.start < 0]
+        if self.pooled and unplaced:
+            raise UserError(f'{unplaced[0]!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
+        if not self.warned and not phrases:
+            self.warned = True
+            warnings.warn(
+                f"no noun phrase in {len(samples)} captions, such as {short(samples[0].caption)}: "
+                "npc and xac are 0 there; the embedded pipeline reads English",
+                stacklevel=3,
+            )
+        self.images_seen += len(samples)
+        self.phrases_seen += len(phrases)
+
+    def forward(  # type: ignore[override]
+        self,
+        images: Tensor,  # (B,3,H,W) preprocessed
+        captions: list[str],  # B
+        phrases: Sequence[Sequence] | None = None,  # B lists of texts or (text, start, end); None: found here
+    ) -> dict[str, Tensor]:  # contrastive, npc, xac, patches (shown with xac), total: () each; none whose weight is 0
+        "The losses, of which total is to be minimised; all ranks must call it together. `UserError` for a wrong batch"
+        if phrases is None:
+            captions = [_clean(caption) for caption in captions]
+            phrases = _found_phrases(captions, self.nlp)
+        samples = _samples(images, captions, phrases)
+        self._check_phrases(samples)
+
+        batch = self.view(samples, 0)
+        _check_tokens(batch, self.tokens)
+        return super().forward(batch.to(self.towers.model.logit_scale.device))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -150,12 +150,57 @@ _BRACKETS = set("()[]{}<>|;:!?….~–—")
 _SIGNS = "\u2190"  # arrows, signs and emoji come after the letters of English
 
 # %% ../nbs/1_method/05_trees.ipynb #98a9ed45
-class _Columns:
-    "The columns of a parsed text that the walk reads, as plain lists, the parser's frequent errors mended"
+def _governs_after(tree, i):
+    "Whether a word after `i`, which is no punctuation, depends on it"
+    later = range(i + 1, len(tree.head))
+    return any(tree.head[j] == i and tree.arc[j] != "punct" for j in later)
+
+
+def _is_misread(tree, i):
+    """A noun that was taken for a verb or an adverb, which shows in its place
+
+    "a fire extinguisher": an adverb is no object; "2 smoke stacks": joined to something without a conjunction or a
+    comma; "next to roadway": after a preposition; neither of the two has a subject or an auxiliary."""
+    arc = tree.arc[i]
+    if tree.pos[i] not in ("VERB", "ADV") or arc not in ("conj", "obl", "obj", "nmod"):
+        return False
+    if i == 0 or tree.words[i].endswith(("ing", "ed")):
+        return False
+    if tree.pos[i] == "ADV" and arc != "obj":
+        return False
+
+    before = [tree.arc[j] for j in range(i) if tree.head[j] == i]
+    if arc in ("obl", "nmod") and "case" in before:
+        return True
+    if arc == "conj" and _governs_after(tree, i):
+        return False  # "a kite lower than a tree": it has words of its own
+    after_noun = tree.pos[i - 1] in NOUN_TAGS and tree.head[i] < i
+    return not before and after_noun
+
+
+def _is_listed(tree, i):
+    "A noun before a comma that the parser made a part of the next noun's compound"
+    noun_before_comma = tree.words[i + 1] == "," and tree.pos[i] in NOUN_TAGS
+    return noun_before_comma and tree.head[i] > i and tree.arc[i] in _MODIFIES
+
+
+def _detach(tree, i):
+    "A noun before a comma is an item of a list, not part of the next noun's compound: 'a plate, fork and knife'"
+    next_noun = tree.head[i]
+    tree.arc[i] = "conj"
+    for j in range(i - 1, -1, -1):
+        if tree.head[j] != next_noun or tree.words[j] == ",":
+            break
+        tree.head[j] = i
+
+# %% ../nbs/1_method/05_trees.ipynb #f4da664c
+class Tree:
+    "A parsed text as plain lists, the parser's frequent errors mended, and the walk from a noun to its phrase"
 
     def __init__(self, doc: Doc):
         names = doc.vocab.strings
         self.words = [token.lower_ for token in doc]
+        self.compares = (doc.to_array("TAG") == names["JJR"]).tolist()
         self.pos, self.arc, self.head = [], [], []
         for i, (pos, arc, distance) in enumerate(doc.to_array(["POS", "DEP", "HEAD"]).tolist()):  # four times as fast
             name = names[arc].lower()
@@ -163,56 +208,21 @@ class _Columns:
             self.arc.append(_UNIFIED.get(name, name.partition(":")[0]))
             self.head.append((i + distance) % 2**64)  # distances are unsigned
 
-        self.misread = {i for i in range(len(doc)) if self._is_misread(i)}
+        self.misread = {i for i in range(len(doc)) if _is_misread(self, i)}
         for i in self.misread:
             self.pos[i] = "NOUN"
         for i in range(len(doc) - 2):
-            if self._is_listed(i):
-                self._detach(i)
+            if _is_listed(self, i):
+                _detach(self, i)
 
-    def _is_misread(self, i: int) -> bool:
-        """A noun that was taken for a verb or an adverb, which shows in its place
-
-        "a fire extinguisher": an adverb is no object; "2 smoke stacks": joined to something without a conjunction or a
-        comma; "next to roadway": after a preposition; neither of the two has a subject or an auxiliary."""
-        arc = self.arc[i]
-        if self.pos[i] not in ("VERB", "ADV") or arc not in ("conj", "obl", "obj", "nmod"):
-            return False
-        if i == 0 or self.words[i].endswith(("ing", "ed")):
-            return False
-        if self.pos[i] == "ADV" and arc != "obj":
-            return False
-
-        before = [self.arc[j] for j in range(i) if self.head[j] == i]
-        if arc in ("obl", "nmod") and "case" in before:
-            return True
-        if arc == "conj" and self._governs_after(i):
-            return False  # "a kite lower than a tree": it has words of its own
-        after_noun = self.pos[i - 1] in NOUN_TAGS and self.head[i] < i
-        return not before and after_noun
-
-    def _governs_after(self, i: int) -> bool:
-        "Whether a word after `i`, which is no punctuation, depends on it"
-        later = range(i + 1, len(self.head))
-        return any(self.head[j] == i and self.arc[j] != "punct" for j in later)
-
-    def _is_listed(self, i: int) -> bool:
-        "A noun before a comma that the parser made a part of the next noun's compound"
-        noun_before_comma = self.words[i + 1] == "," and self.pos[i] in NOUN_TAGS
-        return noun_before_comma and self.head[i] > i and self.arc[i] in _MODIFIES
-
-    def _detach(self, i: int):
-        "A noun before a comma is an item of a list, not part of the next noun's compound: 'a plate, fork and knife'"
-        next_noun = self.head[i]
-        self.arc[i] = "conj"
-        for j in range(i - 1, -1, -1):
-            if self.head[j] != next_noun or self.words[j] == ",":
-                break
-            self.head[j] = i
-
-# %% ../nbs/1_method/05_trees.ipynb #f4da664c
-class _FirstWord(_Columns):
-    "The walk from a noun to the first word of its phrase"
+    @cached_property
+    def children(self) -> list[list[int]]:
+        "The words that depend on each word"
+        children: list[list[int]] = [[] for _ in self.head]
+        for i, head in enumerate(self.head):
+            if head != i:
+                children[head].append(i)
+        return children
 
     def modifies(
         self,
@@ -257,10 +267,6 @@ class _FirstWord(_Columns):
         while i < noun and (self.arc[i] in ("cc", "punct", "case") or self.words[i] in trimmed):
             i += 1
         return i
-
-# %% ../nbs/1_method/05_trees.ipynb #5c92abef
-class Tree(_FirstWord):
-    "The walk from a noun to the last word of its phrase, and what a noun is"
 
     def end(
         self,

@@ -185,8 +185,8 @@ def test_a_folders_own_images(tmp_path):
 
 def test_an_absent_hub_is_asked_once(monkeypatch):
     asked = []
-    monkeypatch.setattr("c2lip.towers.towers.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("c2lip.towers.towers.get_session", lambda: asked.append(1) or 1 / 0)
+    monkeypatch.setattr("c2lip.towers.models.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("c2lip.towers.models.get_session", lambda: asked.append(1) or 1 / 0)
     with pytest.raises(UserError, match="the hub does not answer"):
         load("hf-hub:somebody/model")
     assert len(asked) == 1

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALL_BUT_BIAS', 'Objective', 'Method', 'Stacked', 'stack_images', 'caption_view', 'further_texts', 'step_generator',
-           'print_once', 'contrast', 'Step', 'clip', 'plain']
+           'print_once', 'phrase_view', 'contrast', 'Step', 'clip', 'plain']
 
 # %% ../../nbs/1_method/16_methods.ipynb #e6282cc3
 import random
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ..concepts import phrase_number
 from ..core import Batch, Features, Sample, Texts, derive_seed, rank_and_world_size, seeded
 from ..encoding import encode, gather, token_reader
 from ..losses import c2lip_losses, softmax_loss
-from ..towers import Towers, has_bias
+from ..towers import Towers, has_bias, token_spans
 
 # %% ../../nbs/1_method/16_methods.ipynb #7bb2f20f
 class Objective(nn.Module):
@@ -165,6 +166,74 @@ def print_once(
     "Print a line on the first rank, the same one once"
     if rank_and_world_size()[0] == 0:
         print(line)
+
+# %% ../../nbs/1_method/16_methods.ipynb #f5a3666e
+def _numbers(values):
+    return torch.tensor(values, dtype=torch.long)
+
+
+def _encoded_phrases(towers, samples):
+    "The phrases of a step as texts of their own, each distinct one once (letter case ignored)"
+    owner, column, texts = [], [], []
+    rows: dict[int, int] = {}  # number of the words → row
+    for image, sample in enumerate(samples):
+        for phrase in sample.phrases:
+            number = phrase_number(phrase.text)
+            if number not in rows:
+                rows[number] = len(rows)
+                texts.append(phrase.text)
+            owner.append(image)
+            column.append(rows[number])
+
+    return Texts(
+        ids=towers.token_ids(texts),
+        owner=_numbers(owner),
+        column=_numbers(column),
+        number=_numbers(list(rows)),
+    )
+
+
+def _spans(towers, sample):
+    "Tokens of each phrase, None where they are not known: those that came with the sample, else the tokenizer's"
+    if sample.spans is not None:
+        return sample.spans
+    (spans,) = token_spans(towers.tokenizer, [sample.caption], [sample.phrases])
+    return spans
+
+
+def _pooled_phrases(towers, samples):
+    "The phrases of a step as spans of their captions' tokens, a row for every mention that has a span"
+    spans, owner, number = [], [], []
+    for image, sample in enumerate(samples):
+        for phrase, span in zip(sample.phrases, _spans(towers, sample)):
+            if span:
+                spans.append((image, *span))
+                owner.append(image)
+                number.append(phrase_number(phrase.text))
+
+    return Texts(
+        spans=_numbers(spans).reshape(-1, 3),
+        of="caption",
+        owner=_numbers(owner),
+        column=torch.arange(len(spans)),
+        number=_numbers(number),
+    )
+
+
+def phrase_view(
+    towers: Towers,  # whose tokenizer reads captions and phrases
+    concepts: str = "encode",  # how a phrase is read: "encode", alone, or "pool", from the tokens of its caption
+) -> Callable:  # (samples, step) → Batch
+    "Images, captions and the captions' phrases with their owners"
+    captions_alone = caption_view(towers)
+    phrases = _pooled_phrases if concepts == "pool" else _encoded_phrases
+
+    def view(samples, step):
+        batch = captions_alone(samples, step)
+        batch.texts["phrase"] = phrases(towers, samples)
+        return batch
+
+    return view
 
 # %% ../../nbs/1_method/16_methods.ipynb #be96c42d
 def contrast(

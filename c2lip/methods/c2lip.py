@@ -10,81 +10,14 @@ from typing import Annotated, Literal
 
 import torch
 
-from ..concepts import phrase_number
-from ..core import Range, Sample, Texts, check_choice, full_precision, rank_and_world_size
+from ..core import Range, check_choice, full_precision, rank_and_world_size
 from ..encoding import gather_rows, shared_place
 from ..losses import DUPLICATES, c2lip_losses, multi_positive_loss, phrase_signs, scaled_cosines, softmax_loss
-from . import Method, Objective, caption_view, plain
+from . import Method, Objective, phrase_view, plain
 from ..pooling import concept_similarity, patches_in_effect
-from ..spans import token_spans
 from ..towers import Towers, has_bias
 
-# %% ../../nbs/1_method/17_c2lip.ipynb #f5a3666e
-def _numbers(values):
-    return torch.tensor(values, dtype=torch.long)
-
-
-def _encoded_phrases(towers, samples):
-    "The phrases of a step as texts of their own, each distinct one once (letter case ignored)"
-    owner, column, texts = [], [], []
-    rows: dict[int, int] = {}  # number of the words → row
-    for image, sample in enumerate(samples):
-        for phrase in sample.phrases:
-            number = phrase_number(phrase.text)
-            if number not in rows:
-                rows[number] = len(rows)
-                texts.append(phrase.text)
-            owner.append(image)
-            column.append(rows[number])
-
-    return Texts(
-        ids=towers.token_ids(texts),
-        owner=_numbers(owner),
-        column=_numbers(column),
-        number=_numbers(list(rows)),
-    )
-
-
-def _spans(towers, sample):
-    "Tokens of each phrase, None where they are not known: those that came with the sample, else the tokenizer's"
-    if sample.spans is not None:
-        return sample.spans
-    (spans,) = token_spans(towers.tokenizer, [sample.caption], [sample.phrases])
-    return spans
-
-
-def _pooled_phrases(towers, samples):
-    "The phrases of a step as spans of their captions' tokens, a row for every mention that has a span"
-    spans, owner, number = [], [], []
-    for image, sample in enumerate(samples):
-        for phrase, span in zip(sample.phrases, _spans(towers, sample)):
-            if span:
-                spans.append((image, *span))
-                owner.append(image)
-                number.append(phrase_number(phrase.text))
-
-    return Texts(
-        spans=_numbers(spans).reshape(-1, 3),
-        of="caption",
-        owner=_numbers(owner),
-        column=torch.arange(len(spans)),
-        number=_numbers(number),
-    )
-
 # %% ../../nbs/1_method/17_c2lip.ipynb #f046d935
-def _concept_view(towers, concepts):
-    "Images, captions and the captions' phrases with their owners"
-    captions_alone = caption_view(towers)
-    phrases = _pooled_phrases if concepts == "pool" else _encoded_phrases
-
-    def view(samples, step):
-        batch = captions_alone(samples, step)
-        batch.texts["phrase"] = phrases(towers, samples)
-        return batch
-
-    return view
-
-
 def _mention_signs(phrase, rows, duplicates, images=None):
     "`phrase_signs` of a text entry for `images` images, own first; of merged phrases every rank takes the same one"
     place = shared_place(phrase.owner, rows)
@@ -182,4 +115,4 @@ def c2lip(
         needs={"xac": {"image_tokens"}},
         columns=("caption", "phrase") if bias else ("image", "caption", "phrase"),
     )
-    return Method(_concept_view(towers, concepts), objective, spans=concepts == "pool")
+    return Method(phrase_view(towers, concepts), objective, spans=concepts == "pool")

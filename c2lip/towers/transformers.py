@@ -13,7 +13,7 @@ import torch
 from ..core import UserError, one_line
 from ..core.files import read_json, whole, write_json
 from .architectures import side_of, translate
-from .towers import Towers, is_clip_tower, is_siglip_tower
+from .models import Towers, is_clip_tower, is_siglip_tower
 
 # %% auto #0
 __all__ = ['expressible', 'save_tokenizer', 'to_hugging_face']

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ...core import Phrase, Sample, UserError, derive_seed, in_workers, seeded
+from ...core import Sample, UserError, derive_seed, in_workers, seeded
 from ...core.files import regular, replacing
 from ...encoding import encode_images, evaluating
 from .images import BadImage, open_image
 from .records import Records, Skips
 from .tables import in_pieces
 from ...methods import Stacked, stack_images
-from ...spans import has_token_positions, token_spans
+from ...towers import has_token_positions, token_spans
 
 # %% ../../../nbs/4_data/06_loading.ipynb #5750762c
 @lru_cache(2**14)  # those of the embedded world by default; some 20 MB

@@ -134,8 +134,8 @@ def _halves(name, x):
     return {name: whole, f"masked_{name}": masked}
 
 
-class _Masked(Objective):
-    "Towers that do not see what is hidden; mask vectors and predictors"
+class _Macco(Objective):
+    "MACCO's losses of towers that do not see what is hidden, with mask vectors and predictors"
 
     def __init__(self, towers, weights, image_depth):
         super().__init__(self._losses, weights, columns=_IMAGES + _CAPTIONS)
@@ -183,10 +183,6 @@ class _Masked(Objective):
             f |= _halves("image_tokens", mixed.detach())  # restoring does not train the image tower
             f |= _halves("caption_tokens", (words + caption[:, None]) / 2)
         return f
-
-# %% ../../../nbs/3_relatives/06_macco.ipynb #fb0fd216
-class _Macco(_Masked):
-    "MACCO's losses"
 
     def _tokens(self, f, name):
         return f[f"{name}_tokens"].to(self.place.dtype)  # predictors work in full precision

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,12 +19,13 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils import get_session
 from torch import Tensor, nn
 
-from ..core import UserError, did_you_mean, one_line
+from ..core import Phrase, UserError, one_line
 from ..core.files import project_root, user_path
+from .architectures import model_name, resolve
 from .folders import EMBEDDED, base_folder, load_folder, quiet_loading, release_folder
 
 # %% auto #0
-__all__ = ['Towers', 'has_bias', 'is_siglip_tower', 'is_clip_tower', 'ModelSpec', 'resolve', 'load']
+__all__ = ['Towers', 'has_bias', 'is_siglip_tower', 'is_clip_tower', 'token_spans', 'has_token_positions', 'load']
 
 # %% ../../nbs/1_method/11_towers.ipynb #d6d1c701
 def _transform(preprocess_cfg, **options) -> Any:
@@ -113,50 +115,154 @@ def is_clip_tower(
 
     return isinstance(visual, VisionTransformer) and visual.attn_pool is None
 
-# %% ../../nbs/1_method/11_towers.ipynb #bf2d34cb
-class ModelSpec(NamedTuple):
-    "All that a name says about a model, before its weights are there"
-
-    model: str  # open_clip's name of the layers
-    tag: str  # of the weights, or "random"
-    config: dict  # open_clip's model_cfg, with the activation that the weights were trained with
-    preprocess: dict  # mean, std, interpolation, resize_mode of the weights
-    weights: str  # repository on the hub that holds them; "" for random
-    tokenizer: str  # repository that holds the tokenizer; "" where open_clip has its own
-
-
-def _model_name(name):
-    "open_clip's own spelling, without the tag"
-    return name.partition(":")[0].replace("/", "-")  # the papers write ViT-B/32
+# %% ../../nbs/1_method/11_towers.ipynb #63086ac0
+def _moved(c, cleaned, at):
+    "How many characters of `cleaned` at a place are the character `c`, letter case aside; 0: it was deleted"
+    for form in (c, c.lower()):
+        if cleaned.startswith(form, at):
+            return len(form)
+    sigma = c == "Σ" and cleaned.startswith("ς", at)
+    space = c == "_" and cleaned.startswith(" ", at)
+    return int(sigma or space)
 
 
-def resolve(
-    name: str,  # an open_clip name, optionally with ":tag" of its weights or ":random"
-) -> ModelSpec:
-    "Look a model up; raise `UserError` with the most similar name for an unknown model or tag"
-    import open_clip
+def _char_map(caption: str, cleaned: str) -> list[int] | None:
+    """The place of each character of `caption` in `cleaned`, and the length at the end.
 
-    model = _model_name(name)
-    if model not in open_clip.list_models():
-        hint = did_you_mean(model, ["base", *open_clip.list_models()])
-        raise UserError(f"there is no model {model!r}: give base, a release folder, or an open_clip name{hint}")
+    A deleted character has the place of the next one that was kept. None where more was changed than case and
+    deletions: such a caption was not canonical."""
+    if len(caption) == len(cleaned) and caption.lower() == cleaned:
+        return list(range(len(caption) + 1))
+    place, at = [], 0
+    for c in caption:
+        place.append(at)
+        at += _moved(c, cleaned, at)
+    return [*place, at] if at == len(cleaned) else None
 
-    config: Any = open_clip.get_model_config(model)
-    tags = open_clip.list_pretrained_tags_by_model(model)
-    first = tags[0] if tags else ""
-    tag = name.partition(":")[2] or first or "random"
-    random = tag == "random"
-    if not random and tag not in tags:
-        known = ", ".join(tags) or "none"
-        raise UserError(f"{model} has no weights {tag!r}; it has {known}, or random{did_you_mean(tag, tags)}")
 
-    entry: Any = open_clip.get_pretrained_cfg(model, first if random else tag) or {}
-    if entry.get("quick_gelu") and not random:
-        config["quick_gelu"] = True
-    preprocess = {k: entry[k] for k in ("mean", "std", "interpolation", "resize_mode") if k in entry}
-    weights = "" if random else entry.get("hf_hub", "").strip("/")
-    tokenizer = config["text_cfg"].get("hf_tokenizer_name", "")
-    return ModelSpec(model, tag, config, preprocess, weights, tokenizer)
+def _simple_offsets(tokenizer, cleaned: str) -> list[tuple[int, int]]:
+    "Characters of each token that open_clip's SimpleTokenizer makes of a cleaned text; its pieces spell bytes"
+    offsets = []
+    for match in tokenizer.pat.finditer(cleaned):
+        word, start = match.group(), match.start()
+        spelt = "".join(tokenizer.byte_encoder[b] for b in word.encode("utf8"))
+        pieces = tokenizer.bpe(spelt).split(" ")
+        if len(pieces) == 1:
+            offsets.append((start, match.end()))
+            continue
+
+        character_of = [i for i, c in enumerate(word) for _ in c.encode("utf8")]  # of each byte
+        at = 0
+        for piece in pieces:
+            end = at + len(piece.removesuffix("</w>"))
+            offsets.append((start + character_of[at], start + character_of[end - 1] + 1))
+            at = end
+    return offsets
+
+# %% ../../nbs/1_method/11_towers.ipynb #6ea2efe4
+def _cleaned(tokenizer, captions):
+    "The captions as the tokenizer cleans them; open_clip's SigLipTokenizer always canonicalises"
+    if hasattr(tokenizer, "clean_fn"):
+        return [tokenizer.clean_fn(caption) for caption in captions]
+    from open_clip.tokenizer import basic_clean, canonicalize_text  # here: open_clip takes seconds to import
+
+    return [canonicalize_text(basic_clean(caption)) for caption in captions]
+
+
+def _without_space(text, start, end):
+    "The characters of a token without the space before them, which SentencePiece and byte-level tokens include"
+    return end - len(text[start:end].lstrip()), end
+
+
+class _Token(NamedTuple):
+    "A token that is characters of a text"
+
+    at: int  # its position in the row
+    start: int  # first character
+    end: int  # one past the last
+
+
+def _offsets(tokenizer, cleaned):
+    "For each text the characters of each position of its row; (n, n) where a position is none"
+    context = tokenizer.context_length
+    inner: Any = getattr(tokenizer, "tokenizer", None)
+    if hasattr(tokenizer, "bpe") and hasattr(tokenizer, "pat"):
+        if getattr(tokenizer, "reduction_fn", None):
+            raise UserError("a tokenizer that leaves out tokens at random (reduction_mask) has no fixed positions")
+        rows = [_simple_offsets(tokenizer, text) for text in cleaned]
+        return [[(0, 0), *row[: context - 2]] for row in rows]  # begin and end token
+
+    if not getattr(inner, "is_fast", False):
+        raise UserError(
+            "token positions need open_clip's SimpleTokenizer or a HFTokenizer with a fast tokenizer, "
+            f"not {type(inner or tokenizer).__name__}"
+        )
+    if getattr(tokenizer, "tokenizer_mode", "") == "clips":
+        # begin token, at most context − 3 tokens, end token, padding, class token
+        rows = inner(cleaned, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
+        return [[(0, 0), *row[: context - 3]] for row in rows]
+    options = {"max_length": context, "padding": "max_length", "truncation": True}
+    return inner(cleaned, **options, return_offsets_mapping=True).offset_mapping
+
+
+def _token_rows(tokenizer, cleaned):
+    "For each text the tokens that are characters of it"
+    for text, row in zip(cleaned, _offsets(tokenizer, cleaned)):
+        tokens = []
+        for at, (start, end) in enumerate(row):
+            if end > start:
+                tokens.append(_Token(at, *_without_space(text, start, end)))
+        yield [token for token in tokens if token.end > token.start]
+
+# %% ../../nbs/1_method/11_towers.ipynb #c47093a1
+def _row_spans(caption, cleaned, row, phrases) -> list[tuple[int, int] | None]:
+    "The spans of one caption's phrases"
+    place = _char_map(caption, cleaned)
+    if place is None or not row:
+        return [None] * len(phrases)
+    starts = [token.start for token in row]
+    ends = [token.end for token in row]
+
+    spans: list[tuple[int, int] | None] = []
+    for phrase in phrases:
+        if phrase.start < 0:
+            spans.append(None)
+            continue
+        start = place[phrase.start]
+        text = cleaned[start : place[phrase.end]].rstrip()
+        start, end = _without_space(cleaned, start, start + len(text))
+        if start < end <= ends[-1]:
+            first = row[bisect_right(ends, start)]
+            last = row[bisect_left(starts, end) - 1]
+            spans.append((first.at, last.at + 1))
+        else:  # deleted, or past the last token: cut
+            spans.append(None)
+    return spans
+
+
+def token_spans(
+    tokenizer: Any,  # open_clip's SimpleTokenizer, or its HFTokenizer around a fast tokenizer
+    captions: list[str],  # B canonical captions
+    phrases: Sequence[Sequence[Phrase]],  # the phrases of each
+) -> list[list[tuple[int, int] | None]]:  # for each phrase its positions [first, last + 1) in its caption's row
+    """Which text tokens are a phrase; exact to the character, as long as no token reaches over the phrase's edge.
+
+    None for a phrase without a place (start < 0), one that the context length cuts, or one that cleaning deletes.
+    `UserError` for a tokenizer whose positions cannot be known."""
+    cleaned = _cleaned(tokenizer, captions)
+    rows = _token_rows(tokenizer, cleaned)
+    return [_row_spans(*parts) for parts in zip(captions, cleaned, rows, phrases)]
+
+
+def has_token_positions(
+    tokenizer: Any,  # of towers, or None
+) -> bool:
+    "Whether the tokenizer gives the text tokens of a phrase; any tokenizer encodes whole texts"
+    try:
+        token_spans(tokenizer, ["a"], [[]])
+    except (UserError, AttributeError):
+        return False
+    return True
 
 # %% ../../nbs/1_method/11_towers.ipynb #8daef623
 def _hub_answers():
@@ -245,7 +351,7 @@ def _load_parts(name, check, weights):
 
     if name.startswith("hf-hub:"):
         return load_folder(_repository(name), check)
-    folder = _folder_of(name, _model_name(name) in open_clip.list_models())
+    folder = _folder_of(name, model_name(name) in open_clip.list_models())
     if folder is None:
         return _load_named(name, weights)
     return load_folder(release_folder(folder), check)
