@@ -39,13 +39,14 @@ gc.set_threshold(100_000, 20, 20)  # of a worker, which lives long
 
 # Modules whose tests share nothing that is costly to make: their tests go to whichever worker is free.
 # The tests of any other module run one after the other on one worker.
-SPREAD = {f"test_{name}" for name in "cluster fuzz gates launch notebooks own_images prepare resume site".split()}
+SPREAD = "cluster fuzz gates launch notebooks own_images prepare resume site stranger".split()
+SPREAD = {f"test_{name}" for name in SPREAD}
 # The longest go first, tests or whole modules, so that no worker is left alone with one of them at the end.
 LONGEST = (
     "walkthrough test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits "
     "test_package test_own_images test_recipes test_launchers test_same_bytes_under_ray test_cluster test_site "
     "test_prepare test_methods test_release test_concepts test_resume test_launch test_command nbs/compare "
-    "nbs/tour nbs/explore nbs/study".split()
+    "nbs/tour test_stranger nbs/explore nbs/study".split()
 )
 QUICK = {"test_gates", "test_losses", "test_methods", "test_settings", "test_tables", "test_world"}
 CLOUDS = {"169.254.169.254", "metadata.google.internal"}  # where Ray asks at its start whether it runs in one
