@@ -27,7 +27,7 @@ from PIL import Image
 from transformers import SiglipConfig, SiglipImageProcessor, SiglipModel
 from writing import encoded, write_tar
 
-from c2lip.concepts import load_pipeline, make_rules, noun_phrases
+from c2lip.concepts import load_pipeline, noun_phrases
 from c2lip.core import UserError
 from c2lip.core.files import shipped
 from c2lip.lab.attention.controls import read_selection
@@ -35,7 +35,6 @@ from c2lip.lab.attention.explorer import Explorer
 from c2lip.lab.data.images import NOT_READ, BadImage, open_image
 from c2lip.lab.data.prepare import prepare
 from c2lip.lab.data.records import Skips
-from c2lip.lab.data.shards import index_captions
 from c2lip.lab.data.sources import find_source, open_data
 from c2lip.lab.dev.command import main
 from c2lip.lab.evaluation.suites import read_folder
@@ -149,11 +148,6 @@ def settings_of_a_run(dice, folder):
     read_settings(folder / "recipe.yaml", [f"{dice.choice(list(Config.__dataclass_fields__))}={odd_text(dice)}"][:1])
 
 
-def rules_of_a_run(dice, folder):
-    text = hurt(b"{max_phrases: 3, of_merge: all, drop_places: true}", dice).decode("utf8", "replace")
-    make_rules(Config.of({"phrase_rules": text}).phrase_rules)
-
-
 PAIR = [("png", encoded(Image.effect_noise((12, 12), 90))), ("json", b'{"caption": "a red mug"}')]
 ROWS = [dict(key=f"k{i}", image=f"i{i % 3}.png", caption=f"a red mug {i} on a box", phrases=[]) for i in range(6)]
 ROWS += [dict(image="i0.png", caption="a blue fish", phrases=[["a blue fish", 0, 11]])]
@@ -191,25 +185,6 @@ def table(dice, folder):
         path.write_bytes(hurt(path.read_bytes(), dice))
     skips = Skips(1)
     add_up(find_source(path).records(skips), skips)
-
-
-def data_folder(dice, folder):
-    put_small_images(folder)
-    if dice.random() < 0.5:  # images with their texts beside them
-        for i in range(3):
-            (folder / f"i{i}.txt").write_bytes(hurt(b"a red mug on a blue box", dice))
-        if dice.random() < 0.3:
-            other = dice.choice([b"\xff.txt", b"\x1b.txt", b"i0.TXT"])
-            os.rename(folder / "i0.txt", os.fsencode(folder) + b"/" + other)
-    else:
-        name = dice.choice(["captions.csv", "captions.jsonl", "captions.json", "i0.txt", "a.tar", "x.parquet"])
-        write_rows(folder / "captions.csv", ROWS)
-        (folder / name).write_bytes(hurt((folder / "captions.csv").read_bytes(), dice))
-        if name != "captions.csv" and dice.random() < 0.7:
-            (folder / "captions.csv").unlink()
-
-    skips = Skips(1)
-    add_up(open_data(folder, skips=skips, index_folder=folder / "index"), skips)
 
 
 STEMS = ["a", "b", "c 2.0", "c 2.1", "x.y.z", "IMG_1", "train_1", "test-2", "val", "ünï"]
@@ -253,15 +228,6 @@ def names_in_shards(dice, folder):
     images = sum(name.endswith("jpg") for name in members)
     lone = sum(cause == "empty caption" for cause, _ in skips.rows.values())
     assert images == len(found) + lone + skips.unread["jpg"], (members, skips)
-
-
-def joined_captions(dice, folder):
-    rows = [dict(url=f"http://x/{i}.jpg", caption=f"a red mug {i}") for i in range(8)]
-    text = "\n".join(map(json.dumps, rows)) if dice.random() < 0.5 else pd.DataFrame(rows).to_csv(index=False)
-    path = folder / ("t.jsonl" if text.startswith("{") else "t.csv")
-    path.write_bytes(hurt(text.encode(), dice))
-    about = index_captions(path, folder / "join.arrow")
-    assert about["rows"] + sum(about["skipped"].values()) <= 9 + text.count("\n")
 
 
 def shards(dice, folder):
@@ -575,19 +541,13 @@ KINDS = {
     forms: 50,
     papermill_line: 80,
     settings_of_a_run: 40,
-    rules_of_a_run: 60,
     table: 80,
-    data_folder: 50,
     shards: 50,
-}
-KINDS |= {
-    forms: 50,
     output_places: 28,
     layout: 60,
     names_in_shards: 60,
     cached: 20,
     run_folders: 25,
-    joined_captions: 30,
     images: 60,
     release: 48,
     benchmark: 40,
