@@ -338,8 +338,8 @@ def noun_phrases_many(
     >>> noun_phrases_many(["A dog on a sofa.", ""])
     [[Phrase(text='A dog', start=0, end=5), Phrase(text='a sofa', start=9, end=15)], []]
     """
-    by_name = nlp is None or isinstance(nlp, (str, Path))
-    pipeline = load_pipeline(nlp) if by_name else nlp
+    is_name = nlp is None or isinstance(nlp, (str, Path))
+    pipeline = load_pipeline(nlp) if is_name else nlp
     parse = partial(_parse, make_rules(rules), pipeline)
     zones = [captions[first : first + ZONE] for first in range(0, len(captions), ZONE)]
     if nlp is not None or sys.platform != "linux" or len(zones) < 2:

@@ -192,13 +192,13 @@ def evaluating(model: nn.Module):
 def _encode_image_entries(model, images, needs):
     "All image entries in one forward of the image tower"
     sizes = [len(x) for x in images.values()]
-    with_tokens = [name for name in images if f"{name}_tokens" in needs]
+    tokened = [name for name in images if f"{name}_tokens" in needs]
     together = torch.cat(list(images.values()))
-    pooled, tokens = encode_images(model, together, bool(with_tokens))
+    pooled, tokens = encode_images(model, together, bool(tokened))
     features = dict(zip(images, pooled.split(sizes)))
     if tokens is not None:
         for name, patches in zip(images, tokens.split(sizes)):
-            if name in with_tokens:
+            if name in tokened:
                 features[f"{name}_tokens"] = patches
     return features
 

@@ -131,8 +131,8 @@ def _shared_choices(logits, signs):
     left_out = signs == 0
     log_p = logits.masked_fill(left_out, float("-inf")).log_softmax(1)
 
-    of_positives = -log_p.masked_fill(~positive, 0.0).sum(1)
-    losses = of_positives / positives.clamp(min=1)
+    summed = -log_p.masked_fill(~positive, 0.0).sum(1)
+    losses = summed / positives.clamp(min=1)
     total = losses.masked_fill(positives == 0, 0.0).sum()
     rows = int((positives > 0).sum())
     return total / max(1, rows)

@@ -266,10 +266,10 @@ def _samples(images, captions, phrases):
             raise UserError(f"there are {len(images)} images, but {what} {short(values)}; each image has one")
 
     samples = []
-    for i, (image, caption, of_caption) in enumerate(zip(images, captions, phrases)):
+    for i, (image, caption, given) in enumerate(zip(images, captions, phrases)):
         if not isinstance(caption, str):
             raise _no_text(caption)
-        placed = [_placed_phrase(caption, phrase) for phrase in of_caption]
+        placed = [_placed_phrase(caption, phrase) for phrase in given]
         samples.append(Sample(str(i), image, caption, placed))
     return samples
 

@@ -104,8 +104,8 @@ def _load(source):
             "or an installed pipeline: python -m spacy download en_core_web_sm"
         ) from e
     except Exception as e:  # spaCy names what its config.cfg asks for and is not installed
-        by_spacy = type(e).__module__ != "builtins" or str(e).startswith("[E")
-        cause = f": {one_line(e, 200)}" if by_spacy else ""
+        spacy_says = type(e).__module__ != "builtins" or str(e).startswith("[E")
+        cause = f": {one_line(e, 200)}" if spacy_says else ""
         raise UserError(
             f"{source}/config.cfg asks for code of its own, which is not run, or the pipeline is damaged{cause}"
         ) from e

@@ -478,5 +478,3 @@ def test_no_check_is_an_assert(tmp_path):
     assert done.returncode == 0, done.stderr
     assert all(words in done.stdout for words in ("lr", "holds a run", "belongs to the workbook")), done.stdout
     assert (tmp_path / "maps" / "maps.png").exists()
-
-

@@ -189,8 +189,6 @@ def test_broken_rows_are_counted(tmp_path):
         read(tmp_path / "t.jsonl")
 
 
-
-
 def test_shards_in_every_spelling(tmp_path):
     for i in range(3):
         shard(tmp_path / f"a-{i}.tar")

@@ -293,7 +293,7 @@ def _join(features, rows):
         if entry not in rows[0]:
             continue
         joined[name] = torch.cat([part[name] for part in features])
-        places = [of_part[entry] for of_part in rows]
+        places = [part_rows[entry] for part_rows in rows]
         if isinstance(places[0], Tensor):  # a span goes where its caption is
             order = torch.cat(places).argsort()
             joined[name] = joined[name][order]
@@ -342,7 +342,7 @@ class Step(nn.Module):
                 return self._encode(pieces[i][0])
 
         features = [checkpoint(encode_part, i, use_reentrant=False) for i in range(self.parts)]
-        rows = [of_part for _, of_part in pieces]
+        rows = [part_rows for _, part_rows in pieces]
         return _join(features, rows)
 
     def forward(

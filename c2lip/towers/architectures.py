@@ -41,14 +41,14 @@ def _encoder_config(blocks, tower):
         raise UserError(f"transformers has one epsilon for the norms of a tower, this one has {sorted(epsilons)}")
 
     mlp = blocks[0].mlp
-    of_timm = hasattr(blocks[0], "norm1")
-    first = mlp.fc1 if of_timm else mlp.c_fc
+    timm_block = hasattr(blocks[0], "norm1")
+    first = mlp.fc1 if timm_block else mlp.c_fc
     return {
         "hidden_size": first.in_features,
         "intermediate_size": first.out_features,
         "num_hidden_layers": len(blocks),
         "num_attention_heads": blocks[0].attn.num_heads,
-        "hidden_act": _activation_name(mlp.act if of_timm else mlp.gelu),
+        "hidden_act": _activation_name(mlp.act if timm_block else mlp.gelu),
         "layer_norm_eps": epsilons.pop(),
     }
 
@@ -80,14 +80,14 @@ def _encoder_weights(prefix, blocks):
     weights: dict[str, Any] = {}
     for i, block in enumerate(blocks):
         layer = f"{prefix}.encoder.layers.{i}"
-        of_timm = hasattr(block, "norm1")
-        joined = "attn.qkv." if of_timm else "attn.in_proj_"
+        timm_block = hasattr(block, "norm1")
+        joined = "attn.qkv." if timm_block else "attn.in_proj_"
         for kind in ("weight", "bias"):
             parts = block.get_parameter(f"{joined}{kind}").chunk(3)
             for letter, part in zip("qkv", parts):
                 weights[f"{layer}.self_attn.{letter}_proj.{kind}"] = part
         for theirs, (in_timm, in_open_clip) in _LAYER.items():
-            part = block.get_submodule(in_timm if of_timm else in_open_clip)
+            part = block.get_submodule(in_timm if timm_block else in_open_clip)
             weights |= _renamed(f"{layer}.{theirs}", part)
     return weights
 

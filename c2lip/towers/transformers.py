@@ -104,8 +104,8 @@ def save_tokenizer(
     config = read_json(path)
     if config.get("tokenizer_class") == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    for of_this_machine in ("backend", "is_local", "local_files_only"):
-        config.pop(of_this_machine, None)
+    for setting in ("backend", "is_local", "local_files_only"):
+        config.pop(setting, None)
     write_json(path, config)
 
 # %% ../../nbs/1_method/13_transformers.ipynb #1a0d77ce

@@ -277,10 +277,10 @@ def find_column(
     source,  # for the message
 ) -> str:
     "The column that holds `what`; raise `UserError` with the nearest name where there is none"
-    by_lower = {name.lower(): name for name in names}
+    known = {name.lower(): name for name in names}
     for name in wanted:
-        if name.lower() in by_lower:
-            return by_lower[name.lower()]
+        if name.lower() in known:
+            return known[name.lower()]
 
     hint = next(filter(None, (did_you_mean(name, names) for name in wanted)), "")
     if what in ("caption", "image"):

@@ -33,7 +33,7 @@ def _methods_in(module):
 
 def find_methods() -> tuple[dict[str, Callable], dict[str, str]]:  # name → function, module → why it holds none
     "The plain methods and those of every module in `_PACKAGES`, and the modules that hold none"
-    by_name = {method.__name__: method for method in (plain, clip)}
+    methods_found = {method.__name__: method for method in (plain, clip)}
     without = {}
     for package in _PACKAGES:
         for _, module, _ in pkgutil.iter_modules(importlib.import_module(package).__path__):
@@ -45,8 +45,8 @@ def find_methods() -> tuple[dict[str, Callable], dict[str, str]]:  # name → fu
                 continue
             if not methods:
                 without[module] = f"{name} holds no function that is declared to return a Method (def … -> Method)"
-            by_name |= methods
-    return by_name, without
+            methods_found |= methods
+    return methods_found, without
 
 
 def method_names() -> list[str]:

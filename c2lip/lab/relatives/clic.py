@@ -112,14 +112,14 @@ def _joined_batch(towers, samples, chance, wrong):
         along = 1 if _is_wide(samples[i]) else 2  # one above the other, or beside it
         images.append(torch.cat(pair, along))
 
-        of_pair, negative = _compose_captions(statements[i], statements[j], chance, wrong)
-        captions.append(of_pair)
+        right_texts, negative = _compose_captions(statements[i], statements[j], chance, wrong)
+        captions.append(right_texts)
         if negative is not None:
             negatives[i] = negative
 
     texts = {}
-    for name, of_kind in zip(_RIGHT, zip(*captions)):
-        texts[name] = Texts(towers.token_ids(list(of_kind)))
+    for name, kind_texts in zip(_RIGHT, zip(*captions)):
+        texts[name] = Texts(towers.token_ids(list(kind_texts)))
     if wrong:
         texts["negative"] = further_texts(towers, list(negatives.values()), list(negatives))
     return Batch({"image": torch.stack(images)}, texts)

@@ -209,9 +209,9 @@ def _replaced_view(towers, regime="high", ratings="", negatives_file=""):
         captions = [sample.caption for sample in samples]
         tag_words(captions)  # all at once, which is faster
         units = [_rated_units(caption, scores) for caption in captions]
-        pool = [unit for of_caption in units for unit in of_caption]
+        pool = [unit for caption_units in units for unit in caption_units]
 
-        made = [negative_of(sample, of_sample, pool, chance) for sample, of_sample in zip(samples, units)]
+        made = [negative_of(sample, sample_units, pool, chance) for sample, sample_units in zip(samples, units)]
         negatives = {i: negative for i, negative in enumerate(made) if negative}
         _add_negatives(towers, batch, negatives)
         if len(batch.texts["alone"]):
