@@ -214,7 +214,7 @@ DENSITY = {
     "% of public parameters without a line and comment of their own": 20,
 }
 HELD = os.environ.get("C2LIP_WALLS") == "1"  # in our own continuous integration; a contributor's clone is not refused
-HEART = """core losses pooling trees attributes concepts spans towers encoding score multivector methods own_loop
+HEART = """core losses pooling trees attributes concepts towers encoding score multivector methods own_loop
 __init__"""
 
 

@@ -236,10 +236,10 @@ def _check_part(file, part, values):
     "Raise `UserError` where a part of the configuration breaks `_SCHEMA`"
     if not isinstance(values, dict):
         raise UserError(f"{file} lacks {part}")
-    of_images = part == "preprocess_cfg"
-    closed = of_images or part == "tokenizer_kwargs"  # a key that is not known could name a file
+    is_images = part == "preprocess_cfg"
+    closed = is_images or part == "tokenizer_kwargs"  # a key that is not known could name a file
     for name in ("mean", "std"):
-        if of_images and name not in values:
+        if is_images and name not in values:
             raise UserError(
                 f"{file} does not say the {name} of the images (preprocess_cfg), "
                 "and open_clip would take OpenAI's; add it"
@@ -266,9 +266,9 @@ def _check_schema(file, cfg):
             parts["tokenizer_kwargs"] = parts[part].get("tokenizer_kwargs") or {}
 
     prepared = parts["preprocess_cfg"].get("size")
-    of_model = parts["vision_cfg"].get("image_size")
-    if prepared and of_model and side_of(prepared) != side_of(of_model):
-        raise UserError(f"{file}: the images are prepared at {prepared} pixels (size), the model has {of_model}")
+    model_size = parts["vision_cfg"].get("image_size")
+    if prepared and model_size and side_of(prepared) != side_of(model_size):
+        raise UserError(f"{file}: the images are prepared at {prepared} pixels (size), the model has {model_size}")
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #aa7e720a
 def _is_foreign(folder):

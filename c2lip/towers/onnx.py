@@ -49,9 +49,9 @@ def _export(towers, file):
         wanted = both(images, ids)
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    of_images = session.run(None, {"images": images.numpy(), "ids": ids[:0].numpy()})[:2]
-    of_texts = session.run(None, {"images": images[:0].numpy(), "ids": ids.numpy()})[2:]
-    pairs = zip([*of_images, *of_texts], wanted)
+    image_outputs = session.run(None, {"images": images.numpy(), "ids": ids[:0].numpy()})[:2]
+    text_outputs = session.run(None, {"images": images[:0].numpy(), "ids": ids.numpy()})[2:]
+    pairs = zip([*image_outputs, *text_outputs], wanted)
     differences = [(torch.tensor(ours) - theirs).abs().max() for ours, theirs in pairs]
     return float(torch.stack(differences).max())  # NaN where one is
 

@@ -160,7 +160,7 @@ _IN_LIST = re.compile(r"[\s,]*(and|or)?\s*")
 
 def _choose(options, chance):
     "One of the kinds that have an option, and one of its options"
-    kind = chance.choice(sorted(kind for kind, of_kind in options.items() if of_kind))
+    kind = chance.choice(sorted(kind for kind, choices in options.items() if choices))
     return kind, chance.choice(options[kind])
 
 
@@ -197,8 +197,8 @@ def _offers(captions, phrases):
     for words in tag_words(captions):
         for kind, tags in WORD_KINDS.items():
             offers[kind] |= {w.text.lower() for w in words if w.pos in tags and w.text.isalpha()}
-    for of_caption in phrases:
-        for phrase in of_caption:
+    for own_phrases in phrases:
+        for phrase in own_phrases:
             first = phrase.text.split()[0]
             if first.lower() in _ARTICLES_AND_NUMBERS:
                 offers["phrase"].add(phrase.text[0].lower() + phrase.text[1:])
@@ -278,7 +278,7 @@ def edit_captions(
     else:
         replace_or_add = {"replace": _replace_within, "add": _add_within}[way]
         edit = partial(replace_or_add, offers=_offers(captions, phrases), chance=chance, kinds=kinds)
-    return [edit(caption, of_caption) for caption, of_caption in zip(captions, phrases)]
+    return [edit(caption, own_phrases) for caption, own_phrases in zip(captions, phrases)]
 
 # %% ../../../nbs/3_relatives/02_edits.ipynb #466c37bc
 def read_by_key(

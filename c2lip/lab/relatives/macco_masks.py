@@ -21,8 +21,7 @@ from ...encoding import text_ends
 from .edits import read_by_key, tag_words
 from ..world.captions import world_scene
 from ...methods import caption_view, print_once, step_generator
-from ...spans import token_spans
-from ...towers import Towers
+from ...towers import Towers, token_spans
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #31bcac1c
 _BE = frozenset("be is are was were am been being 's 're seen there".split())
@@ -108,21 +107,21 @@ def _concepts_in(doc):
 def _read_concepts(captions, tokenizer):
     "Of each caption its concepts, and the spans of all their words among the text tokens"
     concepts = [_concepts_in(doc) for doc in load_pipeline().pipe(captions)]
-    words = [[word for concept in of_caption for word in concept.words] for of_caption in concepts]
+    words = [[word for concept in concept_words for word in concept.words] for concept_words in concepts]
     return list(zip(concepts, token_spans(tokenizer, captions, words)))
 
 
 def _read_words(captions, tokenizer):
     "Of each caption the spans of its words among the text tokens"
-    words = [[Phrase(word.text, word.start, word.end) for word in of_caption] for of_caption in tag_words(captions)]
+    words = [[Phrase(word.text, word.start, word.end) for word in tagged] for tagged in tag_words(captions)]
     return token_spans(tokenizer, captions, words)
 
 
 def _mask_words(spans, length):
     "The tokens (B,length) to hide: the spans of a caption, None for a word that has none"
     mask = torch.zeros(len(spans), length, dtype=torch.bool)
-    for row, of_caption in zip(mask, spans):
-        for first, end in filter(None, of_caption):
+    for row, word_spans in zip(mask, spans):
+        for first, end in filter(None, word_spans):
             row[first:end] = True
     return mask
 
@@ -228,10 +227,10 @@ def macco_view(
         batch = plain(samples, step)
         chance = step_generator(step, samples)
         concepts, spans = zip(*read_once(known, [sample.caption for sample in samples], read))
-        drawn = [draw_boxes(sample, of_caption, chance) for sample, of_caption in zip(samples, concepts)]
+        drawn = [draw_boxes(sample, candidates, chance) for sample, candidates in zip(samples, concepts)]
         if not all(drawn):
             print_once("macco: some images have no box of a phrase: random rectangles alone; `boxes` names a file")
-        patches = torch.stack([_mask_patches(of_image, grid, chance) for of_image in drawn])
+        patches = torch.stack([_mask_patches(image_boxes, grid, chance) for image_boxes in drawn])
 
         caption = batch.texts["caption"]
         length = caption.ids.shape[1]
