@@ -20,7 +20,8 @@ from .core import Phrase, Sample, UserError, short
 from .methods import Step
 from .methods.c2lip import c2lip
 from .pooling import project_tokens
-from .towers import Towers, has_token_positions
+from .towers import Towers
+from .towers.models import has_token_positions
 
 # %% ../nbs/1_method/18_own_loop.ipynb #40f44b1d
 class _KeysAndValues(SimpleNamespace):

@@ -27,7 +27,7 @@ from c2lip.core import Phrase, UserError
 from c2lip.core.files import folder_digest, project_root
 from c2lip.lab.world.captions import train_records
 from c2lip.lab.world.drawn import DRAWN
-from c2lip.towers import token_spans
+from c2lip.towers.models import token_spans
 
 SHARED = project_root().parent / "shared"
 

@@ -22,7 +22,8 @@ from ..concepts import phrase_number
 from ..core import Batch, Features, Sample, Texts, derive_seed, rank_and_world_size, seeded
 from ..encoding import encode, gather, token_reader
 from ..losses import c2lip_losses, softmax_loss
-from ..towers import Towers, has_bias, token_spans
+from ..towers import Towers, has_bias
+from ..towers.models import token_spans
 
 # %% ../../nbs/1_method/16_methods.ipynb #7bb2f20f
 class Objective(nn.Module):
@@ -192,7 +193,7 @@ def _encoded_phrases(towers, samples):
         number=_numbers(list(rows)),
     )
 
-
+# %% ../../nbs/1_method/16_methods.ipynb #f5a3666f
 def _spans(towers, sample):
     "Tokens of each phrase, None where they are not known: those that came with the sample, else the tokenizer's"
     if sample.spans is not None:

@@ -26,7 +26,7 @@ from .images import BadImage, open_image
 from .records import Records, Skips
 from .tables import in_pieces
 from ...methods import Stacked, stack_images
-from ...towers import has_token_positions, token_spans
+from ...towers.models import has_token_positions, token_spans
 
 # %% ../../../nbs/4_data/06_loading.ipynb #5750762c
 @lru_cache(2**14)  # those of the embedded world by default; some 20 MB

@@ -21,7 +21,8 @@ from ...encoding import text_ends
 from .edits import read_by_key, tag_words
 from ..world.captions import world_scene
 from ...methods import caption_view, print_once, step_generator
-from ...towers import Towers, token_spans
+from ...towers import Towers
+from ...towers.models import token_spans
 
 # %% ../../../nbs/3_relatives/05_macco_masks.ipynb #31bcac1c
 _BE = frozenset("be is are was were am been being 's 're seen there".split())
