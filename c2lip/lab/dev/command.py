@@ -32,7 +32,7 @@ examples:
       webdataset shards, here with the captions of DreamLIP, matched by the images' addresses
 
 Finished parts are kept: after an interruption the same command goes on where it was.
-The rules and their defaults: notebook nbs/1_method/06_concepts.ipynb.
+The rules and their defaults: notebook nbs/1_method/07_concepts.ipynb.
 Exit code 0: done, 2: something to mend, 130: stopped by Ctrl-C."""
 
 
