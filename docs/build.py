@@ -61,18 +61,18 @@ class Site:
         here = Path(self.place_of(home / "x.ipynb") or "x").parent
         pattern = r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)"
 
-        def move(found):
-            label, link = found.groups()
+        def move(match):
+            label, link = match.groups()
             if label.startswith("[!"):  # an image that is a link
                 label = re.sub(pattern, move, label[1:-1]).join("[]")
             if re.match(r"[a-z]+:|#", link):
-                return found.group(0)
+                return match.group(0)
             file, mark, anchor = link.partition("#")
             target = Path(os.path.normpath(home / file))
             target = room_file(target) if door else target
             if not target.exists():
                 self.dead.append(f"{home.relative_to(ROOT)}: {link}")
-                return found.group(0)
+                return match.group(0)
             place = self.place_of(target)
             if place is None:
                 words, path = label.strip("![]"), target.relative_to(ROOT).as_posix()  # a file of the clone, no page
@@ -112,8 +112,8 @@ class Site:
         rooms = [p.stem for p in sorted((NBS / chapter).glob("[0-9]*.ipynb"))]
         text = self.moved(text, NBS / chapter, door=True)
 
-        def picture(found):
-            room, cell, label = found.groups()
+        def picture(match):
+            room, cell, label = match.groups()
             outputs = next(c["outputs"] for c in read_room(room)["cells"] if c["id"] == cell)
             data = next(o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {}))
             (self.source / chapter).mkdir(parents=True, exist_ok=True)

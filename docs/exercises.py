@@ -147,10 +147,10 @@ def exercise_notebook(room: str, exercises: list[dict]) -> dict:
 
 def by_room() -> dict[str, list[dict]]:
     "The exercises of each room"
-    found: dict[str, list[dict]] = {}
+    rooms: dict[str, list[dict]] = {}
     for row in rows():
-        found.setdefault(row["room"], []).append(row)
-    return found
+        rooms.setdefault(row["room"], []).append(row)
+    return rooms
 
 
 def make(folder: Path):
@@ -191,8 +191,8 @@ def check_room(room: str, exercises: list[dict], written: dict[str, str]):  # yi
             run_cell(cell["source"], names)
             own_names = dict(names)
             for row in (row for row in exercises if row["check"] == cell["id"]):
-                own = with_answer(sources[row["cell"]], written.get(row["cell"], ""), row["function"])
-                wrong = own if own.startswith("!") else failure(own, names) or failure(cell["source"], names)
+                answer = with_answer(sources[row["cell"]], written.get(row["cell"], ""), row["function"])
+                wrong = answer if answer.startswith("!") else failure(answer, names) or failure(cell["source"], names)
                 names.clear()
                 names.update(own_names)
                 yield row, wrong.lstrip("!")
@@ -205,8 +205,8 @@ def with_answer(code: str, written: str, function: str) -> str:  # "!…" where 
     except (SyntaxError, SystemExit) as e:
         return f"!{type(e).__name__}: the cell does not define {function}"
     node, lines = _definition(code, function), code.split("\n")
-    own = written.split("\n")[theirs.lineno - 1 : theirs.end_lineno]
-    return "\n".join(lines[: node.lineno - 1] + own + lines[node.end_lineno :])
+    body = written.split("\n")[theirs.lineno - 1 : theirs.end_lineno]
+    return "\n".join(lines[: node.lineno - 1] + body + lines[node.end_lineno :])
 
 
 def is_empty(written: str, function: str) -> bool:
@@ -228,9 +228,9 @@ def check(folder: Path):
             raise SystemExit(f"{file} is not there; make exercises writes it")
         written = answers(json.loads(file.read_text(encoding="utf8")))
         tried = [row for row in exercises if not is_empty(written.get(row["cell"], ""), row["function"])]
-        found = {row["function"]: wrong for row, wrong in check_room(room, tried, written)} if tried else {}
+        mistakes = {row["function"]: wrong for row, wrong in check_room(room, tried, written)} if tried else {}
         for row in exercises:
-            wrong = found.get(row["function"], "empty")
+            wrong = mistakes.get(row["function"], "empty")
             passed += not wrong
             print(f"{'passes ' if not wrong else 'not yet'}  {room}  {row['function']}  {wrong}".rstrip(), flush=True)
     print(f"{passed} of {len(rows())} pass" + ("; all tests passed" if passed == len(rows()) else ""))

@@ -3,6 +3,7 @@
 pip brings uv where the machine has none. uv does not read pip's settings (index, certificates, proxy), so they are
 handed over, unless uv has an index of its own. TORCH=cpu takes torch from its CPU index. Needs the standard library.
 """
+
 import os
 import shutil
 import subprocess
@@ -31,18 +32,18 @@ def pips_settings(
     text: str,  # what `pip config list` prints: a line `section.option='value'` for each
 ) -> dict[str, str]:  # variable of uv → value
     "What pip is set to, as variables of uv; the environment's values come before those of pip's files"
-    found = {}
+    options = {}
     lines = [line.partition("=") for line in text.splitlines() if "='" in line or '="' in line]
     for name, _, value in sorted(lines, key=lambda line: line[0].startswith(":env:")):
         section, _, option = name.rpartition(".")
         if section in ("global", "install", ":env:") and option in NAMES:
-            found[NAMES[option]] = " ".join(literal_eval(value).split())
+            options[NAMES[option]] = " ".join(literal_eval(value).split())
 
-    if "UV_EXTRA_INDEX_URL" in found:
-        found["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # pip takes the best version of all its indexes
-    if "UV_FIND_LINKS" in found:
-        found["UV_FIND_LINKS"] = found["UV_FIND_LINKS"].replace(" ", ",")
-    return found
+    if "UV_EXTRA_INDEX_URL" in options:
+        options["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # pip takes the best version of all its indexes
+    if "UV_FIND_LINKS" in options:
+        options["UV_FIND_LINKS"] = options["UV_FIND_LINKS"].replace(" ", ",")
+    return options
 
 
 def call(

@@ -47,10 +47,10 @@ def scenes() -> list[Exhibit]:
     "The gallery of the explorer, and eight more scenes of the validation split"
     more = [("scene", make_scene("validation", i)) for i in (14, 15, 19, 21, 22, 27)]
     more += [("held out", scene) for scene in binding_scenes(4, "validation", held_out=True)[2:]]
-    found = list(gallery())
-    for place, (kind, scene) in enumerate(more, len(found) + 1):
-        found.append(Exhibit(f"{kind} {place}", draw_scene(scene), caption_scene(scene, "explorer", place), scene))
-    return found
+    exhibits = list(gallery())
+    for place, (kind, scene) in enumerate(more, len(exhibits) + 1):
+        exhibits.append(Exhibit(f"{kind} {place}", draw_scene(scene), caption_scene(scene, "explorer", place), scene))
+    return exhibits
 
 
 SEARCHES = {  # a text → the two things that it names
@@ -61,7 +61,7 @@ SEARCHES = {  # a text → the two things that it names
 
 def searched() -> list[Exhibit]:
     "Twenty scenes of three things for each search: six show both things, seven exchange their colours, seven show one"
-    found = []
+    exhibits = []
     for text, ((noun, colour), (other_noun, other_colour)) in SEARCHES.items():
         first, second = {"noun": noun, "colour": colour}, {"noun": other_noun, "colour": other_colour}
         both = [first, second]
@@ -73,9 +73,9 @@ def searched() -> list[Exhibit]:
         for changes, scene in zip(kinds, others):
             changed = {thing: replace(thing, **change) for thing, change in zip(scene.things, changes)}
             scene = change_things(scene, changed)
-            place = len(found) + 1
-            found.append(Exhibit(f"search {place}", draw_scene(scene), caption_scene(scene, "search", place), scene))
-    return found
+            place = len(exhibits) + 1
+            exhibits.append(Exhibit(f"search {place}", draw_scene(scene), caption_scene(scene, "search", place), scene))
+    return exhibits
 
 
 def _search(models):

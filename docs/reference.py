@@ -43,11 +43,11 @@ def _parameters(node):
     args = node.args
     plain = [*args.posonlyargs, *args.args]
     defaults = [None] * (len(plain) - len(args.defaults)) + args.defaults
-    found = [(a, a.arg, d) for a, d in zip(plain, defaults)]
-    found += [(args.vararg, f"*{args.vararg.arg}", None)] if args.vararg else []
-    found += [(a, a.arg, d) for a, d in zip(args.kwonlyargs, args.kw_defaults)]
-    found += [(args.kwarg, f"**{args.kwarg.arg}", None)] if args.kwarg else []
-    return [row for row in found if row[1] not in ("self", "cls")]
+    parameters = [(a, a.arg, d) for a, d in zip(plain, defaults)]
+    parameters += [(args.vararg, f"*{args.vararg.arg}", None)] if args.vararg else []
+    parameters += [(a, a.arg, d) for a, d in zip(args.kwonlyargs, args.kw_defaults)]
+    parameters += [(args.kwarg, f"**{args.kwarg.arg}", None)] if args.kwarg else []
+    return [row for row in parameters if row[1] not in ("self", "cls")]
 
 
 def _docstring(node):
@@ -62,17 +62,17 @@ def _title(name):
 
 def _function(node, comments, level, owner=""):
     "The text of a function; a comment that several parameters share stays below the signature, as in the source"
-    found = _parameters(node)
-    names = [(f"{name}={ast.unparse(d)}" if d is not None else name) for _, name, d in found]
-    ends = [x.end_lineno for x in [node.returns, *(a for a, _, _ in found)] if x]
+    parameters = _parameters(node)
+    names = [(f"{name}={ast.unparse(d)}" if d is not None else name) for _, name, d in parameters]
+    ends = [x.end_lineno for x in [node.returns, *(a for a, _, _ in parameters)] if x]
     shared = [f"# {comments[line]}" for line in sorted(set(ends)) if ends.count(line) > 1 and line in comments]
     code = "\n".join([f"{owner}{node.name}({', '.join(names)})", *shared])
     lines = [f"{level} {_cell(owner + node.name)}\n", f"```python\n{code}\n```\n", _docstring(node) + "\n"]
-    named = [(_code(name), a.annotation, a.end_lineno) for a, name, _ in found]
+    named = [(_code(name), a.annotation, a.end_lineno) for a, name, _ in parameters]
     if node.returns and ast.unparse(node.returns) != "None":
         named.append(("returns", node.returns, node.returns.end_lineno))
-    own = {line: text for line, text in comments.items() if ends.count(line) == 1}
-    table = [(name, *_typed(kind, own.get(line, ""))) for name, kind, line in named]
+    notes = {line: text for line, text in comments.items() if ends.count(line) == 1}
+    table = [(name, *_typed(kind, notes.get(line, ""))) for name, kind, line in named]
     if any(kind or meaning for _, kind, meaning in table):
         width = 3 if any(meaning for _, _, meaning in table) else 2
         rows = [("parameter", "type", "meaning"), ("---",) * 3, *table]

@@ -56,10 +56,10 @@ def small_checkpoint(tmp_path_factory):
 
 def test_the_readme_s_own_data_command(many_photos, small_checkpoint, tmp_path, run):
     "Word by word, but for the folder and a smaller checkpoint: no default of the embedded world is inherited"
-    in_place_of = {"my_photos": many_photos, "ViT-B-16-SigLIP": small_checkpoint}
+    replaced = {"my_photos": many_photos, "ViT-B-16-SigLIP": small_checkpoint}
     readme = (project_root() / "README.md").read_text(encoding="utf8").splitlines()
     (line,) = [line for line in readme if line.startswith("papermill nbs/train.ipynb -p data my_photos")]
-    words = [in_place_of.get(word, word) for word in shlex.split(line)]
+    words = [replaced.get(word, word) for word in shlex.split(line)]
     assert not {"my_photos", "ViT-B-16-SigLIP"} & set(map(str, words))
 
     done = run(*words, "-p", "run_dir", tmp_path / "run", timeout=600)

@@ -3,8 +3,6 @@
 import re
 import sys
 
-from c2lip.lab.attention.explorer import Explorer
-from c2lip.lab.attention.panel import Panel
 from c2lip.lab.dev.command import main
 from c2lip.lab.serve.search import ImageIndex, index_images
 from c2lip.lab.world.captions import numbered_scene
@@ -84,25 +82,3 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert main(["search", "mug", "--html", "gone.html"]) == 2
     assert not (tmp_path / "gone.html").exists()
     assert ".png cannot be shown, missing file" in capsys.readouterr().err
-
-
-def test_the_panel_searches(tmp_path):
-    "A hit that is pressed goes on show; an image that is gone is left out; a mistake is one line"
-    images = tmp_path / "images"
-    draw(images, range(14))
-    index_images(images, tmp_path / "index")
-    panel = Panel(Explorer(["base"]), index=ImageIndex(tmp_path / "index"))
-    panel.query.value = "a red mug and a blue fish"
-    assert len(panel.hits.children) == 12
-
-    best = panel.hits.children[0].children[1]
-    best.click()
-    selection = panel.explorer.selection
-    assert (selection.image.name, selection.phrase) == (best.tooltip, ("a red mug", "a blue fish"))
-    assert "image=" not in panel.state.value
-
-    (images / best.tooltip).unlink()
-    panel.query.value = "a red mug"
-    assert "11 of 14 images" in panel.status.value
-    panel.query.value = " "
-    assert "c2lip-wrong" in panel.status.value

@@ -174,13 +174,13 @@ def _columns(chosen, models, scores):
     "Maps of the phrases, with both scores and the ranks under each"
     views = [model.view(chosen.image) for model in models]
     concepts = [model.embed(chosen.phrase) for model in models]
-    maps = [view.maps(of_model, chosen.kind, chosen.scale) for view, of_model in zip(views, concepts)]
-    fits = [view.scores(of_model) for view, of_model in zip(views, concepts)]
+    maps = [view.maps(embedded, chosen.kind, chosen.scale) for view, embedded in zip(views, concepts)]
+    fits = [view.scores(embedded) for view, embedded in zip(views, concepts)]
     fields = [view.field for view in views]
 
     columns = map_columns(_headings(chosen.model), maps, fields, chosen.kind, chosen.same_scale, fits)
-    for column, of_model in zip(columns, scores):
-        for lines, score in zip(column.lines, of_model.values()):
+    for column, phrases in zip(columns, scores):
+        for lines, score in zip(column.lines, phrases.values()):
             lines += [f"rank {rank} of {count} {kind}" for kind, (rank, count) in score.ranks.items()]
     return columns
 
@@ -201,10 +201,10 @@ def _show(chosen, menu):
         view = model.view(exhibit)
         scores = {p: questions.score_phrase(p, view, model.embed, true, world) for p in chosen.phrase}
         embedded = kind_of_model(model.towers) == "embedded"
-        at_home = model.data == menu.data
+        same_world = model.data == menu.data
         shown.scores.append(scores)
-        familiar = at_home and bool(exhibit.scene)
-        shown.doubts += questions.doubts(_short_name(name), embedded, familiar, scores, world if at_home else DRAWN)
+        familiar = same_world and bool(exhibit.scene)
+        shown.doubts += questions.doubts(_short_name(name), embedded, familiar, scores, world if same_world else DRAWN)
     absent = [title for title, outline in zip(shown.titles, outlines) if exhibit.scene and outline is None]
     if absent:
         shown.doubts.append(f"nothing in this scene is called {', '.join(absent)}")
@@ -229,13 +229,13 @@ def _changed(chosen, changes, menu):
         changes.setdefault("caption", exhibit.caption)
 
     phrases = chosen.phrase
-    of_caption = questions.caption_phrases(changes.get("caption", chosen.caption))
-    if "caption" in changes and not (phrases and set(phrases) <= set(of_caption)):
-        phrases = of_caption[:1]
+    named = questions.caption_phrases(changes.get("caption", chosen.caption))
+    if "caption" in changes and not (phrases and set(phrases) <= set(named)):
+        phrases = named[:1]
     if "phrase" in changes:
         phrases = questions.split_phrases(changes["phrase"])
     if "question" in changes:
-        phrases = questions.ask(changes.pop("question"), phrases, of_caption)
+        phrases = questions.ask(changes.pop("question"), phrases, named)
 
     if "model" in changes:
         changes["model"] = menu.names(changes["model"])
@@ -257,8 +257,8 @@ def _save(run_dir, shown):
     page = maps_figure(shown)
     chosen = shown.chosen
     scores = {}
-    for model, of_model in zip(chosen.model, shown.scores):
-        scores[model] = {phrase: score._asdict() for phrase, score in of_model.items()}
+    for model, phrases in zip(chosen.model, shown.scores):
+        scores[model] = {phrase: score._asdict() for phrase, score in phrases.items()}
     about = {"image": chosen.image.name, "scores": scores, "status": shown.status, "state": selection_text(chosen)}
     with whole(folder, "maps.json", *about) as stage:
         for kind in ("png", "svg", "pdf"):

@@ -86,9 +86,9 @@ def map_columns(
         if scores:
             scores = [*scores, scores[1] - scores[0]]
 
-    for column, of_phrases in zip(columns, scores):
+    for column, fits in zip(columns, scores):
         sign = "+" if column.signed else "-"
-        for pair in of_phrases.T.tolist():
+        for pair in fits.T.tolist():
             fit, attended = (number_text(score, sign=sign) for score in pair)
             column.lines = [*column.lines, [f"fit v·c {fit}", f"patches v̂·c {attended}"]]
     return columns
@@ -315,8 +315,8 @@ def compare_figure(
         page = Page((0.3 + side * len(phrases), 0.3 + 3 * side * tall), layout="constrained")
         grid = page.subplots(3, len(phrases), squeeze=False, subplot_kw={"box_aspect": tall})
         for i, phrase in enumerate(phrases):
-            of_phrase = [values[i : i + 1] for values in maps]
-            columns = map_columns(names, of_phrase, fields, "softmax", same_scale=True)
+            pair = [values[i : i + 1] for values in maps]
+            columns = map_columns(names, pair, fields, "softmax", same_scale=True)
             for column in columns[:2]:
                 column.as_light = True
             _, *panels = ImageMaps(shown, columns, [phrase], outlines[i : i + 1], smooth=True).panels(0)

@@ -81,9 +81,9 @@ def head_attention(
             _, weights = pooling(read, read, read, need_weights=True, average_attn_weights=False)
             return weights[:, :, 0, prefix:]
 
-        by_head = pooling.num_heads, pooling.head_dim
-        query = pooling.q(pooling.latent).unflatten(-1, by_head).transpose(1, 2)
-        key = pooling.kv(read).unflatten(-1, (2, *by_head))[..., 0, :, :].transpose(1, 2)
+        head_shape = pooling.num_heads, pooling.head_dim
+        query = pooling.q(pooling.latent).unflatten(-1, head_shape).transpose(1, 2)
+        key = pooling.kv(read).unflatten(-1, (2, *head_shape))[..., 0, :, :].transpose(1, 2)
         logits = pooling.q_norm(query) @ pooling.k_norm(key).mT * pooling.scale
         return logits.softmax(-1).mean(2)[..., prefix:]
 

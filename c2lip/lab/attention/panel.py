@@ -8,12 +8,10 @@ __all__ = ['Panel']
 # %% ../../../nbs/7_attention/06_panel.ipynb #6bc23650
 import base64
 import html
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import ipywidgets as widgets
 import numpy as np
@@ -25,7 +23,6 @@ from ...core.files import shipped
 from .controls import CONTROLS, MAP_CONTROLS, selection_text
 from .explorer import Explorer
 from .figures import image_uri
-from .maps import open_user_image
 from .questions import QUESTIONS, caption_phrases
 
 # %% ../../../nbs/7_attention/06_panel.ipynb #639ebcf9
@@ -153,10 +150,8 @@ class Panel(widgets.VBox):
         self,
         explorer: Explorer,  # whose selection it shows and changes
         in_background: bool = False,  # then a worker does the acts in their order
-        index: Any = None,  # an `ImageIndex` to be searched
     ):
         self.explorer = explorer
-        self.index = index
         self.acts = _Acts(in_background)
         self.status = self.acts.status
         self.controls = {name: _widget_of(name, control) for name, control in CONTROLS.items()}
@@ -168,8 +163,6 @@ class Panel(widgets.VBox):
         self.state = widgets.Text(description="state", placeholder="the text of another visit", continuous_update=False)
         self.files = {kind: widgets.Button(description=kind.upper(), tooltip="download") for kind in _FILE_KINDS}
         self.link = widgets.HTML()
-        self.query = widgets.Text(description="search", placeholder="what to look for", continuous_update=False)
-        self.hits = widgets.HBox().add_class("c2lip-shelf")
         self.maps = widgets.HTML()
         self.folds = {}
         self.fold_buttons = {}
@@ -190,13 +183,11 @@ class Panel(widgets.VBox):
         self._fold("map", _wrapped_row(*(self.controls[name] for name in MAP_CONTROLS)))
         download = _wrapped_row(widgets.Label("download"), *self.files.values(), self.link)
         self._fold("take along", download, _wrapped_row(self.state))
-        if self.index:
-            self._fold("search", _wrapped_row(self.query), self.hits)
 
         models = _wrapped_row(before, after, _wrapped_row(*self.fold_buttons.values()))
         search = _wrapped_row(phrase, *self.questions.values())
-        shelf = [_on_shelf(exhibit.image, button) for exhibit, button in zip(self.explorer.gallery, self.shelf)]
-        images = widgets.HBox(shelf).add_class("c2lip-shelf")
+        images = widgets.HBox([_on_shelf(e.image, button) for e, button in zip(self.explorer.gallery, self.shelf)])
+        images.add_class("c2lip-shelf")
         return [models, *self.folds.values(), search, self.chips, self.status, self.maps, images]
 
     def _fold(self, name, *rows):
@@ -221,7 +212,6 @@ class Panel(widgets.VBox):
             listen(button, partial(self._on_download, kind))
         listen(self.state, lambda text: self._update(state=text.strip()))
         listen(self.upload, lambda files: self._update(image=bytes(files[0].content), name=files[0].name))
-        listen(self.query, self._on_search)
 
     def _on_control(self, name, value):
         if name in ("model", "image") and not value.strip():
@@ -236,22 +226,8 @@ class Panel(widgets.VBox):
         self.link.value = f'<a download="maps.{kind}" href="data:{_FILE_KINDS[kind]};base64,{data}">maps.{kind}</a>'
         self.acts.write(self.explorer.status)
 
-    def _on_search(self, query):
-        "Show the images of the index that fit best; each button puts its image on show, with the phrases"
-        phrases = caption_phrases(query)[:4] or [query]
-        places = []
-        for rank, hit in enumerate(self.index.search(query, 12).to_dict("records"), 1):
-            label = f"{rank}: {hit['score']:.2f}, {hit['by v·t']}"
-            button = widgets.Button(description=label, tooltip=hit["file"])
-            with suppress(UserError):  # an image that is gone since
-                image = open_user_image(os.path.join(self.index.folder, hit["file"]), hit["file"])
-                places.append(_on_shelf(image, button))
-                self.acts.listen(button, partial(self._show, phrases, image=image, name=hit["file"]))
-        self.hits.children = places
-        self.acts.write(f"{len(places)} of {self.index.size:,} images: rank, score, and rank by v·t")
-
-    def _show(self, phrases, **changes):
-        self._update(phrase=" | ".join(phrases), **changes)
+    def _show(self, phrases):
+        self._update(phrase=" | ".join(phrases))
 
     def _update(self, **changes):
         self.explorer.update(**changes)
