@@ -270,8 +270,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'c2lip/lab/attention/panel.py'),
                                            'c2lip.lab.attention.panel.Panel._on_download': ( '7_attention/panel.html#panel._on_download',
                                                                                              'c2lip/lab/attention/panel.py'),
-                                           'c2lip.lab.attention.panel.Panel._on_search': ( '7_attention/panel.html#panel._on_search',
-                                                                                           'c2lip/lab/attention/panel.py'),
                                            'c2lip.lab.attention.panel.Panel._refresh': ( '7_attention/panel.html#panel._refresh',
                                                                                          'c2lip/lab/attention/panel.py'),
                                            'c2lip.lab.attention.panel.Panel._refresh_menus': ( '7_attention/panel.html#panel._refresh_menus',
