@@ -186,7 +186,7 @@ def test_the_page_on_photographs_rehearses(run, tmp_path):
     "The whole protocol on composed photographs at 224 pixels"
     given = {"data": f"cutouts:{STAMPS}", "items": 16, "models": "siglip=base", "run_dir": tmp_path / "run"}
     words = [word for name, value in given.items() for word in ("-p", name, value)]
-    done = run("papermill", "nbs/9_study/09_photographs.ipynb", tmp_path / "out.ipynb", *words, timeout=600)
+    done = run("papermill", "nbs/9_study/11_photographs.ipynb", tmp_path / "out.ipynb", *words, timeout=600)
     assert done.returncode == 0, done.out[-4000:]
     scores = pd.read_csv(tmp_path / "run/scores.csv")
     assert set(scores.score) == {"v·t", "mixture", "best patch", "pooled phrase", "fixed", "sides"}

@@ -39,7 +39,7 @@ BY_MODEL: dict[str, dict[str, Any]] = {
 CHOSEN = tuple(BY_MODEL["embedded"])  # the settings that may be auto
 
 WEIGHTS = {
-    "embedded": {"lambda_npc": 0.1, "lambda_xac": 0.1},  # by the rule of 9_study/08_default_rule
+    "embedded": {"lambda_npc": 0.1, "lambda_xac": 0.1},  # by the rule of 9_study/07_price
 }
 "The same for options of methods; a pretrained model takes the defaults of `c2lip`, the paper's"
 
