@@ -300,7 +300,7 @@ def _change_cell(row):
     share = min(1, abs(change) / 15)
     return Cell(text, css=f"background-color: rgba({colour},{0.08 + 0.5 * share:.2f})")
 
-
+# %% ../../../nbs/5_evaluation/14_report.ipynb #0cb1f54a
 def _summaries(frame):
     "(model, suite, name) → its summary over the seeds, where something was measured"
     measured = summarise(frame).dropna(subset="mean").set_index(_KEY)
