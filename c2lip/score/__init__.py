@@ -356,6 +356,18 @@ class Score:
         keep_fitted(folder, {"parts" if self.head else "phrases": content})
 
 
+def _head_of(content):
+    "The head that a file holds; None where it holds none, `ValueError` where its numbers do not fit each other"
+    if content is None:
+        return None
+    head = Head(**content)
+    try:
+        head.log_gains(torch.zeros(1, FEATURES))
+    except RuntimeError:
+        raise ValueError from None
+    return head
+
+
 def scores_of(
     towers: Any,  # Towers
 ) -> dict[str, Score]:  # phrases, and parts where the release holds them
@@ -372,9 +384,5 @@ def scores_of(
     scores = {"phrases": Score(towers=towers)}
     with form_errors("score.json", "the scores of a model; fit them again, or delete it"):
         for name in held.keys() & {"phrases", "parts"}:
-            head = held[name].get("head")
-            head = Head(**head) if head else None
-            if head:
-                head.log_gains(torch.zeros(1, FEATURES))  # its shapes fit each other
-            scores[name] = Score(**held[name] | {"head": head, "towers": towers})
+            scores[name] = Score(**held[name] | {"head": _head_of(held[name].get("head")), "towers": towers})
     return scores
