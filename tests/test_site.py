@@ -53,7 +53,7 @@ def unpacked(text):
 def test_every_exercise_is_solved_by_its_room_and_fails_when_empty():
     "`check_room` runs the room itself before the answers, and raises where that does not pass"
     rooms = exercises.by_room()
-    assert sum(map(len, rooms.values())) >= 40
+    assert sum(map(len, rooms.values())) >= 35
     for room, rows in rooms.items():
         notebook = exercises.exercise_notebook(room, rows)  # as a student gets it
         checked = exercises.check_room(room, rows, exercises.answers(notebook))
