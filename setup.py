@@ -20,7 +20,7 @@ stages = {"1": "1 - Planning", "2": "2 - Pre-Alpha", "3": "3 - Alpha", "4": "4 -
 EXTRAS = {name: cfg[f"{name}_requirements"].split() for name in ("lab", "ray", "onnx", "serve", "dev")}
 EXTRAS["dev"] = [requirement for extra in EXTRAS.values() for requirement in extra]
 LEFT_OUT = ("cache", "results", "*.tmp", ".*")  # the records of the study stay in the repository,
-RECORDS = ("short_default",)  # but for the tables that train compares with
+RECORDS = ("readings",)  # but for the tables that train compares with
 
 
 class BuildWithData(build_py):
@@ -34,9 +34,8 @@ class BuildWithData(build_py):
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(root/"data", target, ignore=shutil.ignore_patterns(*LEFT_OUT))
         for name in RECORDS:
-            for table in ("trials.csv", "changes.csv"):
-                (target/"results"/name).mkdir(parents=True, exist_ok=True)
-                shutil.copy(root/"data"/"results"/name/table, target/"results"/name)
+            (target/"results"/name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(root/"data"/"results"/name/"trials.csv", target/"results"/name)
         (target/"nbs").mkdir()
         for name in ("train", "evaluate"):
             notebook = json.loads((root/"nbs"/f"{name}.ipynb").read_text(encoding="utf8"))

@@ -88,7 +88,7 @@ def split_sentences(
     return [sentence for sentence in sentences if sentence]
 
 # %% ../nbs/1_method/07_concepts.ipynb #8a71f3f8
-_ALLOWED = dict(of_merge=("none", "classifier", "all"), none=("skip", "caption"))
+_ALLOWED = dict(merge_of=("none", "classifier", "all"), none=("skip", "caption"))
 "The values of the rules that are words"
 
 # %% ../nbs/1_method/07_concepts.ipynb #c27c04d6
@@ -99,7 +99,7 @@ class Rules:
     Parameters
     ----------
     strip_determiners : "red couch" for "a red couch".
-    of_merge : which "A of B" are one phrase: "none", "classifier" (a cup of tea), or "all".
+    merge_of : which "A of B" are one phrase: "none", "classifier" (a cup of tea), or "all".
     drop_generic : drop heads that name the image, a place in it or a time: image, background, top.
     drop_places : drop bare general places too: home, street, school.
     drop_pronouns : drop it, she, someone, others.
@@ -115,12 +115,12 @@ class Rules:
     >>> caption = "A photo of a cup of coffee"
     >>> [phrase.text for phrase in noun_phrases(caption)]
     ['a cup of coffee']
-    >>> [phrase.text for phrase in noun_phrases(caption, of_merge="none", drop_generic=False)]
+    >>> [phrase.text for phrase in noun_phrases(caption, merge_of="none", drop_generic=False)]
     ['A photo', 'a cup', 'coffee']
     """
 
     strip_determiners: bool = False
-    of_merge: str = "classifier"
+    merge_of: str = "classifier"
     drop_generic: bool = True
     drop_places: bool = False
     drop_pronouns: bool = True
@@ -191,7 +191,7 @@ def _is_one_with(after, span, words, rules):
     noun = words[span.head]
     if noun in _CLASSIFIERS:
         return True
-    return rules.of_merge == "all" and noun not in _FRAMES | _PLACES
+    return rules.merge_of == "all" and noun not in _FRAMES | _PLACES
 
 # %% ../nbs/1_method/07_concepts.ipynb #50f95e8f
 def _is_place(noun, before):
@@ -223,7 +223,7 @@ def _candidates(doc, spans, words, rules):
     # the spans that the rules leave, as (first word, one past the last)
     if not rules.drop_pronouns:
         spans = sorted([*spans, *_pronouns(doc, spans)])
-    if rules.of_merge != "none":
+    if rules.merge_of != "none":
         spans = _join_of(spans, words, rules)
 
     for span in spans:

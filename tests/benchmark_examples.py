@@ -130,21 +130,10 @@ def write_valse(home, pairs):
         put_images(home / source, pairs[:3])
 
 
-def checklist_files():
-    "The paths of VL-Checklist's data files, in the repository's layout"
-    files = ["Relation/hake_action", "Relation/swig_action", "Relation/vg/action", "Relation/vg/spatial"]
-    kinds = "action color material size state".split()
-    files += [f"Attribute/{source}/{kind}" for source in ("vaw", "vg") for kind in kinds]
-    swig = [("swig", f"swig_{k}/swig_{k}") for k in ("agent", "destination", "item", "tool")]
-    objects = [("hake", "hake_obj"), *swig, ("vg", "vg_obj"), ("vg", "vg_subj")]
-    for half, names in (("location", "center mid margin"), ("size", "large medium small")):
-        home = f"Object/{half.capitalize()}"
-        files += [f"{home}/{source}_{half}/{file}_{a}" for source, file in objects for a in names.split()]
-    return files
-
-
 def write_vl_checklist(home, pairs):
-    for n, file in enumerate(checklist_files()):
+    files = ["Relation/hake_action", "Relation/swig_action", "Relation/vg/action", "Relation/vg/spatial"]
+    files += ["Attribute/vaw/color", "Attribute/vg/color", "Object/Location/vg_location/vg_obj_mid"]
+    for n, file in enumerate(files):
         rows = []
         for a, b in pairs[n % 3 : n % 3 + 2]:
             wrong = say(b, a) if "Relation" in file else say(other_colour(a, b), b)
@@ -199,8 +188,7 @@ def write_descriptions(folder, pairs):
 
 
 def write_classes(folder, colours):
-    "A set of classes in each of the layouts; dtd with training images"
-
+    "A set of classes as folders and as shards"
     for c in colours:
         put_image(folder / "imagenet1k" / "val" / c / "a.jpeg", c, c)
     food = folder / "food101"
@@ -211,9 +199,6 @@ def write_classes(folder, colours):
     (food / "test" / "nshards.txt").write_text("1\n")
     (food / "classnames.txt").write_text("\n".join(colours) + "\n")
     (food / "zeroshot_classification_templates.txt").write_text("a {c} square\n{c}\n")
-    for split, others in (("train", 3), ("val", 1), ("test", 1)):
-        for c, d in [(c, d) for c in colours for d in colours[:others]]:
-            put_image(folder / "dtd" / split / c / f"{split}_{d}.jpg", c, d)
 
 
 def write_examples(folder):

@@ -55,7 +55,7 @@ assert not {'torch', 'spacy', 'ray', 'open_clip'} & set(sys.modules), sys.module
     "words,message",
     [
         (["captions.csv"], "the following arguments are required: TARGET"),
-        (["captions.csv", "out", "--rule", "of_merg=all"], "did you mean of_merge?"),
+        (["captions.csv", "out", "--rule", "merge_off=all"], "did you mean merge_of?"),
         (["captions.csv", "out", "--rule", "max_words"], "expected NAME=VALUE"),
         (["captions.csv", "out", "--pipeline", "en_core_web_smm"], "python -m spacy download en_core_web_sm"),
         (["captions.csv", "out", "--caption-column", "captoin"], "give it as caption_column"),

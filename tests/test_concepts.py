@@ -53,7 +53,7 @@ def public():
     "caption,rules,expected",
     [
         ("A group of men sit in the hall of a house.", {}, ["A group of men", "the hall", "a house"]),
-        ("A group of men sit in the hall of a house.", dict(of_merge="all"), ["A group of men", "the hall of a house"]),
+        ("A group of men sit in the hall of a house.", dict(merge_of="all"), ["A group of men", "the hall of a house"]),
         ("A photo of a dog in front of a wall.", dict(drop_generic=False), ["A photo", "a dog", "front", "a wall"]),
         ("A dog walks down the street.", dict(drop_places=True), ["A dog"]),
         ("The man's red shirt is wet.", {}, ["The man's red shirt"]),

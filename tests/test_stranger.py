@@ -38,7 +38,7 @@ def lesson():
 
 def benchmark():
     "The reader that the page of suites shows, read by name"
-    (cell,) = [code for code in code_of("5_evaluation/13_suites") if "def read_shade" in code]
+    (cell,) = [code for code in code_of("5_evaluation/11_suites") if "def read_shade" in code]
     (reader,) = [node for node in ast.parse(cell).body if getattr(node, "name", "") == "read_shade"]
     imports = "from c2lip.lab.evaluation.base import Item, NotHere, Request, find_image, read_entries, require_files"
     imports += (

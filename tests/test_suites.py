@@ -139,11 +139,12 @@ def test_winoground_equals_the_published_formulas():
     first, second = ([Item(str(n), 2 * n + k, (2 * n + k,)) for n in range(40)] for k in (0, 1))
     h = winoground_hits(first, second, Scorer(lambda k: v[k], lambda k: t[k]))
     for n in range(40):
-        s = (v[2 * n : 2 * n + 2] @ t[2 * n : 2 * n + 2].T).tolist()  # image, caption
-        text = s[0][0] > s[0][1] and s[1][1] > s[1][0]
-        image = s[0][0] > s[1][0] and s[1][1] > s[0][1]
-        assert (h["text"].correct[n], h["image"].correct[n], h["group"].correct[n]) == (text, image, text and image)
-        assert not (h["group"].correct & h["group"].tie).any()
+        s = v[2 * n : 2 * n + 2] @ t[2 * n : 2 * n + 2].T  # image, caption
+        text = s[0, 0] > s[0, 1] and s[1, 1] > s[1, 0]
+        image = s[0, 0] > s[1, 0] and s[1, 1] > s[0, 1]
+        answers = (h["text"].correct[n], h["image"].correct[n], h["group"].correct[n])
+        assert answers == (text, image, text and image)
+    assert not (h["group"].correct & h["group"].tie).any()
 
 
 def test_orders_are_drawn_the_same_anywhere():
@@ -208,6 +209,8 @@ def test_a_bag_of_words_ties(examples):
         (("valse", "relations"), 2, 2),
         (("vl_checklist", "relation"), 8, 8),
         (("mscoco", "t2i R@1"), 22, 20),
+        (("flickr30k", "t2i R@1"), 22, 20),
+        (("flickr8k", "t2i R@1"), 24, 24),
         (("docci", "t2i R@1"), 15, None),
         *(((name, "full t2i R@1"), 11 if name == "docci" else 12, None) for name in ("docci", "iiw")),
         (("food101", "top-1"), 4, 0),
@@ -222,7 +225,7 @@ def test_a_bag_of_words_ties(examples):
     # "to the left of" 0 %, "wearing" 100 %, "next to" set aside
     assert bag.value["aro", "relation"] == pytest.approx(50.0)
     assert bag.value["aro", "relation micro"] == pytest.approx(100 * 2 / 14)
-    assert bag.value["vl_checklist", "attribute"] == 100.0
+    assert bag.value["vl_checklist", "attribute color"] == 100.0
 
 
 def replaced(old, new, count=1):
@@ -231,21 +234,11 @@ def replaced(old, new, count=1):
 
 BROKEN = [
     ("winoground/examples.jsonl", lambda b: b[:-9], "line 6: not valid JSON"),
-    ("winoground/examples.jsonl", replaced(b'"caption_1"', b'"caption_2"', -1), "item 1: the key 'caption_1' is miss"),
     ("winoground/images/ex_3_img_1.png", None, "ex_3_img_1.png is missing; it is needed by winoground, item 3"),
-    (
-        "aro/visual_genome_attribution.json",
-        replaced(b'"attributes"', b'"attribute"'),
-        "the key 'relation_name | attr",
-    ),
-    ("aro/coco_karpathy_test.json", replaced(b'"Squares."', b'""'), "item 0: 'caption' must be a text"),
     ("whatsup/coco_qa_one_obj.json", replaced(b'[0, "a', b'["a'), "coco_qa_one_obj.json, item 0: the key '2' is mi"),
-    ("valse/data/plurals.json", replaced(b'"foil":', b'"fool":'), "plurals_test_0: the key 'foil' is missing"),
-    ("vl_checklist/data/Relation/vg/spatial.json", replaced(b'"POS": ["', b'"POS": [3, "'), "POS' must be a text"),
     ("mscoco/dataset_coco.json", replaced(b'"test"', b'"tset"', -1), "no images of the split 'test'"),
     ("flickr8k/test/1.tar", lambda b: b[:-9000], "1.tar: damaged shard"),
     ("flickr8k/test/nshards.txt", lambda b: b"3", "says 3 shards, but there are 2"),
-    ("docci/docci_descriptions.jsonlines", replaced(b'"test_00003.jpg"', b"3"), "item 4: 'image_file' must be a text"),
     ("food101/classnames.txt", lambda b: b"red\ngreen\n", "s0000002: the .cls member must be the number"),
     ("imagenet1k/val/red/a.jpeg", None, "val/red holds no image"),
 ]
@@ -266,26 +259,25 @@ def test_what_is_wrong_is_named(copy, file, edit, says):
 
 def test_newer_suites_in_their_published_layouts(tmp_path):
     "Who sees places answers all, a bag of words ties wherever words only change places"
-    pairs = [("red", "blue"), ("green", "yellow"), ("blue", "green"), ("yellow", "red")]
-    for n, (a, b) in enumerate(pairs):
-        put_image(tmp_path / "svo_probes" / "images" / f"{2 * n}.jpg", a, b)
-        put_image(tmp_path / "svo_probes" / "images" / f"{2 * n + 1}.jpg", b, a)
+    crossed = []
+    svo = []
+    for n, (a, b) in enumerate([("red", "blue"), ("green", "yellow"), ("blue", "green")]):
+        for number, (left, right) in enumerate([(a, b), (b, a)], 2 * n):
+            put_image(tmp_path / "svo_probes" / "images" / f"{number}.jpg", left, right)
+        images = [dict(bytes=encoded(two_squares(*pair))) for pair in ((a, b), (b, a))]
+        crossed.append([say(a, b), say(b, a), *images, 7])
+        kinds = dict.fromkeys(["subj_neg", "verb_neg", "obj_neg"], False)
+        kinds[[*kinds][n]] = True
+        svo.append(dict(sentence=say(a, b), pos_image_id=2 * n, neg_image_id=2 * n + 1, **kinds))
 
-    crossed = [(say(a, b), say(b, a), dict(bytes=encoded(two_squares(a, b))), dict(bytes=encoded(two_squares(b, a))))
-               for a, b in pairs]  # fmt: skip
     parquet = {
         "winoground": "caption_0 caption_1 image_0 image_1 id",
         "colorswap": "caption_1 caption_2 image_1 image_2 id",
     }
     for name, keys in parquet.items():
-        rows = [dict(zip(keys.split(), (*row, 7))) for row in crossed]
         (tmp_path / name).mkdir()
-        pd.DataFrame(rows).to_parquet(tmp_path / name / "test-0.parquet")
-
-    negative = ["subj_neg", "verb_neg", "obj_neg"]
-    rows = [dict(sentence=c, pos_image_id=2 * n, neg_image_id=2 * n + 1) for n, (c, *_) in enumerate(crossed)]
-    rows = [r | {k: k == negative[n % 3] for k in negative} for n, r in enumerate(rows)]
-    pd.DataFrame(rows).to_csv(tmp_path / "svo_probes" / "svo_probes.csv", index=False)
+        pd.DataFrame(crossed, columns=keys.split()).to_parquet(tmp_path / name / "test-0.parquet")
+    pd.DataFrame(svo).to_csv(tmp_path / "svo_probes" / "svo_probes.csv", index=False)
 
     names = [*parquet, "svo_probes"]
     placed, bag = (rows_of(Squares(places), tmp_path, names) for places in (True, False))
@@ -297,17 +289,6 @@ def test_newer_suites_in_their_published_layouts(tmp_path):
 
 
 def test_incomplete_means_say_so(copy):
-    at = copy("vl_checklist")
-    (at / "data" / "Relation" / "hake_action.json").unlink()
-    shutil.rmtree(at / "data" / "Object")
-    names = {"relation action of 2", "relation of 3", "attribute", "average of 13"}
-    assert names <= set(run(at.parent, "vl_checklist").name)
-
-    at = copy("valse")
-    (at / "data" / "relations.json").unlink()
-    names = set(run(at.parent, "valse").name)
-    assert {"average of 10", "relation of 2"} <= names
-
     at = copy("aro")
     (at / "flickr30k_test.json").unlink()
     assert "order of 1" in set(run(at.parent, "aro").name)
@@ -367,13 +348,10 @@ def test_what_suites_share_is_embedded_once(examples):
 def test_two_scores(examples, capsys):
     "Of a CLIP too; a model without tokens has v·t alone, and says so"
     home = benchmark_folder("world", "validation", items=6, images=30)
-    one, two = (evaluate(load("base_clip"), home, progress=False, scores=s) for s in ({}, None))
-    assert two[: len(one)].equals(one)
-    mixed = two[len(one) :].set_index(["suite", "name"]).value
-    assert {"phrases/retrieval", "phrases/zeroshot"} <= set(mixed.index.get_level_values(0))
-    assert mixed["phrases/zeroshot", "object"] != one.set_index(["suite", "name"]).value["zeroshot", "object"]
+    rows = evaluate(load("base_clip"), home, progress=False).set_index(["suite", "name"]).value
+    assert rows["phrases/zeroshot", "object"] != rows["zeroshot", "object"]
     capsys.readouterr()
-    assert not run(examples, ["winoground"]).suite.str.startswith("phrases").any()
+    run(examples, ["winoground"])
     assert capsys.readouterr().out.startswith("v·t alone: visual tokens are known for SigLIP")
 
 
@@ -381,23 +359,16 @@ def test_embedded_once_and_in_order(tmp_path):
     t = towers(Eyes())
     e = embed_texts(t, ["a b c", "c d", "A b c.", "a b c", "c d"], batch_size=1, progress=False)
     assert t.model.seen == 2
-    assert torch.equal(e[0], e[2])
-    assert torch.equal(e[0], e[3])
-    assert torch.equal(e[1], e[4])
+    assert torch.equal(e[[0, 0, 1]], e[[2, 3, 4]])
 
     t.model.seen, files = 0, [tmp_path / f"{n}.png" for n in range(6)]
     for n, file in enumerate(files):
         Image.new("RGB", (16, 16), (40 * n, 200 - 30 * n, 7)).save(file)
     v = embed_images(t, [*files, files[0], Image.open(files[1])], batch_size=4, progress=False)
     assert t.model.seen == 7
-    assert torch.equal(v[0], v[6])
-    assert torch.allclose(v[1], v[7], atol=1e-5)
-    assert v.dtype == torch.float32
+    alone = torch.cat([embed_images(t, [file], progress=False) for file in [*files, *files[:2]]])
+    assert torch.allclose(alone, v, atol=1e-5)
     assert torch.allclose(v.norm(dim=-1), torch.ones(8))
-
-    alone = torch.cat([embed_images(t, [f], progress=False) for f in files])
-    assert torch.allclose(alone, v[:6], atol=1e-5)
-
     t.model.bfloat16()
     assert embed_images(t, files, progress=False).dtype == torch.float32
 
@@ -417,11 +388,9 @@ OWN_BROKEN = [
     ("zeroshot/object.json", dict(classnames=["w1"]), "at least two classnames"),
     ("zeroshot/object.json", dict(items=[dict(filename="0.png", label=True)]), "got True"),
     ("sugarcrepe/add_att.json", {"4": 7}, "add_att.json, item 4: the key 'filename' is missing"),
-    ("sugarcrepe/add_att.json", {"4": CREPE | dict(caption=" ")}, "item 4: 'caption' must be a text"),
     ("sugarcrepe/add_att.json", {"4": CREPE | dict(filename="no.png")}, "no.png is missing; it is needed by sug"),
     ("retrieval.json", [7], "holds no items in a list 'images'"),
     ("retrieval.json", dict(images=[dict(filename="0.png", sentences=[])]), "item 0: 'sentences' must be a text"),
-    ("retrieval.json", dict(images=[dict(filename="0.png", sentences=[dict(text="a")])]), "'sentences' must be"),
 ]
 
 

@@ -85,22 +85,14 @@ def test_masks_cover_what_was_drawn(data):
         assert (masks & changed).sum() > least * masks.sum()
 
 
-def test_a_question_of_two_scenes_cannot_be_answered_without_an_image(tmp_path):
-    "Twins exchange their texts; so does every score of a text alone, which is then right once in two"
+def test_twins_look_different(tmp_path):
+    "Their texts are those of test_suites, which sees that no text alone answers them"
     write_questions(tmp_path, 12, "validation")
-    rows = {}
     for suite, kinds in (("world_sugarcrepe_2", KINDS), ("doubts", DOUBTS)):
         for kind in kinds:
-            rows[kind] = list(json.loads((tmp_path / suite / f"{kind}.json").read_text()).values())
-
-    assert {len(asked) for asked in rows.values()} == {12, 8, 6}
-    for kind, asked in rows.items():
-        for first, second in zip(asked[::2], asked[1::2]):
-            assert first["question"] == second["question"] and first["filename"] != second["filename"], kind
-            assert (first["caption"], first["negative_caption"]) == (second["negative_caption"], second["caption"])
-            assert first["caption"] != second["caption"], kind
-            images = [(tmp_path / "images" / row["filename"]).read_bytes() for row in (first, second)]
-            assert images[0] != images[1], f"{kind}: both scenes look alike"
+            rows = list(json.loads((tmp_path / suite / f"{kind}.json").read_text()).values())
+            images = [(tmp_path / "images" / row["filename"]).read_bytes() for row in rows]
+            assert all(a != b for a, b in zip(images[::2], images[1::2], strict=True)), kind
 
 
 def test_scenes_of_questions_are_new():

@@ -49,14 +49,13 @@ class Scorer:
     cosine: float = 1.0  # a, the weight of v·t
     beside: Callable[[list, list], Tensor] | None = None  # n images and n texts → (n,) what a score adds to a·v·t
 
-    @classmethod
+    @staticmethod
     def of(
-        cls,
         embedded: Embedded,  # images and texts of the suites
         score: Score | None = None,  # None: v·t
     ) -> "Scorer":
         "The scorer of one model by one score"
-        scorer = cls(embedded.image, embedded.text, embedded.towers)
+        scorer = Scorer(embedded.image, embedded.text, embedded.towers)
         if score is None or not (score.phrases or score.relations):
             return scorer
         return replace(scorer, cosine=score.cosine, beside=partial(score.beside, embedded))

@@ -141,9 +141,9 @@ def choice_suite(
         print(f"{name}: {lost:,} of {whole:,} items are left out: {left_out}")
 
     def measure(scorer):
-        found = rows(kept, scorer)
-        yield from found.items()
-        yield from mean_rows(found, means or {})
+        measured = rows(kept, scorer)
+        yield from measured.items()
+        yield from mean_rows(measured, means or {})
 
     texts = [text for items in kept.values() for item in items for text in (*item.right, *item.wrong)]
     images = images_of({f"{name} {task}".strip(): items for task, items in kept.items()})
@@ -221,12 +221,12 @@ def items_of(
 ) -> dict[Task, list]:  # of tasks that are there
     "The items of a suite that has files of its own for each task"
     require_files(request.at, *files.values())
-    found = {}
+    tasks = {}
     for task, pattern in files.items():
         paths = sorted(request.at.glob(pattern))
         if paths:
-            found[task] = [item(entry) for path in paths for entry in read_entries(path)]
-    return found
+            tasks[task] = [item(entry) for path in paths for entry in read_entries(path)]
+    return tasks
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #a2f461fd
 def entries_of(

@@ -177,14 +177,14 @@ def _annotation_mask(index, annotation):
 
 def _image_probes(path, annotations, masks, names, group):
     "The probes of one image: first its categories, then its phrases"
-    by_category: dict = {}
+    objects: dict = {}
     probes = []
     for annotation, mask in zip(annotations, masks):
         if annotation.get("phrase"):
             probes.append(Probe(path, annotation["phrase"], mask, group))
         else:
-            by_category.setdefault(annotation["category_id"], []).append(mask)
-    categories = [Probe(path, names[key], np.any(objects, 0), group) for key, objects in by_category.items()]
+            objects.setdefault(annotation["category_id"], []).append(mask)
+    categories = [Probe(path, names[key], np.any(shown, 0), group) for key, shown in objects.items()]
     return categories + probes
 
 
@@ -311,6 +311,7 @@ def telling_scene(
         on_object.append(bool(own_patches(cover)[rise.argmax()]))
 
     rows["anew"] = pd.Series(on_object) & (rows.pointing > first.pointing)
-    by_scene = rows.groupby("image").agg({"anew": "sum", "auroc": "median"})
-    chosen = by_scene.sort_values(["anew", "auroc"], kind="stable").index[-1]
+    merits = rows.groupby("image").agg({"anew": "sum", "auroc": "median"})
+    ranked = merits.sort_values(["anew", "auroc"], kind="stable")
+    chosen = ranked.index[-1]
     return scenes[chosen], rows.phrase[rows.image == chosen].tolist()

@@ -56,11 +56,11 @@ def results_frame(
 ) -> pd.DataFrame:  # the columns of `FRAME`, and ties and nan; the seed is 0
     "Every row of every model, then each model's paired changes from the first"
     first, *others = items
-    parts = [table.assign(model=model, against="") for model, table in tables.items()]
+    frames = [table.assign(model=model, against="") for model, table in tables.items()]
     for model in others:
         changes = item_changes({0: items[first]}, {0: items[model]})
-        parts.append(changes.assign(model=model, against=first))
-    frame = pd.concat(parts, ignore_index=True).infer_objects().assign(seed=0)  # a table without rows has no types
+        frames.append(changes.assign(model=model, against=first))
+    frame = pd.concat(frames, ignore_index=True).infer_objects().assign(seed=0)  # a table without rows has no types
     return frame[[*FRAME, "ties", "nan"]]
 
 # %% ../../../nbs/5_evaluation/02_results.ipynb #868cde49
@@ -78,15 +78,15 @@ def name_models(
     models: list[str],  # what `towers.load` takes, each optionally as "name=model"
 ) -> dict[str, str]:  # short name → model, in the same order
     "Short names for tables and files; raise `UserError` where two models have the same, or one that neither can hold"
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for given in models:
         label, equals, model = given.partition("=")
         if not equals or "/" in label:
             model = given
-            parts = [part for part in Path(given).parts if part not in ("..", "/")]
-            if parts[1:] and parts[-1] == "model":
-                parts.pop()  # the name of its run says more
-            label = one_line(parts[-1], 60) if parts else ""
+            folders = [folder for folder in Path(given).parts if folder not in ("..", "/")]
+            if folders[1:] and folders[-1] == "model":
+                folders.pop()  # the name of its run says more
+            label = one_line(folders[-1], 60) if folders else ""
 
         if not label or not model:
             raise UserError(f"the model {given!r} has no name; give base, a release folder or an open_clip name")
@@ -94,10 +94,10 @@ def name_models(
             raise UserError(
                 f"the name {short(label)} has more than 60 letters, or some that do not print; give name=model"
             )
-        if label in found:
+        if label in names:
             raise UserError(f"two models are called {label!r}; give one of them as name=model")
-        found[label] = model
-    return found
+        names[label] = model
+    return names
 
 # %% ../../../nbs/5_evaluation/02_results.ipynb #0c1f2a09
 def summarise(
@@ -105,16 +105,16 @@ def summarise(
 ) -> pd.DataFrame:  # suite, name, model, mean, sd (between seeds), seeds, n, half (of the 95 % interval)
     "Mean, deviation and interval over the seeds, in the order of the rows"
     groups = frame.groupby(["suite", "name", "model"], sort=False)
-    found = groups.value.agg(mean="mean", sd="std", seeds="count")
-    of_seeds = found.sd.fillna(0) ** 2 / found.seeds
-    variance = groups.se.mean() ** 2 + of_seeds
+    summary = groups.value.agg(mean="mean", sd="std", seeds="count")
+    seeds_variance = summary.sd.fillna(0) ** 2 / summary.seeds
+    variance = groups.se.mean() ** 2 + seeds_variance
 
-    ratio = variance / of_seeds.where(of_seeds > 0)
-    freedom = ratio**2 * (found.seeds - 1)
+    ratio = variance / seeds_variance.where(seeds_variance > 0)
+    freedom = ratio**2 * (summary.seeds - 1)
     quantile = stdtrit(freedom.fillna(np.inf), 0.975)
-    found["n"] = groups.n.min() if "n" in frame else np.nan
-    found["half"] = (quantile * variance**0.5).mask(found.n < 30)  # too few, as in `half_width`
-    return found.reset_index()
+    summary["n"] = groups.n.min() if "n" in frame else np.nan
+    summary["half"] = (quantile * variance**0.5).mask(summary.n < 30)  # too few, as in `half_width`
+    return summary.reset_index()
 
 
 def change_text(
@@ -141,11 +141,11 @@ def count_changes(
     return f"{up} of {len(changes)} figures rise beyond their 95 % interval, {down} fall{rest}"
 
 # %% ../../../nbs/5_evaluation/02_results.ipynb #629cc992
-def _pack(part):
+def _pack(task):
     "A bit for right or wrong, else a byte for 254 levels, 255 for NaN"
-    if isinstance(part, Hits):
-        return np.packbits(part.correct.numpy()).tobytes()
-    levels = np.nan_to_num(254 * part.values.numpy(), nan=255)
+    if isinstance(task, Hits):
+        return np.packbits(task.correct.numpy()).tobytes()
+    levels = np.nan_to_num(254 * task.values.numpy(), nan=255)
     return levels.round().astype(np.uint8).tobytes()
 
 
@@ -163,12 +163,12 @@ def keep_items(
     "Write what every item gave, packed; a mean has a row for each of its tasks"
     rows = []
     for (suite, name), item in items.items():
-        for weight, part in weighted(item) if item else []:
-            row = dict(suite=suite, name=name, weight=weight, n=len(part.values), bits=isinstance(part, Hits))
-            row["answers"] = _pack(part)
+        for weight, task in weighted(item) if item else []:
+            row = dict(suite=suite, name=name, weight=weight, n=len(task.values), bits=isinstance(task, Hits))
+            row["answers"] = _pack(task)
             row["cluster"] = None
-            if part.cluster is not None:
-                row["cluster"] = part.cluster.int().numpy().tobytes()
+            if task.cluster is not None:
+                row["cluster"] = task.cluster.int().numpy().tobytes()
             rows.append(row)
     with replacing(file) as temporary:
         pd.DataFrame(rows).to_parquet(temporary, index=False)
@@ -178,15 +178,15 @@ def kept_items(
     rows: pd.DataFrame,  # of a file of `keep_items`
 ) -> dict:  # (suite, name) → `Mean` of `Values`
     "What `keep_items` wrote, for `item_changes`"
-    found: dict = {}
+    items: dict = {}
     for row in rows.itertuples():
         cluster = None
         if row.cluster is not None:
             cluster = torch.tensor(np.frombuffer(row.cluster, np.int32))
         values = torch.from_numpy(_unpack(row))
-        mean = found.setdefault((row.suite, row.name), Mean([]))
+        mean = items.setdefault((row.suite, row.name), Mean([]))
         mean.tasks.append((row.weight, Values(values, cluster)))
-    return found
+    return items
 
 # %% ../../../nbs/5_evaluation/02_results.ipynb #7ec04d05
 def machine(
@@ -195,7 +195,7 @@ def machine(
     "What a figure was measured on"
     cpuinfo = Path("/proc/cpuinfo")
     processor = re.search(r"model name\s*:(.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    found = {
+    facts = {
         "date": f"{date.today()}",
         "device": str(device),
         "cpu": processor[1].strip() if processor else platform.processor(),
@@ -207,9 +207,9 @@ def machine(
         "torch": torch.__version__,
     }
     if torch.device(device).type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-        found["cuda"] = torch.version.cuda
-    return found
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = torch.version.cuda
+    return facts
 
 # %% ../../../nbs/5_evaluation/02_results.ipynb #7ec04d07
 def read_record(
@@ -228,11 +228,11 @@ def read_answers(
     file = Path(folder or shipped("results")) / name / "answers.parquet"
     if not file.is_file():
         return {}
-    found: dict[str, dict[int, dict]] = {}
+    answers: dict[str, dict[int, dict]] = {}
     for (model, seed), rows in pd.read_parquet(file).groupby(["model", "seed"], sort=False):
-        of_seeds = found.setdefault(model, {})
-        of_seeds[seed] = kept_items(rows)
-    return found
+        seeds = answers.setdefault(model, {})
+        seeds[seed] = kept_items(rows)
+    return answers
 
 # %% ../../../nbs/5_evaluation/02_results.ipynb #fb8b741c
 def _commit():

@@ -211,8 +211,8 @@ def over_seeds(
 ) -> Mean:
     "What every item gave on the average of the seeds, so that its chance is counted once"
     mean = Mean([])
-    for of_seeds in zip(*map(weighted, items), strict=True):
-        weight, first = of_seeds[0]
-        values = torch.stack([part.values.double() for _, part in of_seeds])
+    for seeds in zip(*map(weighted, items), strict=True):
+        weight, first = seeds[0]
+        values = torch.stack([part.values.double() for _, part in seeds])
         mean.tasks.append((weight, Values(values.mean(0), first.cluster)))
     return mean

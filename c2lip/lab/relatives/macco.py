@@ -44,7 +44,9 @@ def _patch_grid(towers):
 def _hide_patches(_module, _inputs, out, mask, token):
     "Embedded patches (B,C,h,w) as 2B rows: whole images, then the same with `token` at places of `mask` (B,M)"
     B, _, h, w = out.shape
-    hidden = torch.where(mask.reshape(B, 1, h, w), token[:, None, None].to(out.dtype), out)
+    is_hidden = mask.reshape(B, 1, h, w)
+    patch = token[:, None, None].to(out.dtype)
+    hidden = torch.where(is_hidden, patch, out)
     return torch.cat([out, hidden])
 
 
@@ -65,7 +67,9 @@ class _CrossBlock(nn.Module):
         self.norm_mlp = nn.LayerNorm(width)
         heads = 1 if width % 8 else 8
         self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        widen = nn.Linear(width, 4 * width)
+        narrow = nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(widen, nn.GELU(), narrow)
 
     def forward(self, x, mask, other, padding=None):
         "Queries x (n,D) at the hidden places of mask (B,·), keys other (B,m,D), key padding mask (B,m) or None"
@@ -73,7 +77,8 @@ class _CrossBlock(nn.Module):
             return x
         counts = mask.sum(1)
         queries = pad_sequence(self.norm_q(x).split(counts.tolist()), batch_first=True)
-        is_query = torch.arange(queries.shape[1], device=x.device) < counts[:, None]
+        place = torch.arange(queries.shape[1], device=x.device)
+        is_query = place < counts[:, None]
 
         keys = self.norm_kv(other)
         read, _ = self.attention(queries, keys, keys, key_padding_mask=padding, need_weights=False)
@@ -84,7 +89,8 @@ class _CrossBlock(nn.Module):
 def _grid_positions(grid, width):
     "Fixed sine and cosine positions (M,width), half of the width for rows and half for columns; a multiple of four"
     places = torch.cartesian_prod(*map(torch.arange, grid))
-    frequency = 10000 ** (-torch.arange(width // 4) / (width / 4))
+    quarter = width // 4
+    frequency = 10000 ** (-torch.arange(quarter) / quarter)
     row, column = places.T[:, :, None] * frequency
     return torch.cat([row.sin(), row.cos(), column.sin(), column.cos()], 1)
 
@@ -94,7 +100,8 @@ def _patch_targets(images, grid, mask):
     rows, columns = grid
     p = images.shape[2] // rows
     q = images.shape[3] // columns
-    patches = images.unfold(2, p, p).unfold(3, q, q).permute(0, 2, 3, 4, 5, 1)
+    patches = images.unfold(2, p, p).unfold(3, q, q)
+    patches = patches.permute(0, 2, 3, 4, 5, 1)
 
     x = patches[mask.reshape(-1, rows, columns)].flatten(1)
     variance, mean = torch.var_mean(x, -1, keepdim=True)
@@ -159,7 +166,8 @@ class _Macco(Objective):
         self.patch_blocks = nn.ModuleList(_CrossBlock(D) for _ in range(image_depth))
         self.words = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, vocabulary))
         self.patch_in = nn.Linear(D, D)
-        self.patches = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3 * math.prod(convolution.kernel_size)))
+        pixels = math.prod(convolution.kernel_size)
+        self.patches = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3 * pixels))
         self.register_buffer("place", _grid_positions(self.grid, D), persistent=False)
 
     def encode(self, model, batch) -> Features:
@@ -212,7 +220,9 @@ class _Macco(Objective):
         longest = int((~padding).sum(1).max())
         padding = padding[:, :longest]
         caption = self._tokens(f, "caption")[:, :longest]
-        x = self.patch_in(self._tokens(f, "masked_image")[mask]) + self.place[mask.nonzero()[:, 1]]
+        tokens = self._tokens(f, "masked_image")[mask]
+        places = mask.nonzero()[:, 1]
+        x = self.patch_in(tokens) + self.place[places]
         for block in self.patch_blocks:
             x = block(x, mask, caption, padding)
 

@@ -35,9 +35,9 @@ from ..world.drawn import DRAWN, World
 def _item_by_item(answers, against):
     "The change of every variant from another one, by what every item gave"
     parts = []
-    for model, of_seeds in answers.items():
+    for model, seeds in answers.items():
         if model not in ("base", against):
-            changes = item_changes(answers[against], of_seeds)
+            changes = item_changes(answers[against], seeds)
             parts.append(changes.assign(model=model))
     return pd.concat(parts)
 
@@ -108,18 +108,11 @@ def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, finds
 
 # %% ../../../nbs/9_study/10_claims.ipynb #1a250008
 def ladder_table(
-    found: pd.DataFrame,  # a record, or what `run_trials` returns
-    run: pd.DataFrame | None = None,  # rows of one run's trained model, for a last column
-    caption: str = "",  # a line above it
+    trials: pd.DataFrame,  # of an older record, in which a mixture stands beside v·t
 ) -> Table:
     "The variants side by side, mean ± standard deviation between the seeds"
-    columns = ["model", "seed", "suite", "name", "value", "se", "n"]
-    together = found[columns]
-    if run is not None:
-        of_run = run.assign(model="this run", seed=0)
-        together = pd.concat([together, of_run[columns]])
-    wanted = row_list("ladder table") + row_list("readme")  # and the mixture
-    return frame_table(pick_rows(together, wanted), caption, spread="sd")
+    wanted = row_list("ladder table") + row_list("readme")
+    return frame_table(pick_rows(trials, wanted), spread="sd")
 
 # %% ../../../nbs/9_study/10_claims.ipynb #b10c0005
 class _Variant(NamedTuple):
@@ -308,13 +301,13 @@ def paired_changes(
     for model in dict.fromkeys(planned.model for planned in plan):
         trials = {planned.settings["seed"]: planned for planned in plan if planned.model == model}
         after = {seed: items_of(planned.folder) for seed, planned in trials.items()}
-        of_base = item_changes({0: items_of("base")}, after)
-        parts.append(of_base.assign(model=model, against="base"))
+        changes = item_changes({0: items_of("base")}, after)
+        parts.append(changes.assign(model=model, against="base"))
 
         plains = {seed: _plain_of(planned, plan) for seed, planned in trials.items()}
         if None in plains.values() or plains == trials:
             continue
         before = {seed: items_of(plain.folder) for seed, plain in plains.items()}
-        of_plain = item_changes(before, after)
-        parts.append(of_plain.assign(model=model, against="plain"))
+        changes = item_changes(before, after)
+        parts.append(changes.assign(model=model, against="plain"))
     return pd.concat(parts, ignore_index=True)

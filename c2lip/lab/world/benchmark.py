@@ -47,9 +47,9 @@ def _replace_word(field, fact, choices, dice):
 
 def _replace_relation(fact, choices, dice):
     "Another contact, seen from the same side; of a direction the opposite"
-    from_b = [OPPOSITE[contact] for contact in CONTACTS]
+    reverses = [OPPOSITE[contact] for contact in CONTACTS]
     direction = [fact.where, OPPOSITE[fact.where]]
-    kind = next(kind for kind in (CONTACTS, from_b, direction) if fact.where in kind)
+    kind = next(kind for kind in (CONTACTS, reverses, direction) if fact.where in kind)
     others = [where for where in kind if where != fact.where]
     return fact._replace(where=dice.pick(others))
 
@@ -191,9 +191,9 @@ def _write_zero_shot(folder, split, single, size, world):
     names = [name_thing(Thing(*pair)) for pair in pairs]
     both = {"classnames": names, "templates": templates, "items": items}
     nouns = [name_thing(Thing(noun, ""), colour=False) for noun in world.nouns]
-    by_noun = [item | {"label": item["label"] // len(world.colours)} for item in items]
+    nameable = [item | {"label": item["label"] // len(world.colours)} for item in items]
     write_json(folder / "zeroshot" / "object_colour.json", both)
-    write_json(folder / "zeroshot" / "object.json", both | {"classnames": nouns, "items": by_noun})
+    write_json(folder / "zeroshot" / "object.json", both | {"classnames": nouns, "items": nameable})
 
 # %% ../../../nbs/2_world/08_benchmark.ipynb #d8694f02
 def write_benchmark(

@@ -224,8 +224,8 @@ def _things_named(scene, dice, shares):
     named = [thing for thing in things if dice.chance(shares["thing"])] or things[:1]
     if not shares.get("salient"):
         return named
-    by_size = sorted(things, key=attrgetter("side"), reverse=True)
-    largest = by_size[: len(named)]
+    ordered = sorted(things, key=attrgetter("side"), reverse=True)
+    largest = ordered[: len(named)]
     return [thing for thing in things if thing in largest]
 
 

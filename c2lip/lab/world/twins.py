@@ -131,7 +131,8 @@ def _exchange(field, fact, words, dice):
     if a == fact.a:
         return None
     texts = (words(fact.a, fact.where, fact.b), words(a, fact.where, b))
-    return _twins(fact, _changed(fact, a=a, b=b), texts)
+    scene = _changed(fact, a=a, b=b)
+    return _twins(fact, scene, texts)
 
 
 def _replace(field, fact, words, dice):
@@ -154,7 +155,8 @@ def _keep_phrases(fact, words, dice):
 
 def _reverse(fact, words, dice):
     "A direction turned round"
-    texts = (words(fact.a, fact.where, fact.b), words(fact.a, OPPOSITE[fact.where], fact.b))
+    opposite = OPPOSITE[fact.where]
+    texts = (words(fact.a, fact.where, fact.b), words(fact.a, opposite, fact.b))
     return _twins(fact, _exchanged_places(fact), texts)
 
 # %% ../../../nbs/2_world/07_twins.ipynb #110f9b78
@@ -163,8 +165,8 @@ def _replace_relation(fact, words, dice):
     if not fact.scene.contact:
         return _reverse(fact, words, dice)
     contact = dice.pick([contact for contact in CONTACTS if contact != fact.scene.contact])
-    from_a = fact.a == fact.scene.things[0]
-    where = contact if from_a else OPPOSITE[contact]
+    is_first = fact.a == fact.scene.things[0]
+    where = contact if is_first else OPPOSITE[contact]
     texts = (words(fact.a, fact.where, fact.b), words(fact.a, where, fact.b))
     return _twins(fact, settle_scene(replace(fact.scene, contact=contact)), texts)
 
@@ -195,7 +197,8 @@ def _add_object(fact, words, dice):
 
     start = words(fact.a, fact.where, fact.b)
     sentence = dice.pick((" There is also {}.", " Nearby there is {}.", " The scene also has {}."))
-    texts = tuple(start + sentence.format(name_thing(thing, pattern=True)) for thing in (third, new))
+    names = [name_thing(thing, pattern=True) for thing in (third, new)]
+    texts = tuple(start + sentence.format(name) for name in names)
     return _twins(fact, scene, texts)
 
 
@@ -252,7 +255,8 @@ def _if_contact(contact, make, fact, words, dice):
 def _listed(a, where, b, form="inside"):
     "Two objects without their relation"
     named = [name_in_form(thing, form) for thing in (a, b)]
-    return with_predicates("", named) or f"There is {' and '.join(each.name for each in named)}."
+    names = [each.name for each in named]
+    return with_predicates("", named) or f"There is {' and '.join(names)}."
 
 
 def _in_list(form, make, fact, words, dice):
@@ -294,8 +298,9 @@ def _count(fact, words, dice):
         second = replace(fact.a, x=dice.between(0.2, 0.8), y=dice.between(0.2, 0.8))
         scene = scene or settle_scene(replace(fact.scene, things=(*fact.scene.things, second)))
     several = plural(_without_article(fact.a))
-    texts = (_listed(fact.a, "", fact.b), f"There are two {several} and {_called(fact.b)}.")
-    return _twins(fact, scene, texts)
+    first = _listed(fact.a, "", fact.b)
+    second = f"There are two {several} and {_called(fact.b)}."
+    return _twins(fact, scene, (first, second))
 
 
 def _exchange_sizes(fact, words, dice):

@@ -53,8 +53,9 @@ def _zeroshot_hits(data, items, scorer):
     images = [item.image for item in items]
     labels = torch.tensor([item.label for item in items])
     shape = (len(data.classnames), len(data.templates))
-    by_class = scorer.text(data.texts).unflatten(0, shape).mean(1)  # (C,D)
-    cosines = similarities(scorer.image(images), F.normalize(by_class, dim=-1))
+    prompts = scorer.text(data.texts).unflatten(0, shape)
+    classes = F.normalize(prompts.mean(1), dim=-1)  # (C,D)
+    cosines = similarities(scorer.image(images), classes)
     scores = scorer.cosine * cosines
     if scorer.beside:
         repeated = [image for image in images for _ in data.classnames]
@@ -182,12 +183,12 @@ def _read_labels(at, images):
     for number, wordnet in enumerate([] if classes else text.split(), 1):
         classes[f"ILSVRC2012_val_{number:08}"] = wordnet
 
-    found: dict[str, list] = {wordnet: [] for wordnet in sorted(set(classes.values()))}
+    members: dict[str, list] = {wordnet: [] for wordnet in sorted(set(classes.values()))}
     for image in images:
         if image.stem not in classes:
             raise UserError(f"{listed} has no label of {image.name}")
-        found[classes[image.stem]].append(image)
-    return found
+        members[classes[image.stem]].append(image)
+    return members
 
 
 def _read_class_folders(at):

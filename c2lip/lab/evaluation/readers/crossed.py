@@ -23,9 +23,9 @@ def winoground_hits(
     texts = [[item.right[0] for item in half] for half in (first, second)]
     s00, s01, s10, s11 = [scorer.pairs(shown, asked) for shown in images for asked in texts]
 
-    by_text = all_of(beats(s00, s01), beats(s11, s10))
-    by_image = all_of(beats(s00, s10), beats(s11, s01))
-    return {"text": by_text, "image": by_image, "group": all_of(by_text, by_image)}
+    texts = all_of(beats(s00, s01), beats(s11, s10))
+    images = all_of(beats(s00, s10), beats(s11, s01))
+    return {"text": texts, "image": images, "group": all_of(texts, images)}
 
 # %% ../../../../nbs/5_evaluation/09_crossed.ipynb #2f00237f
 def _crossed_rows(

@@ -59,14 +59,14 @@ def search_hits(
             scores = _rerank(scores, lambda q, c, start=start: again(q + start, c))
         blocks.append(recall_hits(scores, positive[start : start + rows], ks))
 
-    by_k: dict[int, Hits | None] = {}
+    hits: dict[int, Hits | None] = {}
     wrong = (~positive).sum(1)
     asks = wrong > 0  # a query that all candidates answer asks nothing
     fewest_wrong = min(wrong[asks].tolist(), default=0)
     for k in ks:
         columns = [torch.cat(column)[asks] for column in zip(*(block[k][:3] for block in blocks))]
-        by_k[k] = Hits(*columns) if k <= fewest_wrong else None
-    return by_k
+        hits[k] = Hits(*columns) if k <= fewest_wrong else None
+    return hits
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #20aee1dd
 def retrieval_task(
