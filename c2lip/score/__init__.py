@@ -304,11 +304,11 @@ class Score:
         order = torch.randperm(len(names), generator=torch.Generator().manual_seed(0))[:1000].tolist()
         shown = [names[i] for i in order]
         others = [captions[i] for i in [*order[1:], order[0]]]
-        whole = embedded.vt(shown, others).std().item()
-        of_phrases = embedded.phrases(shown, others, patches, scale).std().item()
-        of_relations = embedded.relations(shown, others, head, scale).std().item()
-        b = share * whole / max(of_phrases, 1e-6)
-        c = weight * whole / max(of_relations, 1e-6)
+        spread = embedded.vt(shown, others).std().item()
+        phrases_spread = embedded.phrases(shown, others, patches, scale).std().item()
+        relations_spread = embedded.relations(shown, others, head, scale).std().item()
+        b = share * spread / max(phrases_spread, 1e-6)
+        c = weight * spread / max(relations_spread, 1e-6)
         return cls(1 - share, b, c, patches, scale, head, embedded.towers)
 
     def beside(

@@ -211,13 +211,16 @@ def choices_of(
     file = bench.run / f"{name}.json"
     if not file.exists():
         suites = [*dict.fromkeys(suite for suite, _ in RULE["merit"])]
-        of_seeds = []
+        measured = []
         for seed in seeds[:2]:
             towers = model_of(bench, name, seed)
             fitted = fit_once(towers, bench.training)
-            of_seeds.append(merits(suite_terms(towers, bench.setup.benchmarks[0], suites), fitted))
-        without = [{choice: merit for choice, merit in of.items() if not choice.relations} for of in of_seeds]
-        write_json(file, {"phrases": choose(without), "parts": choose(of_seeds)})
+            terms = suite_terms(towers, bench.setup.benchmarks[0], suites)
+            measured.append(merits(terms, fitted))
+        phrases = []
+        for table in measured:
+            phrases.append({choice: merit for choice, merit in table.items() if not choice.relations})
+        write_json(file, {"phrases": choose(phrases), "parts": choose(measured)})
     return {score: (Choice(*choice), merit) for score, (choice, merit) in read_json(file).items()}
 
 # %% ../../../nbs/9_study/02_protocol.ipynb #3d44badc
@@ -318,10 +321,10 @@ def with_halves(
     "The rows of a record, with the mean of each half of World-SugarCrepe 2 by every score where it was not kept"
     if trials.name.eq("recognition").any():
         return trials
-    of_suite = trials[trials.suite.str.endswith("world_sugarcrepe_2")]
+    twins = trials[trials.suite.str.endswith("world_sugarcrepe_2")]
     found = [trials]
     for half, names in HALVES.items():
-        groups = of_suite[of_suite.name.isin(names)].groupby(["model", "seed", "suite"], sort=False)
+        groups = twins[twins.name.isin(names)].groupby(["model", "seed", "suite"], sort=False)
         error = (groups.se.agg(lambda se: (se**2).sum()) ** 0.5) / len(names)
         means = groups.agg(value=("value", "mean"), n=("n", "sum")).assign(se=error, name=half)
         found.append(means.reset_index())
