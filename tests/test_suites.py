@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from benchmark_examples import EXAMPLE_COLOURS, put_image, put_json, say, two_squares, write_examples
 from PIL import Image
-from writing import encoded, write_tar
+from writing import encoded
 
 from c2lip.core import UserError
 from c2lip.core.files import read_yaml, shipped
@@ -288,12 +288,6 @@ def test_newer_suites_in_their_published_layouts(tmp_path):
     assert {"subject", "verb", "object", "average"} == set(placed.loc["svo_probes"].index)
 
 
-def test_incomplete_means_say_so(copy):
-    at = copy("aro")
-    (at / "flickr30k_test.json").unlink()
-    assert "order of 1" in set(run(at.parent, "aro").name)
-
-
 def test_layouts_of_retrieval_agree(copy):
     at = copy("mscoco")
     images = [i for i in json.loads((at / "dataset_coco.json").read_text())["images"] if i["split"] == "test"]
@@ -302,13 +296,6 @@ def test_layouts_of_retrieval_agree(copy):
     (at / "dataset_coco.json").unlink()
     lists = [dict(image=f"{i['filepath']}/{i['filename']}", caption=c) for i, c in zip(images, captions)]
     put_json(at / "coco_karpathy_test.json", lists)
-    same(run(at.parent, "mscoco"), whole)
-
-    members = []
-    for n, (i, c) in enumerate(zip(images, captions)):
-        members.append((f"{n}.jpg", (at / "val2014" / i["filename"]).read_bytes()))
-        members.append((f"{n}.txt", "\n".join(c).encode()))
-    write_tar(at / "test" / "0.tar", members)
     same(run(at.parent, "mscoco"), whole)
 
 
@@ -329,8 +316,6 @@ def test_thousand_numbered_folders_are_imagenet(tmp_path):
     data = read_classes(tmp_path / "imagenet1k")
     assert data.classnames == list(IMAGENET_CLASSNAMES)
     assert [i.label for i in data.items] == list(range(1000))
-    assert len(data.templates) == 80
-    assert data.templates[0].count("{}") == 1
 
 
 # --- embedding
