@@ -18,7 +18,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from c2lip.core import UserError
 from c2lip.lab.dev.upkeep import KERNEL
-from c2lip.lab.training.launch import complete_line
+from c2lip.lab.training.launch import check_run, complete_line
 from c2lip.lab.training.runs import run_state
 
 CELL = """lambda_xac: float = 0.01  # weight
@@ -125,6 +125,13 @@ def test_with_pipes_from_the_notebooks_folder_and_again_from_its_record(toy, run
     assert again.returncode == 0, again.out
     assert json.loads((toy / "again" / "params.json").read_text()) == params
     assert (toy / "again" / "train.ipynb").exists()
+
+
+def test_any_setting_may_be_given(toy):
+    "Those that the cell does not show, and options of a method"
+    given = {"lambda_xac": 1, "clip_grad": 1, "method": "clic", "plain_every": 3, "run_dir": "x"}
+    settings = check_run(toy / "nbs" / "train.ipynb", given)
+    assert {name: settings[name] for name in given} == given
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from c2lip.core import UserError
-from c2lip.core.files import read_yaml, shipped
+from c2lip.core.files import read_json, read_yaml, shipped
 from c2lip.lab.training.launchers import CHECKS, launcher_settings
+from c2lip.lab.training.log import read_log
+from c2lip.lab.training.run import train
 
 # those of data/smoke.yaml, which nbdev_test takes too
 TINY = [word for name, value in read_yaml(shipped("smoke.yaml"))["train"].items() for word in ("-p", name, str(value))]
@@ -32,6 +34,19 @@ def test_what_a_run_leaves(trained):
     assert set(params) <= set(launcher_settings("nbs/train.ipynb"))
     assert str(folder) in shown
     assert "Traceback" not in shown
+
+
+def losses(folder):
+    "The losses of every logged step"
+    terms = ("contrastive", "npc", "xac", "total")
+    return [{k: row[k] for k in terms if k in row} for row in read_log(folder)]
+
+
+def test_the_record_repeats_the_run(trained, tmp_path):
+    "The settings in params.json, in another process, give the same losses"
+    train({**read_json(trained[0] / "params.json"), "run_dir": ""}, tmp_path)
+    assert losses(trained[0])
+    assert losses(tmp_path) == losses(trained[0])
 
 
 OURS = {"params.json": '{"seed": 0}', "checkpoint.pt": ""}

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
 from types import SimpleNamespace
 
@@ -39,7 +40,7 @@ def test_a_right_folder_passes(right, capsys):
     shown = capsys.readouterr().out
     assert code == 0, shown
     texts = str([json.loads(line)["text"] for line in shown.splitlines()])
-    assert re.search("about 100 images, 30 steps.*5 shards are whole.*hours", texts), texts
+    assert re.search("sugarcrepe 79.5.*about 100 images, 30 steps.*5 shards are whole.*hours", texts), texts
 
 
 def nothing(patch):
@@ -69,6 +70,11 @@ def small_gpu(patch):
         return train(settings, folder, setup)
 
     patch.setattr(room, "train", fits)
+
+
+def port(patch):
+    patch.taken = socket.create_server(("", 0))
+    patch.setenv("MASTER_PORT", str(patch.taken.getsockname()[1]))
 
 
 def small_disk(patch):

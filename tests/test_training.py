@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from c2lip.lab.training.checkpoint import load_checkpoint, read_checkpoint
 from c2lip.lab.training.config import Config
 from c2lip.lab.training.log import read_log
 from c2lip.lab.training.run import train
+from c2lip.lab.training.step import look_at_gradients
 from c2lip.lab.world.captions import train_records
 from c2lip.methods import Step, plain
 from c2lip.methods.c2lip import c2lip
@@ -230,3 +232,18 @@ with filelock.FileLock(sys.argv[1]):
         other.kill()
         other.wait()
     run(samples, tmp_path)
+
+
+def test_a_look_at_the_gradients(samples):
+    "The same in parts; the weighted terms add up to the total, as their norms and cosines say"
+    towers = load()
+    method = c2lip(towers, lambda_npc=1.0, lambda_xac=0.01)
+    batch = method.view([samples[i] for i in range(24)], 0)
+    look, parts = (look_at_gradients(Step(towers, method, count)(batch), towers.model) for count in (1, 4))
+    assert parts == pytest.approx(look, abs=1e-3)
+
+    terms = {name: weight * look[f"gradient/text/{name}"] for name, weight in method.objective.weights.items()}
+    square = sum(norm**2 for norm in terms.values())
+    for first, second in combinations(terms, 2):
+        square += 2 * terms[first] * terms[second] * look[f"cosine/text/{first}-{second}"]
+    assert math.sqrt(square) == pytest.approx(look["gradient/text/total"], rel=1e-4)

@@ -258,9 +258,10 @@ def _update(run, samples):
         group["lr"] = group["peak"] * schedule(run.done, run.total, cfg.warmup)
 
     number = run.done + 1
+    looks = cfg.gradients and (number == 1 or number % cfg.gradients == 0)
     with seeded(derive_seed(cfg.seed, run.done, run.rank)):
         batch = run.method.view(samples, number).to(run.device)
-        row = train_step(run.step, run.optimizer, batch, number, cfg.clip_grad)
+        row = train_step(run.step, run.optimizer, batch, number, cfg.clip_grad, run.towers.model if looks else None)
     if cfg.max_scale:  # as CLIP's recipe does: between 1 and the largest
         run.towers.model.logit_scale.data.clamp_(0, math.log(cfg.max_scale))
 

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
@@ -25,8 +26,8 @@ from ...core.files import project_root, user_path
 from ..data.images import BadImage, open_image
 from ..data.sources import Index, find_source
 from ..evaluation.base import Request, suite_table
-from ..evaluation.published import layouts
-from ..evaluation.suites import READERS
+from ..evaluation.published import layouts, published
+from ..evaluation.suites import READERS, embed_suites
 from .checkpoint import read_checkpoint
 from .config import Checked, Config, check, data_options
 from .launchers import check_run, launcher, launcher_settings
@@ -87,6 +88,15 @@ def _check_device(run):
         if about.major < 8 and cfg.precision != "float32":
             raise UserError(f"GPU {number} has no bf16: take -p precision float32")
 
+
+def _check_port(run):
+    port = int(os.environ.get("MASTER_PORT", 0))  # without it torchrun looks for a free one
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as e:
+        raise UserError(f"MASTER_PORT: {e.strerror}; export another, or unset it") from None
+    yield f"port {port or 'free to choose'}"
+
 # %% ../../../nbs/6_training/13_rehearse.ipynb #fbdfe5f9
 def _read_suite(run, name):
     "A suite whose images are there, with as many items as were published"
@@ -109,6 +119,15 @@ def _check_suites(run):
             yield f"{name}: {suite_table()[name].size}"
         except UserError as e:
             yield e
+
+
+def _check_base(run):
+    "What the base must score before anything is trained"
+    figures = published(run.table)
+    base = figures[(figures.model == "SigLIP") & figures.name.str.contains("average|mean")]
+    if run.columns:
+        rows = ", ".join(f"{suite} {value}" for suite, value in zip(base.suite, base.value))
+        yield f"evaluate ViT-B-16-SigLIP:webli first: {rows}, each ± 0.3, or else the layout is wrong"
 
 # %% ../../../nbs/6_training/13_rehearse.ipynb #3e298da7
 def _check_set_up(run):
@@ -177,6 +196,15 @@ def _check_workers(run):
         raise UserError(f"/dev/shm has {free:,} of {waiting:,} bytes: --shm-size of the container, or fewer workers")
     yield f"the readers need {waiting:,} bytes of /dev/shm"
 
+
+def _check_vectors(run):
+    "As `evaluate` does: the first seven images of a suite and its last are embedded, and eight texts"
+    for name, suite in run.suites.items():
+        images = [*suite.images]
+        eight = suite._replace(images=dict.fromkeys([*images[:7], images[-1]], name), texts=suite.texts[:8])
+        embed_suites(run.setup.towers, {name: eight}, progress=False)
+        yield f"{name}: eight items embedded"
+
 # %% ../../../nbs/6_training/13_rehearse.ipynb #0655451a
 def _check_steps(run):
     "Three steps as `train` does them"
@@ -225,11 +253,14 @@ def _plan(run):
 _REHEARSED = {
     "call": _check_call,
     "device": _check_device,
+    "port": _check_port,
     "suites": _check_suites,
+    "base": _check_base,
     "set-up": _check_set_up,
     "shards": _check_shards,
     "images": _check_images,
     "workers": _check_workers,
+    "vectors": _check_vectors,
     "steps": _check_steps,
     "disk": _check_disk,
     "plan": _plan,
@@ -285,3 +316,4 @@ def plan_lines(
 
     cores = f"{needed.cores} cores that read"
     yield Line("plan", "ok", f"{needed.images_per_s:,.0f} images/s on all GPUs, {needed.hours:.2g} hours, {cores}")
+    yield Line("ranks", "ok", f"each sends {needed.sent:.2g} GB a step")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BY_MODEL', 'CHOSEN', 'WEIGHTS', 'kind_of_model', 'values_by_model', 'weights_by_model', 'fill_auto',
            'choose_by_model', 'parameter_groups', 'schedule', 'make_optimizer', 'count_steps', 'autocast_of',
-           'train_step', 'recompute_all', 'halve_weights']
+           'look_at_gradients', 'train_step', 'recompute_all', 'halve_weights']
 
 # %% ../../../nbs/6_training/04_step.ipynb #0b30130c
 import math
@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sized
 from dataclasses import replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import open_clip
@@ -63,8 +64,8 @@ def kind_of_model(towers: Towers) -> str:  # a key of `BY_MODEL`
     trained_on_world = record.get("settings") and is_world(record["settings"].get("data", "world"))
     made_from = record.get("made_from") or {}
     digests = [digest(base_folder(name)) for name in EMBEDDED]
-    from_base = made_from.get("name") in EMBEDDED or origin(towers).get("sha256") in digests
-    return "embedded" if trained_on_world or from_base else "pretrained"
+    is_descendant = made_from.get("name") in EMBEDDED or origin(towers).get("sha256") in digests
+    return "embedded" if trained_on_world or is_descendant else "pretrained"
 
 # %% ../../../nbs/6_training/04_step.ipynb #8500c311
 def values_by_model(
@@ -186,10 +187,10 @@ def parameter_groups(
 ) -> list[dict]:  # for a torch optimiser, each with its own "peak" learning rate
     "Matrices with weight decay, vectors without, by tower, layer and scalar; `UserError` where none is trained"
     multiples = _lr_multiples([name for name, _ in towers.model.named_parameters()], cfg)
-    by_kind: defaultdict[_Kind, list] = defaultdict(list)
+    kinds: defaultdict[_Kind, list] = defaultdict(list)
     for name, parameter in _choose_trained(towers.model, cfg.trainable or method.trainable):
         kind = _Kind(name in _SCALARS, parameter.ndim <= 1, multiples[name])
-        by_kind[kind].append(parameter)
+        kinds[kind].append(parameter)
 
     groups = []
 
@@ -198,8 +199,8 @@ def parameter_groups(
             groups.append({"params": parameters, "lr": lr, "peak": lr, "weight_decay": weight_decay})
 
     # the log shows the rate of the first group
-    for kind in sorted(by_kind, key=lambda kind: (kind.is_scalar, kind.is_vector, -kind.lr_multiple)):
-        add_group(by_kind[kind], cfg.lr * kind.lr_multiple, 0.0 if kind.is_vector else cfg.weight_decay)
+    for kind in sorted(kinds, key=lambda kind: (kind.is_scalar, kind.is_vector, -kind.lr_multiple)):
+        add_group(kinds[kind], cfg.lr * kind.lr_multiple, 0.0 if kind.is_vector else cfg.weight_decay)
 
     heads = list(method.objective.parameters())
     head_lr = method.head_lr or cfg.lr
@@ -242,12 +243,12 @@ def count_steps(
             f"batch_size {cfg.batch_size} is not a multiple of {ranks} processes × accumulate {cfg.accumulate}"
         )
 
-    per_epoch = len(samples) // cfg.batch_size
-    if per_epoch == 0:
+    epoch = len(samples) // cfg.batch_size
+    if epoch == 0:
         raise UserError(
             f"a batch of {cfg.batch_size} is larger than the data ({len(samples)} images); lower batch_size"
         )
-    return max(1, round(cfg.epochs * per_epoch)), per_epoch
+    return max(1, round(cfg.epochs * epoch)), epoch
 
 # %% ../../../nbs/6_training/04_step.ipynb #a3e4c707
 def autocast_of(
@@ -260,12 +261,40 @@ def autocast_of(
     return torch.autocast(kind, torch.bfloat16, enabled=bf16)
 
 
+def look_at_gradients(
+    losses: dict[str, torch.Tensor],  # of this rank, whose graph is kept
+    model: torch.nn.Module,  # of open_clip, whose towers are looked at
+) -> dict[str, float]:
+    "The gradient norm of every loss in each tower, and the cosine of every two that are not 0; over all ranks"
+    _, ranks = rank_and_world_size()
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    values = {}
+    for tower in ("image", "text"):
+        is_image = tower == "image"
+        weights = [
+            weight for name, weight in trained if name.startswith("visual.") == is_image and name not in _SCALARS
+        ]
+        rows = {}
+        for name, loss in losses.items():
+            if weights and loss.requires_grad:
+                parts = torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True)
+                rows[name] = sum_over_ranks(torch.cat([part.flatten().float() for part in parts])) / ranks
+                values[f"gradient/{tower}/{name}"] = rows[name].norm().item()
+
+        for first, second in combinations(rows, 2):
+            cosine = torch.cosine_similarity(rows[first], rows[second], dim=0).item()
+            if cosine:
+                values[f"cosine/{tower}/{first}-{second}"] = cosine
+    return values
+
+
 def train_step(
     module: torch.nn.Module,  # a `Step`, in `DistributedDataParallel` where there are several ranks
     optimizer: torch.optim.Optimizer,  # of `make_optimizer`
     batch: Batch,  # of this rank, from the method's view, on the towers' device
     number: int,  # of the step, for messages
     clip_grad: float = 0.0,  # largest norm of the gradient; 0: any
+    looked_at: torch.nn.Module | None = None,  # the model, where the gradient of each term is asked for too
 ) -> dict[str, float]:  # the losses of the whole batch, total and gradient norm
     "One update; raise `UserError` that names the step and the term when something is not finite, before weights change"
     optimizer.zero_grad(set_to_none=True)
@@ -274,6 +303,8 @@ def train_step(
         if not loss.isfinite():
             raise UserError(f"step {number}: the {name} loss is {loss.item()}")
 
+    terms = {name: loss for name, loss in losses.items() if name != "total"}
+    looks = look_at_gradients(terms, looked_at) if looked_at is not None else {}
     losses["total"].backward()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -288,7 +319,7 @@ def train_step(
     values = torch.stack([loss.detach().float() for loss in losses.values()])
     _, ranks = rank_and_world_size()
     means = sum_over_ranks(values) / ranks
-    return {**dict(zip(losses, means.tolist())), "grad_norm": norm.item()}
+    return {**dict(zip(losses, means.tolist())), "grad_norm": norm.item(), **looks}
 
 # %% ../../../nbs/6_training/04_step.ipynb #15dbe8e2
 def recompute_all(
