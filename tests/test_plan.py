@@ -62,7 +62,7 @@ def test_parts_gpus_and_recompute():
     changes = ({}, {"gpus": 4}, {"accumulate": 4}, {"recompute": True})
     eight, four, parts, recomputed = (plan(recipe | change) for change in changes)
     assert 1.9 < four.activations / eight.activations < 2.1
-    assert 0 < four.sent < eight.sent < parts.sent
+    assert 0 < four.sent < eight.sent
     for smaller in (parts, recomputed):
         assert smaller.activations < 0.5 * eight.activations and smaller.hours > eight.hours
     with pytest.raises(UserError, match="gpu is one of A40"):

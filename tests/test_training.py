@@ -242,7 +242,8 @@ def test_a_look_at_the_gradients(samples):
     look, parts = (look_at_gradients(Step(towers, method, count)(batch), towers.model) for count in (1, 4))
     assert parts == pytest.approx(look, abs=1e-3)
 
-    terms = {name: weight * look[f"gradient/text/{name}"] for name, weight in method.objective.weights.items()}
+    weights = {name: weight for name, weight in method.objective.weights.items() if weight}
+    terms = {name: weight * look[f"gradient/text/{name}"] for name, weight in weights.items()}
     square = sum(norm**2 for norm in terms.values())
     for first, second in combinations(terms, 2):
         square += 2 * terms[first] * terms[second] * look[f"cosine/text/{first}-{second}"]
