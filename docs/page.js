@@ -222,13 +222,9 @@ const c2lip = (() => {
     return cosines.map(v => v - mean);
   }
 
-  function scores(seen, concept, scale = 1) { // v·c and v̂·c at β
+  function scores(seen, concept) { // v·t of a phrase as a text, and its best patch
     const cosines = [...Array(GRID * GRID).keys()].map(p => dot(concept, seen.tokens, p * WIDTH));
-    const reading = new Float32Array(WIDTH);
-    softmax(cosines.map(v => scale * v)).forEach((a, p) => {
-      for (let k = 0; k < WIDTH; k++) reading[k] += a * seen.tokens[p * WIDTH + k];
-    });
-    return [dot(concept, seen.image), dot(concept, unit(reading))];
+    return [dot(concept, seen.image), Math.max(...cosines)];
   }
 
   // ---- columns and their colours, as c2lip.lab.attention.maps and figures have them
@@ -536,10 +532,10 @@ const c2lip = (() => {
     const both = concepts.map((c, m) => scores(now.seen[m], c));
     both.push(both[1].map((s, i) => s - both[0][i]));
     const maps = shown.map((column, m) => {
-      const [whole, parts] = both[m].map(s => number(s, 3, !!column.signed)), values = column.maps[i];
+      const [whole, best] = both[m].map(s => number(s, 3, !!column.signed)), values = column.maps[i];
       const lines = (ranked[m] || []).map(([kind, rank, count]) => `rank ${rank} of ${count} ${kind}`);
       return figure(column.name, words(column, values, phrase), paint(now.shown, column, values, now.how), outlines, column,
-        [`fit v·c ${whole}`, `patches v̂·c ${parts}`, ...lines]);
+        [`v·t ${whole}`, `best patch ${best}`, ...lines]);
     });
     const first = figure('image', `image: ${at('caption').value || now.scene.name}`, now.shown, outlines);
     return make('section', {}, make('div', {className: 'c2lip-phrase', textContent: `“${phrase}”`}),
@@ -549,8 +545,9 @@ const c2lip = (() => {
   function captionScores() { // the caption and its swap, by both models and both scores; the swap is false of the page's scenes
     const caption = at('caption').value.trim(), other = caption && swapped(caption), texts = [caption, other].filter(Boolean);
     const rows = texts.map(text => [0, 1].flatMap(m => {
-      const read = phrasesOf(text).map(p => scores(now.seen[m], embed(m, p), D.scale)[1]);
-      return [dot(embed(m, text), now.seen[m].image), read.length ? read.reduce((a, b) => a + b) / read.length : NaN];
+      const best = phrasesOf(text).map(p => scores(now.seen[m], embed(m, p))[1]), whole = dot(embed(m, text), now.seen[m].image);
+      const mean = best.reduce((a, b) => a + b, 0) / best.length; // NaN where there is no phrase
+      return [whole, D.weights[0] * whole + D.weights[1] * mean];
     }));
     const known = caption == now.scene.caption, first = other ? rows[0].map((x, i) => x > rows[1][i]) : [];
     at('verdict').replaceChildren(...(other ? D.names.map((name, m) => verdict(name, first.slice(2 * m, 2 * m + 2), known)) : caption ?
@@ -561,14 +558,14 @@ const c2lip = (() => {
       return e;
     };
     const named = D.names.map(name => cell('th', name, {scope: 'colgroup', colspan: 2}));
-    const kinds = D.names.flatMap(() => ['v·t', 'v̂·c']).map(text => cell('th', text, {scope: 'col'}));
+    const kinds = D.names.flatMap(() => ['v·t', 'phrases']).map(text => cell('th', text, {scope: 'col'}));
     const bodies = texts.map((text, row) => {
       const kind = !known ? '' : row ? 'false' : 'true', title = cell('th', text, {scope: 'rowgroup', colspan: 4, 'data-kind': kind});
       const cells = rows[row].map((x, i) => cell('td', isNaN(x) ? '' : number(x, 3, false), {
         class: other && !isNaN(x) && first[i] == !row ? `better ${kind}` : ''}));
       return make('tbody', {}, make('tr', {}, title), make('tr', {}, ...cells));
     });
-    const about = make('caption', {textContent: `v·t: cosine of image and caption. v̂·c: the mean over its phrases of their fit in the patches, at β = ${D.scale}.`});
+    const about = make('caption', {textContent: 'v·t: cosine of image and caption. Phrases: half v·t, half the best patch of each phrase.'});
     at('scores').replaceChildren(...(texts.length ? [make('table', {}, about,
       make('thead', {}, make('tr', {}, ...named), make('tr', {}, ...kinds)), ...bodies)] : []));
   }

@@ -154,7 +154,7 @@ def data(before: str, after: str) -> dict:
         selection={name: getattr(opening, name) for name in MAP_CONTROLS},
         labels=MAP_KINDS,
         questions=[*QUESTIONS],
-        scale=Score.scale,
+        weights=[Score.cosine, Score.phrases],
         search=_search([before, after]),
     )
 

@@ -202,7 +202,7 @@ def chosen_scene(page):
 
 def test_a_visit(page, tmp_path):
     assert "“" in page.inner_text(STATUS)
-    assert "fit v·c" in page.inner_text(".c2lip-maps")
+    assert "best patch" in page.inner_text(".c2lip-maps")
     assert "Which sentence fits the image?" in page.inner_text(PANEL)
     assert page.locator(".c2lip-scores tr").count() == 3
 

@@ -114,13 +114,13 @@ class _Menu:
 
 # %% ../../../nbs/7_attention/05_explorer.ipynb #e71c38cd
 def _caption_scores(caption, model, view):
-    "v·t of a caption and, at the β of a score, v̂·c, the mean of its phrases"
+    "v·t of a caption, and its score by phrases"
     pooled = model.embed((caption,))[0] @ view.image
     phrases = questions.caption_phrases(caption)
     if not phrases:
         return [float(pooled), math.nan]
-    _, attended = view.scores(model.embed(phrases), Score.scale)
-    return [float(pooled), float(attended.mean())]
+    _, best = view.scores(model.embed(phrases))
+    return [float(pooled), float(Score.cosine * pooled + Score.phrases * best.mean())]
 
 
 def _caption_table(chosen, models):
@@ -131,11 +131,11 @@ def _caption_table(chosen, models):
         pairs = [_caption_scores(text, model, model.view(chosen.image)) for model in models]
         rows[escape(text)] = sum(pairs, [])
 
-    columns = [f"{escape(heading)}, {score}" for heading in _headings(chosen.model) for score in ("v·t", "v̂·c")]
+    columns = [f"{escape(heading)}, {score}" for heading in _headings(chosen.model) for score in ("v·t", "phrases")]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
     better = table > table[::-1].to_numpy()
     cells = table.map(lambda score: "" if math.isnan(score) else number_text(score, sign="-"))
-    about = f"Which sentence fits the image? v̂·c at β = {Score.scale:g}, the mean of its phrases"
+    about = "Which sentence fits the image? Phrases: half v·t, half the best patch of each phrase"
     return f"<div>{about}</div>" + cells.where(~better, "<b>" + cells + "</b>").to_html(escape=False, border=0)
 
 # %% ../../../nbs/7_attention/05_explorer.ipynb #00435d7e

@@ -70,7 +70,7 @@ def map_columns(
     fields: list[tuple],  # what part of the image the maps of each model cover
     kind: str = "similarity",  # what the maps are: one of `MAP_KINDS`
     same_scale: bool = False,  # one scale for all models; else one for each
-    scores: Sequence[Tensor] = (),  # (2,P) v·c and v̂·c of each model, as `View.scores` gives them; () for none
+    scores: Sequence[Tensor] = (),  # (2,P) v·t and best patch of each model, as `View.scores` gives them; () for none
 ) -> list[MapColumn]:
     "A column for each model and, where there are two, one for their difference"
     if kind in SHARE_KINDS:
@@ -89,8 +89,8 @@ def map_columns(
     for column, fits in zip(columns, scores):
         sign = "+" if column.signed else "-"
         for pair in fits.T.tolist():
-            fit, attended = (number_text(score, sign=sign) for score in pair)
-            column.lines = [*column.lines, [f"fit v·c {fit}", f"patches v̂·c {attended}"]]
+            fit, best = (number_text(score, sign=sign) for score in pair)
+            column.lines = [*column.lines, [f"v·t {fit}", f"best patch {best}"]]
     return columns
 
 # %% ../../../nbs/7_attention/02_figures.ipynb #271a5730

@@ -27,7 +27,6 @@ from ...encoding import encode_images, evaluating
 from ..data.images import BadImage, open_image
 from ..evaluation.embeddings import embed_texts
 from ..evaluation.localisation import field_of, grid_of, sample_map
-from ...pooling import concept_similarity
 from ...towers import Towers, is_clip_tower, is_siglip_tower
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #dd52843a
@@ -163,12 +162,10 @@ class View:
     def scores(
         self,
         concepts: Tensor,  # (P,D) unit phrases
-        xac_scale: float = 1.0,  # β of the phrase's own attention
-    ) -> Tensor:  # (2,P): v·c, and v̂·c
-        "Cosines of phrases with the pooled image, and with its tokens pooled by the phrase's attention"
-        pooled = concepts @ self.image
-        attended = concept_similarity(concepts, self.tokens[None], xac_scale)
-        return torch.stack([pooled, attended[0]])
+    ) -> Tensor:  # (2,P): v·t of each as a text, and its best patch
+        "Cosines of phrases with the pooled image, and with the patch that fits each best"
+        best = (concepts @ self.tokens.T).amax(-1)
+        return torch.stack([concepts @ self.image, best])
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #0602ece2
 def encode_view(

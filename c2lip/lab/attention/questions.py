@@ -233,7 +233,7 @@ class PhraseScore(NamedTuple):
     "How a phrase fits an image, to one model"
 
     pooled: float  # v·c: with the pooled image
-    attended: float  # v̂·c: with the patches pooled by the phrase's own attention
+    best: float  # with the best patch
     ranks: dict[str, tuple[int, int]]  # kind of rivals → rank, number of those ranked
 
 
@@ -245,12 +245,12 @@ def score_phrase(
     world: World = DRAWN,  # whose words are rivals
 ) -> PhraseScore:
     "Both scores of a phrase, and its rank among its rivals; a tie counts against it"
-    ((pooled,), (attended,)) = view.scores(embed((phrase,))).tolist()
+    ((pooled,), (best,)) = view.scores(embed((phrase,))).tolist()
     ranks = {}
     for kind, others in _rivals(phrase, true, world).items():
         fits: Tensor = embed(tuple(others)) @ view.image
         ranks[kind] = 1 + int((fits >= pooled).sum()), 1 + len(others)
-    return PhraseScore(pooled, attended, ranks)
+    return PhraseScore(pooled, best, ranks)
 
 # %% ../../../nbs/7_attention/03_questions.ipynb #dc675c70
 def _words_of(world):
