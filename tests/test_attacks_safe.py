@@ -399,8 +399,10 @@ def test_only_regular_files_are_opened(tmp_path):
 
     refused(lambda: read(tmp_path / "pipe.tar", tmp_path), "is no regular file")
     refused(lambda: read(tmp_path / "pipe.csv", tmp_path))
-    (tmp_path / "winoground").mkdir()
-    os.mkfifo(tmp_path / "winoground" / "examples.jsonl")
+    for name in ("one", "two"):
+        (tmp_path / "cifar10" / name).mkdir(parents=True)
+        (tmp_path / "cifar10" / name / "1.png").touch()
+    os.mkfifo(tmp_path / "cifar10" / "classnames.txt")
     refused(lambda: read_folder(tmp_path), "is no regular file")
     folder = table(tmp_path / "pairs", form="txt")
     for name in ("i3.txt", "i4.txt"):

@@ -23,12 +23,12 @@ from ..evaluation.results import keep_items
 from ..evaluation.suites import choose_benchmark, evaluate
 from ..relatives import build
 from ..training.checkpoint import run_disk_errors
-from ..training.config import SHARED, Config
+from ..training.config import SHARED, Config, fill_auto
 from ..training.fit import fit
 from ..training.interpolation import interpolate
 from ..training.launchers import save_parameters
 from ..training.run import print_advice, read_records
-from ..training.step import choose_by_model, count_steps, fill_auto, values_by_model
+from ..training.step import choose_by_model, count_steps, values_by_model
 from ...towers import Towers, load, save
 from ...towers.folders import digest
 

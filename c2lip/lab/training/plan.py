@@ -25,8 +25,8 @@ from ...concepts import noun_phrases
 from ...core import Sample, UserError, check_choice
 from ...encoding import encode_images, encode_texts, text_ends
 from ..relatives import build
-from .config import Config
-from .step import autocast_of, fill_auto, halve_weights, parameter_groups, weights_by_model
+from .config import Config, fill_auto
+from .step import autocast_of, halve_weights, parameter_groups, weights_by_model
 from ...methods import Method
 from ...pooling import concept_similarity
 from ...towers import Towers, load, resolve
