@@ -146,7 +146,8 @@ def choice_suite(
         yield from mean_rows(measured, means or {})
 
     texts = [text for items in kept.values() for item in items for text in (*item.right, *item.wrong)]
-    images = images_of({f"{name} {task}".strip(): items for task, items in kept.items()})
+    named = {f"{name} {task}".strip(): items for task, items in kept.items()}
+    images = images_of(named)
     return Suite(images, texts, measure, kept)
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #3a82ee3f
@@ -184,7 +185,8 @@ def cropped(
 ) -> Item:
     "The item with a part of its image"
     box = [entry.value(key) for key in keys]
-    if not all(isinstance(n, (int, float)) and abs(n) < 1e9 for n in box) or min(box[2:]) <= 0:
+    is_number = all(isinstance(n, (int, float)) and abs(n) < 1e9 for n in box)
+    if not is_number or min(box[2:]) <= 0:
         raise entry.error(f"a box must be four numbers and not empty, got {box}")
     x, y, width, height = box
     file: Any = item.image

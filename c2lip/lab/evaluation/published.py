@@ -166,7 +166,8 @@ def _margins(
     from sklearn.model_selection import GroupKFold, cross_val_predict
 
     pairs = [(item, *texts) for item in items for texts in product(item.right, item.wrong)]
-    groups, known = pd.Series([item.group or item.image for item, _, _ in pairs], dtype=object).factorize()
+    sources = [item.group or item.image for item, _, _ in pairs]
+    groups, known = pd.Series(sources, dtype=object).factorize()
     if len(items) < 30 or len(known) < 2:
         return []
 
@@ -179,7 +180,8 @@ def _margins(
     both_ways = vstack([differences, -differences])
     answers = [1] * len(pairs) + [0] * len(pairs)
     model = LogisticRegression(solver="liblinear", fit_intercept=False, random_state=0)
-    how = dict(groups=[*groups, *groups], cv=GroupKFold(min(5, len(known))), method="decision_function")
+    folds = GroupKFold(min(5, len(known)))
+    how = dict(groups=[*groups, *groups], cv=folds, method="decision_function")
     margins = cross_val_predict(model, both_ways, answers, **how)
     return [(*pair, margin) for pair, margin in zip(pairs, margins.tolist())]
 
@@ -196,7 +198,8 @@ class _Told(Scorer):
     scores: dict = field(default_factory=dict)  # (image or right text, text) → its score
 
     def pairs(self, images, texts):
-        scores = [self.scores.get(pair, math.nan) + _coin(pair[1]) for pair in zip(images, texts)]
+        known = [self.scores.get(pair, math.nan) for pair in zip(images, texts)]
+        scores = [score + _coin(text) for score, text in zip(known, texts)]
         return torch.tensor(scores, dtype=torch.float64)
 
     between = pairs

@@ -298,7 +298,8 @@ def _change_cell(row):
 
     colour = "46,139,87" if change > 0 else "142,68,173"  # the green and violet of the paper's maps
     share = min(1, abs(change) / 15)
-    return Cell(text, css=f"background-color: rgba({colour},{0.08 + 0.5 * share:.2f})")
+    opacity = 0.08 + 0.5 * share
+    return Cell(text, css=f"background-color: rgba({colour},{opacity:.2f})")
 
 # %% ../../../nbs/5_evaluation/12_report.ipynb #0cb1f54a
 def _summaries(frame):
@@ -349,7 +350,8 @@ def frame_table(
 
     compared_models = {*models} - {*FLOORS} or {*models}
     if len(compared_models) == 1 and not own.duplicated(_KEY).any():
-        columns["± 95 %"] = [_half_cell(summaries.get((models[-1], *key))) for key in keys]
+        places = [(models[-1], *key) for key in keys]
+        columns["± 95 %"] = [_half_cell(summaries.get(place)) for place in places]
     columns |= _count_columns(own, keys, models)
 
     rows = [(suite_label(suite), task_label(name)) for suite, name in keys]

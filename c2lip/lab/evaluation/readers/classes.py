@@ -68,7 +68,8 @@ def _read_zeroshot(path, images):
     top = Entry(read_json(path), path, "at the top")
     names = list(top.texts("classnames"))
     templates = list(top.texts("templates"))
-    if len(names) < 2 or not all("{}" in template for template in templates):
+    have_places = all("{}" in template for template in templates)
+    if len(names) < 2 or not have_places:
         raise UserError(f"{path}: expected at least two classnames, and templates texts with {{}} where the name goes")
 
     items = []
@@ -164,7 +165,8 @@ def _read_class_shards(at):
 def _folder_names(at, folders):
     "Names of the classes: the set's own, CLIP_benchmark's where it goes by the order of the folders, or the folders'"
     names = _lines(at / "classnames.txt")
-    numbered = len(folders) == 1000 and all(re.fullmatch(r"n\d{8}", folder) for folder in folders)
+    are_numbers = all(re.fullmatch(r"n\d{8}", folder) for folder in folders)
+    numbered = len(folders) == 1000 and are_numbers
     if not names and (numbered or at.name in _protocol()["by_folder"]):
         names = protocol_names("imagenet1k" if numbered else at.name, len(folders))
     return names or folders
@@ -193,7 +195,8 @@ def _read_labels(at, images):
 
 def _read_class_folders(at):
     "A folder per class, under test/ or val/ where such exist; perhaps classnames.txt, in the folders' order"
-    root = next((at / split for split in ("test", "val") if (at / split).is_dir()), at)
+    splits = [at / split for split in ("test", "val")]
+    root = next((split for split in splits if split.is_dir()), at)
     flat = sorted(root.glob("ILSVRC2012_val_*"))
     folders = _read_labels(root, flat) if flat else {}
     for path in sorted(root.iterdir()):
