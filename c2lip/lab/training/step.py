@@ -272,7 +272,7 @@ def look_at_gradients(
                 values[f"cosine/{tower}/{first}-{second}"] = cosine
     return values
 
-
+# %% ../../../nbs/6_training/04_step.ipynb #a3e4c708
 def train_step(
     module: torch.nn.Module,  # a `Step`, in `DistributedDataParallel` where there are several ranks
     optimizer: torch.optim.Optimizer,  # of `make_optimizer`
