@@ -148,7 +148,7 @@ class ImageIndex:
                 self.rows = [row for block in blocks for row in block]
                 self.size = len(self.rows)
                 self.v = np.concatenate([block["v"] for block in blocks])
-                self.folder = about["folder"]
+                self.folder = os.fspath(about["folder"])
                 self.towers = load(about["model"])
             if not origin(self.towers).items() <= about.items():
                 raise UserError(f"{about['model']} has other weights now")
