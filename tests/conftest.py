@@ -45,7 +45,7 @@ SPREAD = {f"test_{name}" for name in SPREAD}
 LONGEST = (
     "walkthrough test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits "
     "test_package test_own_images test_recipes test_launchers test_same_bytes_under_ray test_cluster test_site "
-    "test_prepare test_methods test_release test_concepts test_resume test_launch test_command nbs/compare "
+    "test_prepare test_methods test_release test_concepts test_resume test_launch test_command "
     "nbs/tour test_stranger nbs/explore nbs/study".split()
 )
 QUICK = {"test_gates", "test_losses", "test_methods", "test_settings", "test_tables", "test_world"}

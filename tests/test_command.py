@@ -76,6 +76,16 @@ def test_mistakes_are_one_line(table, words, message, monkeypatch, capsys):
     assert shown.strip().splitlines()[-1].startswith("c2lip prepare: error: ")
 
 
+def test_runs_elsewhere(tmp_path, monkeypatch, capsys):
+    "In a folder that is no clone, relative folders start there"
+    (tmp_path / "mine" / "empty").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for word, code, message in (("mine", 0, "empty"), ("mine/empty", 0, "no runs yet"), ("minne", 2, "is no folder")):
+        assert main(["runs", word]) == code
+        shown = capsys.readouterr()
+        assert message in shown.out + shown.err
+
+
 def test_ctrl_c(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     rows = [dict(key=str(i), image="a.png", caption=f"A dog and {i % 500} cats") for i in range(30_000)]
@@ -107,6 +117,10 @@ def test_explore_writes_the_figure(tmp_path, monkeypatch, capsys):
     record = json.loads((tmp_path / "maps" / "maps.json").read_text())
     assert record["phrase"] == ["a mug", "a red wall"]
     assert record["kind"] == "softmax"
+    assert main([*words, "--scale", "20", "--output", "two"]) == 0
+    record = json.loads((tmp_path / "two" / "maps.json").read_text())
+    assert (record["scale"], record["kind"]) == (20, "softmax")
+
     for wrong, message in (
         ([*words, "--scale", "20", "--kind", "head"], "--scale is of the kind softmax, not of head"),
         (["explore", "--model", "bass"], "there is no model 'bass'"),

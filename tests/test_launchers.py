@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from c2lip.core import UserError
@@ -10,8 +11,15 @@ from c2lip.lab.training.launchers import CHECKS, launcher_settings
 from c2lip.lab.training.log import read_log
 from c2lip.lab.training.run import train
 
-# those of data/smoke.yaml, which nbdev_test takes too
-TINY = [word for name, value in read_yaml(shipped("smoke.yaml"))["train"].items() for word in ("-p", name, str(value))]
+
+
+def small(launcher):
+    "Words of the settings of data/smoke.yaml, which nbdev_test takes too"
+    settings = read_yaml(shipped("smoke.yaml"))[launcher]
+    return [word for name, value in settings.items() for word in ("-p", name, str(value))]
+
+
+TINY = small("train")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +37,8 @@ def test_what_a_run_leaves(trained):
     names = {p.name for p in folder.iterdir()}
     assert {"train.ipynb", "params.json", "metrics.jsonl", "table.csv", "model", "tensorboard"} <= names
     assert any(n.endswith(".png") for n in names)
+    rows = pd.read_csv(folder / "table.csv").drop_duplicates(["suite", "name"])
+    assert len(rows) <= 60
     params = json.loads((folder / "params.json").read_text())
     assert params["lambda_xac"] == 0.01
     assert set(params) <= set(launcher_settings("nbs/train.ipynb"))
@@ -49,6 +59,17 @@ def test_the_record_repeats_the_run(trained, tmp_path):
     assert losses(tmp_path) == losses(trained[0])
 
 
+def test_a_comparison_shows_binding_by_both_scores(run, tmp_path):
+    "The default plan: every method, its average with the base, and a figure"
+    words = ["-p", "run_dir", tmp_path / "run"]
+    done = run("papermill", "nbs/compare.ipynb", *small("compare"), *words, timeout=500)
+    assert done.returncode == 0, done.out[-6000:]
+    table = pd.read_csv(tmp_path / "run" / "table-methods.csv").set_index(["suite", "task"])
+    assert {("World-SugarCrepe 2", "binding"), ("World-SugarCrepe 2, phrases", "binding")} <= {*table.index}
+    assert {"C2LIP", "c2lip, α 0.4", "MACCO", "plain"} <= {*table}, table.columns
+    assert (tmp_path / "run" / "methods.png").is_file()
+
+
 OURS = {"params.json": '{"seed": 0}', "checkpoint.pt": ""}
 HERE = "the folder"
 WRONG = {  # check → files of the run folder, settings, words of the refusal
@@ -56,6 +77,7 @@ WRONG = {  # check → files of the run folder, settings, words of the refusal
     "model": ({}, {"model": "ViT-B-61-SigLIP"}, "ViT-B-16-SigLIP"),
     "data": ({}, {"data": HERE + "s"}, "there is no data at "),
     "resume": ({}, {"resume": True, "run_dir": ""}, "needs the run_dir of a run"),
+    "averages": ({}, {"models": ["base"], "alphas": [0.5]}, "give at least two models"),
     "check_folder": (OURS, {"seed": 0, "resume": False}, "holds a run (checkpoint.pt)"),
 }
 

@@ -3,8 +3,8 @@
 import pytest
 from conftest import ROOT
 
-# Other tests run these two under papermill, as small
-ELSEWHERE = {"train", "evaluate"}
+# Other tests run these under papermill, as small
+ELSEWHERE = {"train", "evaluate", "compare"}
 NOTEBOOKS = sorted(p.relative_to(ROOT) for p in (ROOT / "nbs").rglob("[0-9a-z]*.ipynb") if p.stem not in ELSEWHERE)
 
 

@@ -139,7 +139,7 @@ def test_the_library_works_anywhere(distributions, tmp_path, run):
     paths = os.pathsep.join([str(distributions[1]), os.environ["PYTHONPATH"].split(os.pathsep)[0]])  # and the guard
     env = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path / "caches"), "C2LIP_CACHE": "", **without_library()}
     words = "evaluate -p models base,again=base -p items 2 -p bench_images 20 -p split validation".split()
-    words += ["-p", "suites", "world_sugarcrepe_2,zeroshot", "-p", "run_dir", "mine"]
+    words += ["-p", "suites", "world_sugarcrepe_2,zeroshot", "-p", "alphas", "0.5", "-p", "run_dir", "mine"]
     done = run(sys.executable, "-c", USE, *words, cwd=here, env=env, timeout=300)
     assert done.returncode == 0 and "everything is in mine" in done.out and (tmp_path / "caches").is_dir(), done.out
     assert not (here / "data").exists()
@@ -159,11 +159,11 @@ def check_evaluation(folder):
     world = benchmark_folder("world", "validation", items=2, images=20)
     mine = evaluate(load("base"), world, ["world_sugarcrepe_2", "zeroshot"], progress=False)
     frame = pd.read_csv(folder / "table.csv")
-    for m in ("base", "again"):
+    for m in ("base", "again", "α 0.5"):
         part = frame[(frame.model == m) & frame.against.isna()]
         assert part.value.tolist() == pytest.approx(mine.value.tolist())
         assert part.n.tolist() == mine.n.tolist()
 
     changes = frame[frame.against == "base"]
-    assert len(changes) == len(mine) and (changes.value == 0).all()  # of two items no error is known
+    assert len(changes) == 2 * len(mine) and (changes.value == 0).all()  # of two items no error is known
     assert read_json(folder / "params.json")["models"] == ["base", "again=base"]

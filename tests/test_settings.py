@@ -5,6 +5,7 @@ import torch
 from conftest import ROOT
 
 from c2lip.core import UserError
+from c2lip.core.files import read_yaml, shipped
 from c2lip.lab.data.sources import open_data
 from c2lip.lab.relatives import find_methods
 from c2lip.lab.training import config
@@ -55,6 +56,12 @@ def test_settings_are_well_formed():
         check({name: s for name, s in options.items() if s.default is not None}, {})
         numbers = [s for s in options.values() if s.kind in ("int", "float")]
         assert not any(s.range.holds(wrong) for s in numbers for wrong in (float("nan"), -1)), method
+
+
+def test_small_runs_hold_known_names_and_allowed_values():
+    for launcher, given in read_yaml(shipped("smoke.yaml")).items():
+        settings = check(launcher_settings(NBS / f"{launcher}.ipynb", given), given, launcher)
+        assert {name: settings[name] for name in given} == given, "a value is read as something else"
 
 
 def another(name, setting):

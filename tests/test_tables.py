@@ -46,7 +46,7 @@ def test_tables_fit_a_terminal(three):
     "The text of every kind of table: at most 80 characters a line, no empty line, every model and task in it"
     world = pd.concat([read_record("world"), read_record("world", "changes")])
     trials = read_record("compare").query("weights == 'trained'")
-    tables = [frame_table(world, "a caption " * 20), frame_table(pick_rows(trials, row_list("compare table")))]
+    tables = [frame_table(world, "a caption " * 20), frame_table(pick_rows(trials, row_list("compare record")))]
     tables += [frame_table(three[three.model.isin(["base", "plain"])]), frame_table(three)]
     tables += [layout_table(layout, three) for layout in layouts()]
     for text in map(str, tables):

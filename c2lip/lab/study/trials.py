@@ -149,6 +149,7 @@ def train_trial(
     method = build(cfg.method, model, cfg.options)
     fit(model, method, setup.samples, cfg, folder, setup.device)
     save(model, trained, {"settings": settings})
+    model.name = str(trained)  # no score of the base's is its own
     for checkpoint in folder.glob("checkpoint*.pt"):
         checkpoint.unlink()  # the model is there; a checkpoint is three times as large
     return model
@@ -227,15 +228,13 @@ def _average(planned, share, setup, run):
 
 def measure_shares(
     plan: list[PlannedTrial],  # whose trials the run folder holds
-    shares: list[
-        float
-    ],  # α, of the trained weights in an average with the base, from 0 to 1; each trial has its own too
+    alphas: list[float],  # shares of the trained weights in averages with the base; each trial's own is measured too
     setup: TrialSetup,  # with base and benchmarks
     run,  # the run folder
 ) -> list[PlannedTrial]:  # every trial at every share
     "Average the trained models with the base, and measure those that the run folder does not hold"
     averages = []
     for planned in plan:
-        alphas = [*shares, planned.alpha] if planned.alpha < 1 else shares
-        averages += [_average(planned, share, setup, run) for share in dict.fromkeys(alphas)]
+        chosen = [*alphas, planned.alpha] if planned.alpha < 1 else alphas
+        averages += [_average(planned, alpha, setup, run) for alpha in dict.fromkeys(chosen)]
     return averages

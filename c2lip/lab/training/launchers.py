@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import distribution
 from pathlib import Path
 
-from ...core import UserError, check_choice, did_you_mean
+from ...core import Range, UserError, check_choice, did_you_mean
 from c2lip.core.files import (
     check_exists,
     json_object,
@@ -149,6 +149,14 @@ def _check_resume(launcher, folder, settings):
         raise UserError("resume True needs the run_dir of a run; c2lip runs lists them")
 
 
+def _check_averages(launcher, folder, settings):
+    alphas = settings.get("alphas") or []
+    for alpha in alphas:
+        Range(0, 1).check("alphas: each", alpha)
+    if alphas and len(settings.get("models", "every")) < 2:
+        raise UserError("alphas average the first model with the last: give at least two models")
+
+
 def papermill_notes(
     notebook: Path | str,  # its path, existing or not
 ) -> dict:
@@ -191,7 +199,7 @@ def check_folder(
             )
 
 
-CHECKS = (_check_method, _check_model, _check_data, _check_resume, check_folder)
+CHECKS = (_check_method, _check_model, _check_data, _check_resume, _check_averages, check_folder)
 "What a call must pass: functions of a launcher, its run folder and its settings"
 
 # %% ../../../nbs/6_training/02_launchers.ipynb #31ddf0b7
