@@ -1732,6 +1732,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'c2lip/lab/training/plan.py'),
                                          'c2lip.lab.training.plan._Pass.forward': ( '6_training/plan.html#_pass.forward',
                                                                                     'c2lip/lab/training/plan.py'),
+                                         'c2lip.lab.training.plan._count_images': ( '6_training/plan.html#_count_images',
+                                                                                    'c2lip/lab/training/plan.py'),
                                          'c2lip.lab.training.plan._towers_of_shapes': ( '6_training/plan.html#_towers_of_shapes',
                                                                                         'c2lip/lab/training/plan.py'),
                                          'c2lip.lab.training.plan._watch_blocks': ( '6_training/plan.html#_watch_blocks',

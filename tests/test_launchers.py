@@ -12,7 +12,6 @@ from c2lip.lab.training.log import read_log
 from c2lip.lab.training.run import train
 
 
-
 def small(launcher):
     "Words of the settings of data/smoke.yaml, which nbdev_test takes too"
     settings = read_yaml(shipped("smoke.yaml"))[launcher]

@@ -1,5 +1,6 @@
 """The plan of a run: its bytes are those of autograd, of the weights and of the optimiser."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -62,6 +63,9 @@ def test_parts_gpus_and_recompute():
     changes = ({}, {"gpus": 4}, {"accumulate": 4}, {"recompute": True})
     eight, four, parts, recomputed = (plan(recipe | change) for change in changes)
     assert 1.9 < four.activations / eight.activations < 2.1
+    assert 1.9 < four.hours / eight.hours < 2.1 and eight.images == 2_823_019  # CC3M's, which are not here
+    assert eight.hours == pytest.approx(5 * 2_823_019 / eight.images_per_s / 3600)
+    assert 4 * recipe["gpus"] < eight.cores == math.ceil(eight.images_per_s / 190)
     assert 0 < four.sent < eight.sent
     for smaller in (parts, recomputed):
         assert smaller.activations < 0.5 * eight.activations and smaller.hours > eight.hours

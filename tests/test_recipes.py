@@ -121,6 +121,18 @@ def test_the_paper_s_recipe_holds_the_paper_s_values():
     assert float(short[1]) * 3673 > 2 * given["warmup"], "the short run gets past its warm-up"
 
 
+def test_what_the_other_recipes_change():
+    "The recommended one and its two forms differ from the paper's, and from each other, where they say so"
+    recommended = read_recipe("c2lip_recommended")
+    for name, other, changed in (
+        ("c2lip_recommended", read_recipe("cc3m_c2lip"), {"xac_scale", "duplicates", "alpha"}),
+        ("c2lip_patches", recommended, {"lambda_npc", "lambda_xac"}),
+        ("c2lip_vit_l", recommended, {"model", "accumulate"}),
+    ):
+        given = read_recipe(name)
+        assert {key for key in given if given[key] != other.get(key)} == changed and set(other) <= set(given), name
+
+
 # what the paper's text and the public code share, or the text leaves to the code
 BOTH_SEEDS = PAPER | dict(method="c2lip", model="ViT-B-16-SigLIP:webli", xac_scale=1, duplicates="separate")
 BOTH_SEEDS |= dict(batches="random", scalar_lr=1, hold_back=0, evaluate_every=0)

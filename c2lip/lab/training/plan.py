@@ -9,7 +9,7 @@ __all__ = ['GPUS', 'SavedBytes', 'counting_saved', 'PassCost', 'eight_samples', 
 import math
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,9 +24,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from ...concepts import noun_phrases
 from ...core import Sample, UserError, check_choice
 from ...encoding import encode_images, encode_texts, text_ends
+from ..data.sources import open_data
 from ..relatives import build
-from .config import Config, fill_auto
+from .config import Config, data_options, fill_auto
 from .step import autocast_of, halve_weights, parameter_groups, weights_by_model
+from ..world.cutouts import is_world
 from ...methods import Method
 from ...pooling import concept_similarity
 from ...towers import Towers, load, resolve
@@ -181,22 +183,30 @@ class Plan(NamedTuple):
     moments: float  # of the optimiser
     activations: float  # with what is kept of each part of a batch
     memory: float  # all of these, and DDP's copy of the gradients
-    percent: float  # percent of the GPU's memory
+    images: int  # of the data
     images_per_s: float  # of all ranks
     hours: float
     cores: int  # that read images
     sent: float  # GB that a rank sends in a step: gradients, and features of texts
 
+
+def _count_images(cfg):
+    "The images of a world, or of data that is here; of other data as many as CC3M's that were found"
+    if is_world(cfg.data):
+        return cfg.images
+    with suppress(UserError):
+        return len(open_data(cfg.data, **data_options(vars(cfg))))
+    return 2_823_019
+
 # %% ../../../nbs/6_training/12_plan.ipynb #8716df2f
 def plan(
     settings: dict,  # flat, of a run: name → value
     gpu: str = "A40",  # one of `GPUS`
-    images: int = 2_823_019,  # of the data, where it is not the embedded world; CC3M's that were found
 ) -> Plan:
     """What a run will need of GPUs. Raises `UserError` for wrong settings, for a GPU that is not known, and for methods
     that make their own images, which only a rehearsal measures"""
     check_choice("gpu", gpu, tuple(GPUS))
-    gpu_memory, peak = GPUS[gpu]
+    _, peak = GPUS[gpu]
     cfg = Config.of(settings)
     cfg = replace(cfg, lr=1.0, precision="bf16" if cfg.precision == "auto" else cfg.precision)
     towers = _towers_of_shapes(cfg.model)
@@ -224,7 +234,7 @@ def plan(
 
     passes = 4 if cfg.recompute or cfg.accumulate > 1 else 3  # the backward pass is two
     rate = cfg.gpus * 0.4 * peak * 1e12 * part / counted.flop / passes
-    seen = cfg.epochs * (cfg.images if cfg.data == "world" else images)
+    images = _count_images(cfg)
     sent = 2 * (cfg.gpus - 1) * (gradients / cfg.gpus + cfg.accumulate * counted.texts)
     return Plan(
         weights=weights / 1e9,
@@ -232,9 +242,9 @@ def plan(
         moments=moments / 1e9,
         activations=activations / 1e9,
         memory=memory / 1e9,
-        percent=memory / gpu_memory / 1e7,
+        images=images,
         images_per_s=rate,
-        hours=seen / rate / 3600,
+        hours=cfg.epochs * images / rate / 3600,
         cores=math.ceil(rate / 190),  # 5.3 ms an image of 512 pixels
         sent=sent / 1e9,
     )

@@ -304,7 +304,8 @@ def plan_lines(
     settings: dict,  # flat, of a run
     gpu: str,  # one of `GPUS`
 ) -> Iterator[Line]:
-    "A run's plan for a GPU that is not here"
+    "A run's plan for a GPU that is not here, with the settings of train's cell where none are given"
+    settings = Checked(check(launcher_settings(launcher("train"), settings), settings))
     needed = plan(settings, gpu)
     size, _ = GPUS[gpu]
     parts = f"weights {needed.weights:.1f}, gradients {needed.gradients:.1f}, moments {needed.moments:.1f}"
@@ -314,6 +315,7 @@ def plan_lines(
     else:
         yield Line("memory", "ok", text)
 
-    cores = f"{needed.cores} cores that read"
-    yield Line("plan", "ok", f"{needed.images_per_s:,.0f} images/s on all GPUs, {needed.hours:.2g} hours, {cores}")
+    rate = f"{needed.images_per_s:,.0f} images/s on all GPUs, {needed.cores} cores that read"
+    work = f"{settings['epochs']:g} epochs of {needed.images:,} images"
+    yield Line("plan", "ok", f"{rate}: {work} take {needed.hours:.2g} hours")
     yield Line("ranks", "ok", f"each sends {needed.sent:.2g} GB a step")
