@@ -1,13 +1,16 @@
 """How much a maintainer owns, and how much thought stands in a line of it: what the gates count.
 
-`python tests/thought.py` prints what the walls of test_gates count.
+`python tests/thought.py` prints each size, its wall and what is free.
 """
 
 import ast
 import io
 import json
+import os
 import re
+import sys
 import tokenize
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -125,6 +128,34 @@ def owned(root: Path) -> dict[str, int]:
     return {"all nodes": sum(counts[part] for part in ("library", "tests", "cells", "docs"))} | counts
 
 
+WALLS = {
+    "all nodes": 205_000,
+    "heart": 22_000,
+    "cells of study pages": 9_000,
+    "words of notebooks": 43_000,
+    "words of README.md": 900,
+    "words of study.ipynb": 2_000,
+}
+
+
+def beyond(sizes: dict[str, float], walls: dict[str, float]) -> list[str]:
+    "Print size, wall and what is free; warn from 95 % on; the lines of what is beyond its wall"
+    over = []
+    for what, wall in walls.items():
+        size = round(sizes[what], 2)
+        line = f"{what}: {size:,} of {wall:,}, {round(wall - size, 2):,} free"
+        print(line)
+        if size > 0.95 * wall:
+            warnings.warn(line, stacklevel=2)
+        if size > wall:
+            over.append(line)
+    return over
+
+
 if __name__ == "__main__":
-    for what, size in owned(Path(__file__).resolve().parent.parent).items():
-        print(f"{size:8,} {what}")
+    warnings.simplefilter("ignore")  # each line is printed
+    sizes = owned(Path(__file__).resolve().parent.parent)
+    over = beyond(sizes, WALLS)
+    for what in sizes.keys() - WALLS.keys():
+        print(f"{what}: {sizes[what]:,}")
+    sys.exit(bool(over) and os.environ.get("C2LIP_WALLS") == "1")
