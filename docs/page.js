@@ -227,6 +227,12 @@ const c2lip = (() => {
     return [dot(concept, seen.image), Math.max(...cosines)];
   }
 
+  function captionScores(m, text, seen) { // v·t and the score of phrases, by the weights of model m, as c2lip.score has them
+    const found = phrasesOf(text), phrases = found.length ? found : [text], [cosine, weight] = D.weights[m];
+    const whole = dot(embed(m, text), seen.image), best = phrases.map(phrase => scores(seen, embed(m, phrase))[1]);
+    return [whole, cosine * whole + weight * best.reduce((a, b) => a + b) / phrases.length];
+  }
+
   // ---- columns and their colours, as c2lip.lab.attention.maps and figures have them
 
   const decimals = spread => spread > 0 ? 1 - Math.floor(Math.log10(spread)) : 2;
@@ -467,7 +473,7 @@ const c2lip = (() => {
     const before = phrasesOf(at('caption').value);
     Object.assign(now, {scene, shown, outlines, seen: [view(0, rgb), view(1, rgb)]});
     for (const b of at('scenes').children) b.setAttribute('aria-pressed', false);
-    if (moving) captionScores();
+    if (moving) compareCaptions();
     else captioned(scene.caption, now.phrases.filter(p => !before.includes(p)));
   }
 
@@ -542,13 +548,9 @@ const c2lip = (() => {
       make('div', {className: 'c2lip-panels'}, first, ...maps));
   }
 
-  function captionScores() { // the caption and its swap, by both models and both scores; the swap is false of the page's scenes
+  function compareCaptions() { // the caption and its swap, by both models and both scores; the swap is false of the page's scenes
     const caption = at('caption').value.trim(), other = caption && swapped(caption), texts = [caption, other].filter(Boolean);
-    const rows = texts.map(text => [0, 1].flatMap(m => {
-      const best = phrasesOf(text).map(p => scores(now.seen[m], embed(m, p))[1]), whole = dot(embed(m, text), now.seen[m].image);
-      const mean = best.reduce((a, b) => a + b, 0) / best.length; // NaN where there is no phrase
-      return [whole, D.weights[0] * whole + D.weights[1] * mean];
-    }));
+    const rows = texts.map(text => [0, 1].flatMap(m => captionScores(m, text, now.seen[m])));
     const known = caption == now.scene.caption, first = other ? rows[0].map((x, i) => x > rows[1][i]) : [];
     at('verdict').replaceChildren(...(other ? D.names.map((name, m) => verdict(name, first.slice(2 * m, 2 * m + 2), known)) : caption ?
       ['A caption with two colours can be compared with the one in which they are exchanged.'] : []));
@@ -561,11 +563,11 @@ const c2lip = (() => {
     const kinds = D.names.flatMap(() => ['v·t', 'phrases']).map(text => cell('th', text, {scope: 'col'}));
     const bodies = texts.map((text, row) => {
       const kind = !known ? '' : row ? 'false' : 'true', title = cell('th', text, {scope: 'rowgroup', colspan: 4, 'data-kind': kind});
-      const cells = rows[row].map((x, i) => cell('td', isNaN(x) ? '' : number(x, 3, false), {
-        class: other && !isNaN(x) && first[i] == !row ? `better ${kind}` : ''}));
+      const cells = rows[row].map((x, i) => cell('td', number(x, 3, false), {
+        class: other && first[i] == !row ? `better ${kind}` : ''}));
       return make('tbody', {}, make('tr', {}, title), make('tr', {}, ...cells));
     });
-    const about = make('caption', {textContent: 'v·t: cosine of image and caption. Phrases: half v·t, half the best patch of each phrase.'});
+    const about = make('caption', {textContent: 'v·t: cosine of image and caption. Phrases: v·t and the best patch of each phrase, as the model weighs them.'});
     at('scores').replaceChildren(...(texts.length ? [make('table', {}, about,
       make('thead', {}, make('tr', {}, ...named), make('tr', {}, ...kinds)), ...bodies)] : []));
   }
@@ -615,7 +617,7 @@ const c2lip = (() => {
     now.phrases = phrases;
     at('phrase').value = phrases.join(' | ');
     chips(phrases);
-    setTimeout(captionScores); // after the maps
+    setTimeout(compareCaptions); // after the maps
     const truth = [...(now.scene.truth || []), ...phrasesOf(now.scene.caption), ...phrasesOf(at('caption').value)];
     const ranked = phrases.map(phrase => [0, 1].map(m => ranks(m, now.seen[m], phrase, truth)));
     const alone = () => make('section', {}, make('div', {className: 'c2lip-phrase', textContent: 'no phrase yet'}),
@@ -686,6 +688,6 @@ const c2lip = (() => {
     choose(D.scenes[0]).then(() => { c2lip.ready = performance.now(); });
   }
 
-  return {D, start, tokenize, embed, view, map, scores, columns, paint, phrasesOf, swapped, ask, ranks, resized, choose,
-    arranged, make, dot, load, pixelsOf, rgbOf, ready: 0, took: 0};
+  return {D, start, tokenize, embed, view, map, scores, captionScores, columns, paint, phrasesOf, swapped, ask, ranks, resized, choose,
+    arranged, make, load, pixelsOf, rgbOf, ready: 0, took: 0};
 })();

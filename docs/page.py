@@ -27,7 +27,7 @@ from c2lip.lab.world.captions import caption_scene, change_things, name_thing
 from c2lip.lab.world.drawn import DRAWN, SIZES, draw_scene, make_scene, object_mask
 from c2lip.lab.world.scenes import binding_scenes
 from c2lip.lab.world.worlds import COLOURS, PATTERNS
-from c2lip.score import Score, encode_texts
+from c2lip.score import Score
 from c2lip.towers import load
 
 HERE = Path(__file__).resolve().parent
@@ -78,14 +78,13 @@ def searched() -> list[Exhibit]:
     return exhibits
 
 
-def _search(models):
+def _search():
     "What the page's search holds"
     listed = []
     for exhibit in searched():
         things = [dict(words=_words(thing)) for thing in exhibit.scene.things]
         listed.append(dict(name=exhibit.name, caption=exhibit.caption, seen=_png(exhibit.image), things=things))
-    shares = [1 - float(np.linalg.norm(encode_texts(load(model), ["a mug"])[0][0, :-1])) for model in models]
-    return dict(scenes=listed, texts=[*SEARCHES], shares=shares)
+    return dict(scenes=listed, texts=[*SEARCHES])
 
 
 def _words(thing):
@@ -141,6 +140,7 @@ def data(before: str, after: str) -> dict:
     kinds = [choice for choice in controls["kind"]["choices"].items() if choice[0] != "gradient"]
     controls["kind"] = controls["kind"] | dict(choices=kinds)
     opening = Selection(kind="softmax", smooth=True, same_scale=True)  # as explore.ipynb opens
+    scores = [Score.load(load(model), "phrases") for model in (before, after)]
     return dict(
         names=[Path(name).name for name in (before, after)],
         models=[_model(before), _model(after)],
@@ -154,8 +154,8 @@ def data(before: str, after: str) -> dict:
         selection={name: getattr(opening, name) for name in MAP_CONTROLS},
         labels=MAP_KINDS,
         questions=[*QUESTIONS],
-        weights=[Score.cosine, Score.phrases],
-        search=_search([before, after]),
+        weights=[[score.cosine, score.phrases] for score in scores],
+        search=_search(),
     )
 
 

@@ -1,7 +1,7 @@
 // Search: sixty scenes in the order of v·t, and in that of the score of phrases, by one of the page's models.
 'use strict';
 const search = (() => {
-  const {D, make, dot, phrasesOf, embed, view, map, load, pixelsOf, rgbOf} = c2lip;
+  const {D, make, phrasesOf, view, captionScores, load, pixelsOf, rgbOf} = c2lip;
   const at = id => document.getElementById(id), scenes = [...D.scenes, ...D.search.scenes];
   const SIDE = 96, FIRST = 10, seen = [[], []], now = {model: 1, asked: 0};
   const say = text => { at('found-status').textContent = text; };
@@ -17,20 +17,10 @@ const search = (() => {
     return seen[m];
   }
 
-  function partsOf(text) { // its phrases; the text itself where it has none
-    const phrases = phrasesOf(text);
-    return phrases.length ? phrases : [text];
-  }
-
-  function scored(m, text, image) { // v·t, and the score of phrases as c2lip.multivector's MaxSim has it
-    const whole = dot(embed(m, text), image.image), phrases = partsOf(text), share = D.search.shares[m];
-    const best = phrases.map(phrase => Math.max(...map(image, embed(m, phrase), {kind: 'similarity'})));
-    return [whole, (1 - share) * whole + share * best.reduce((a, b) => a + b) / phrases.length];
-  }
-
   const known = [...D.words.nouns, ...D.words.colours, ...D.words.others];
-  function missing(scene, text) { // the phrases that name nothing in a scene
-    return partsOf(text).filter(phrase => {
+  function missing(scene, text) { // the phrases that name nothing in a scene; a text without one is its own
+    const phrases = phrasesOf(text);
+    return (phrases.length ? phrases : [text]).filter(phrase => {
       const words = phrase.toLowerCase().split(/\W+/).filter(word => known.includes(word));
       return !words.length || !scene.things.some(thing => words.every(word => thing.words.includes(word)));
     });
@@ -49,7 +39,7 @@ const search = (() => {
     at('query').value = text;
     const m = now.model, asked = ++now.asked, images = await encoded(m);
     if (asked != now.asked) return; // something else is looked for by now
-    const all = images.map(image => scored(m, text, image));
+    const all = images.map(image => captionScores(m, text, image));
     const right = scenes.filter(scene => !missing(scene, text).length).length, counts = [];
     ['by-vt', 'by-phrases'].forEach((list, k) => {
       const order = all.map((_, i) => i).sort((a, b) => all[b][k] - all[a][k]).slice(0, FIRST);

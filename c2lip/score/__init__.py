@@ -48,10 +48,11 @@ _all_ += ["SentenceModule", "Store", "compress", "encode_images", "encode_texts"
 _all_ += ["text_vectors", "to_sentence_transformers"]
 
 # %% auto #0
-__all__ = ['PATCHES', 'similarity', 'vt_of_pairs', 'Embedded', 'Score', 'scores_of', 'PhrasePresence', 'PresenceCurve',
-           'fit_curve', 'fit_presence', 'phrases_of_others', 'presence', 'FEATURES', 'Head', 'Relation', 'fit_head',
-           'pair_features', 'relations_many', 'SentenceModule', 'Store', 'compress', 'encode_images', 'encode_texts',
-           'maxsim', 'phrase_texts', 'restore', 'text_vectors', 'to_sentence_transformers']
+__all__ = ['PATCHES', 'similarity', 'vt_of_pairs', 'best_patch', 'Embedded', 'Score', 'scores_of', 'PhrasePresence',
+           'PresenceCurve', 'fit_curve', 'fit_presence', 'phrases_of_others', 'presence', 'FEATURES', 'Head',
+           'Relation', 'fit_head', 'pair_features', 'relations_many', 'SentenceModule', 'Store', 'compress',
+           'encode_images', 'encode_texts', 'maxsim', 'phrase_texts', 'restore', 'text_vectors',
+           'to_sentence_transformers']
 
 # %% ../../nbs/1_method/23_score.ipynb #e94175dc
 PATCHES = ("best", "attention")  # what a phrase is compared with
@@ -94,11 +95,17 @@ def _encode_texts(towers, texts):
     return torch.from_numpy(np.stack([*text_vectors(towers, texts).values()]))
 
 
-def _patch_cosines(phrases, tokens, patches, scale):
-    "Phrases (K,D) in the patches (M,D) of an image: (K,)"
-    if patches == "best":
-        return (phrases @ tokens.T).amax(-1)
-    return concept_similarity(phrases, tokens[None], scale)[0]
+def best_patch(
+    phrases: Tensor,  # (K,D) unit
+    tokens: Tensor,  # (M,D) unit, the patches of an image
+) -> Tensor:  # (K,)
+    """The cosine of each phrase with the patch that fits it best.
+
+    Example:
+        >>> best_patch(torch.eye(2), torch.eye(2)[:1]).tolist()
+        [1.0, 0.0]
+    """
+    return (phrases @ tokens.T).amax(-1)
 
 
 def _own_maps(phrases, tokens, scale):
@@ -170,7 +177,10 @@ class Embedded:
             shown, counts = rows.unique_consecutive(return_counts=True)
             values = []
             for row, group in zip(shown.tolist(), numbers.split(counts.tolist())):
-                values.append(_patch_cosines(vectors[group], known[row], patches, scale))
+                if patches == "best":
+                    values.append(best_patch(vectors[group], known[row]))
+                else:
+                    values.append(concept_similarity(vectors[group], known[row][None], scale)[0])
             return torch.cat(values)
 
         return self._mean_over(images, phrase_texts(texts), cosines)

@@ -7,7 +7,6 @@ __all__ = ['find_models', 'Explorer']
 
 # %% ../../../nbs/7_attention/05_explorer.ipynb #15fc8a33
 import io
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ import torch
 from matplotlib import rc_context
 from torch import Tensor
 
+from ...concepts import canonical_caption
 from ...core import UserError, one_line, read_once
 from ...core.files import project_root, run_folder, whole, write_json
 from . import questions
@@ -33,7 +33,7 @@ from ..training.step import kind_of_model
 from ..world.captions import name_thing
 from ..world.cutouts import open_world
 from ..world.worlds import DRAWN
-from ...score import Score
+from ...score import Embedded, Score
 from ...towers import load
 from ...towers.folders import EMBEDDED, model_home, release_record
 
@@ -64,6 +64,7 @@ class _Model:
 
     def __init__(self, where, device):
         self.towers = load(where, device)
+        self.score = Score.load(self.towers, "phrases")
         settings = release_record(model_home(where)).get("settings") or {}
         self.data = settings.get("data", "world")  # what it was trained on
         self.view = cache(self._encode)
@@ -114,13 +115,10 @@ class _Menu:
 
 # %% ../../../nbs/7_attention/05_explorer.ipynb #e71c38cd
 def _caption_scores(caption, model, view):
-    "v·t of a caption, and its score by phrases"
-    pooled = model.embed((caption,))[0] @ view.image
-    phrases = questions.caption_phrases(caption)
-    if not phrases:
-        return [float(pooled), math.nan]
-    _, best = view.scores(model.embed(phrases))
-    return [float(pooled), float(Score.cosine * pooled + Score.phrases * best.mean())]
+    "v·t of a caption, and its score by phrases as the model weighs them"
+    embedded = Embedded(model.towers, [0], view.image[None], view.tokens[None], model.embed)
+    text = [canonical_caption(caption)]
+    return [embedded.vt([0], text).item(), model.score.pairs(embedded, [0], text).item()]
 
 
 def _caption_table(chosen, models):
@@ -134,8 +132,8 @@ def _caption_table(chosen, models):
     columns = [f"{escape(heading)}, {score}" for heading in _headings(chosen.model) for score in ("v·t", "phrases")]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
     better = table > table[::-1].to_numpy()
-    cells = table.map(lambda score: "" if math.isnan(score) else number_text(score, sign="-"))
-    about = "Which sentence fits the image? Phrases: half v·t, half the best patch of each phrase"
+    cells = table.map(lambda score: number_text(score, sign="-"))
+    about = "Which sentence fits the image? Phrases: v·t and the best patch of each phrase, as the model weighs them"
     return f"<div>{about}</div>" + cells.where(~better, "<b>" + cells + "</b>").to_html(escape=False, border=0)
 
 # %% ../../../nbs/7_attention/05_explorer.ipynb #00435d7e

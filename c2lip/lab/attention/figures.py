@@ -36,7 +36,7 @@ from ..evaluation.plots import Page
 from ...towers import Towers
 
 # %% ../../../nbs/7_attention/02_figures.ipynb #33bac683
-_UNITS = {"softmax": "% points", "head": "% points", "gradient": "of v·c"}  # kind → unit of a difference; else cosine
+_UNITS = {"softmax": "% points", "head": "% points", "gradient": "of v·t"}  # kind → unit of a difference; else cosine
 
 
 def _colour_range(maps, kind):

@@ -27,6 +27,7 @@ from ...encoding import encode_images, evaluating
 from ..data.images import BadImage, open_image
 from ..evaluation.embeddings import embed_texts
 from ..evaluation.localisation import field_of, grid_of, sample_map
+from ...score import best_patch
 from ...towers import Towers, is_clip_tower, is_siglip_tower
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #dd52843a
@@ -34,7 +35,7 @@ MAP_KINDS = {
     "similarity": "cosine c·v′",
     "centred": "cosine above the mean",
     "softmax": "% of the attention",
-    "gradient": "gradient × input of v·c",
+    "gradient": "gradient × input of v·t",
     "head": "% of the head’s attention",
 }  # kind of map → what its values are, as the label of a colour bar
 SHARE_KINDS = ("softmax", "head")  # their values are shares that add up to 1
@@ -91,7 +92,7 @@ def gradient_map(
     model: Any,  # an open_clip model
     images: Tensor,  # (B,3,H,W) preprocessed
 ) -> Callable:  # unit phrases (P,D) → (P,M)
-    """Gradient × input of v·c at the tokens that the pooling reads, as a function of phrases.
+    """Gradient × input of v·t at the tokens that the pooling reads, as a function of phrases.
 
     One image serves all phrases; else B = P. `UserError` for other ways of pooling."""
     _, prefix = _pooling_of(model.visual)
@@ -164,8 +165,7 @@ class View:
         concepts: Tensor,  # (P,D) unit phrases
     ) -> Tensor:  # (2,P): v·t of each as a text, and its best patch
         "Cosines of phrases with the pooled image, and with the patch that fits each best"
-        best = (concepts @ self.tokens.T).amax(-1)
-        return torch.stack([concepts @ self.image, best])
+        return torch.stack([concepts @ self.image, best_patch(concepts, self.tokens)])
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #0602ece2
 def encode_view(

@@ -53,10 +53,10 @@ class Exhibit:
 # %% ../../../nbs/7_attention/03_questions.ipynb #adcffabf
 @lru_cache(maxsize=4)
 def _gallery_of(world):
-    bound = binding_scenes(3, "validation", world=world)
-    chosen = [("binding", bound[1])]  # the rule's choice among sixty
+    bound = binding_scenes(9, "validation", world=world)
+    chosen = [("binding", bound[8])]  # the rule's choice among sixty
     chosen += [("scene", make_scene("validation", i, world=world)) for i in (0, 3, 4, 6, 8, 10, 11)]
-    chosen += [("binding", scene) for scene in bound[::2]]
+    chosen += [("binding", scene) for scene in (bound[0], bound[2])]
     chosen += [("held out", scene) for scene in binding_scenes(2, "validation", held_out=True, world=world)]
 
     exhibits = []
@@ -232,7 +232,7 @@ def _rivals(phrase, true=(), world=DRAWN):
 class PhraseScore(NamedTuple):
     "How a phrase fits an image, to one model"
 
-    pooled: float  # v·c: with the pooled image
+    pooled: float  # v·t of it as a text
     best: float  # with the best patch
     ranks: dict[str, tuple[int, int]]  # kind of rivals → rank, number of those ranked
 
