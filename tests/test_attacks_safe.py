@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from c2lip.lab.training.launchers import save_parameters
 from c2lip.lab.training.log import read_log
 from c2lip.lab.training.run import train
 from c2lip.lab.world.base_model import new_towers
+from c2lip.score import Score, scores_of
 from c2lip.towers import load, save
 from c2lip.towers.folders import base_folder
 from c2lip.towers.transformers import to_hugging_face
@@ -113,29 +115,71 @@ def test_a_full_disk(tmp_path, capfd):
 
 @pytest.mark.parametrize("moment", range(9))
 def test_a_release_is_the_old_one_or_the_new_one(tmp_path, monkeypatch, moment):
-    "A kill while it is written, or before one of its files is moved: what is loaded is whole"
+    "A kill while it is written, or before one of its files is moved: nothing is loaded but what is whole"
     older = load("base")
     save(older, tmp_path / "model")
     newer = load("base")
     with torch.no_grad():
         newer.model.logit_bias += 1
     moved = []
-    replace = Path.replace
+    move = Path.replace
 
     def killed(file, place):
         if len(moved) == moment:
             raise KeyboardInterrupt
         moved.append(file)
-        return replace(file, place)
+        return move(file, place)
 
     monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         save(newer, tmp_path / "model")
     monkeypatch.undo()
     finished = any((tmp_path / "model").glob(".whole/*"))
+    assert finished == (moment > 2)
+    if finished:
+        refused(lambda: load(str(tmp_path / "model")), "as a killed process leaves them: save the model anew")
+        save(newer, tmp_path / "model")
     bias = load(str(tmp_path / "model")).model.logit_bias
     assert torch.equal(bias, (newer if finished else older).model.logit_bias)
-    assert finished == (moment > 2)
+
+
+def contents(home):
+    "Everything below a folder, as it lies there: what it is, where it leads, when it was changed, what it holds"
+    listed = {}
+    for path in sorted(home.rglob("*")):
+        about = path.lstat()
+        held = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        listed[path] = (about.st_mode, about.st_mtime_ns, about.st_ino, held)
+    return listed
+
+
+@pytest.mark.parametrize("trap", ["link", "folder", "file", "pipe"])
+def test_what_is_read_stays_as_it_lies(tmp_path, trap):
+    "A model's folder with something of others at every name that is ever written in it: reading changes nothing"
+    model = tmp_path / "model"
+    save(load("base"), model)
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    (documents / "open_clip_config.json").write_text("of the user")
+    names = [".whole", ".x", "record.json.tmp", "score.json.tmp", "open_clip_model.safetensors.tmp", "lock"]
+    for name in names:
+        match trap:
+            case "link":
+                (model / name).symlink_to(documents)
+            case "folder":
+                shutil.copytree(documents, model / name)
+            case "file":
+                (model / name).write_text("of the user")
+            case _:
+                os.mkfifo(model / name)
+
+    before = contents(tmp_path)
+    scores_of(replace(load("base"), name=str(model)))
+    if trap in ("folder", "link"):
+        refused(lambda: load(str(model)), "holds files in .whole")
+    else:
+        Score.load(load(str(model)))
+    assert contents(tmp_path) == before
 
 
 def test_what_is_written_on_a_full_disk_is_not_begun(tmp_path, monkeypatch):

@@ -10,9 +10,17 @@ from small_models import small_siglip
 
 from c2lip.core import UserError
 from c2lip.lab.evaluation.embeddings import embed
-from c2lip.multivector import to_sentence_transformers
 from c2lip.pooling import attn_weights
-from c2lip.score import Score, encode_images, encode_texts, fit_presence, maxsim, presence, scores_of
+from c2lip.score import (
+    Score,
+    encode_images,
+    encode_texts,
+    fit_presence,
+    maxsim,
+    presence,
+    scores_of,
+    to_sentence_transformers,
+)
 from c2lip.towers import load, save
 from c2lip.towers.transformers import to_hugging_face
 
@@ -89,6 +97,10 @@ def test_sentence_transformers_gives_the_score(served, images, tmp_path):
 
     model.save(str(tmp_path / "again"))
     assert scores_of(load(tmp_path / "again"))["phrases"] == Score(0.7, 0.3)
+    modules = tmp_path / "again" / "modules.json"
+    older = modules.read_text().replace("c2lip.score.vectors.", "c2lip.multivector.")  # as written folders name it
+    assert "c2lip.multivector.SentenceModule" in older
+    modules.write_text(older)
     again = MultiVectorEncoder(str(tmp_path / "again"), trust_remote_code=True)
     assert all(map(torch.equal, again.encode_query(TEXTS), queries))
     with pytest.raises(ValueError, match="trust_remote_code"):

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CACHE_WAY', 'MAX_TEXT', 'project_of', 'project_root', 'is_utf8', 'user_path', 'check_exists', 'output_place',
-           'run_folder', 'shipped', 'cache_folder', 'regular', 'replacing', 'settle', 'write_json', 'read_text',
-           'parse_json', 'read_json', 'form_errors', 'json_object', 'parse_yaml', 'read_yaml', 'sole_writer',
-           'disk_errors', 'whole', 'folder_digest', 'markdown_text', 'markdown_table']
+           'run_folder', 'shipped', 'cache_folder', 'regular', 'replacing', 'write_json', 'read_text', 'parse_json',
+           'read_json', 'form_errors', 'json_object', 'parse_yaml', 'read_yaml', 'sole_writer', 'disk_errors', 'whole',
+           'folder_digest', 'markdown_text', 'markdown_table']
 
 # %% ../../nbs/1_method/02_files.ipynb #1f897a56
 import errno
@@ -127,8 +127,7 @@ CACHE_WAY = "; C2LIP_CACHE may name another folder"  # the end of a message
 
 
 def cache_folder() -> Path:  # existing or not
-    """Where indexes and drawn benchmarks are kept: C2LIP_CACHE, else data/cache of a clone,
-    else c2lip in XDG_CACHE_HOME or ~/.cache, on every system, as the hub's library does"""
+    "Where indexes and drawn benchmarks are kept: C2LIP_CACHE, a clone's data/cache, or c2lip in the user's cache"
     if chosen := os.environ.get("C2LIP_CACHE"):
         return user_path(chosen).absolute()
     clone = project_of(Path.cwd()) or _own_clone()
@@ -165,13 +164,6 @@ def replacing(
         temp.replace(path)
     finally:
         temp.unlink(missing_ok=True)
-
-
-def settle(folder: Path | str):  # existing or not
-    "Move what a killed `whole` had finished into its place"
-    for file in Path(folder, ".whole").glob("*"):
-        with suppress(FileNotFoundError):  # another process moves it too
-            file.replace(Path(folder, file.name))
 
 
 def write_json(
@@ -334,6 +326,14 @@ def disk_errors(
         raise UserError(f"{place} cannot be written ({error.strerror}){room}{way()}") from None
 
 
+def _settle(folder):
+    "Move what a killed `whole` had finished into its place, through no link"
+    stage = Path(folder, ".whole")
+    for file in [] if stage.is_symlink() else stage.glob("*"):
+        with suppress(FileNotFoundError):  # another process moves it too
+            file.replace(Path(folder, file.name))
+
+
 @contextmanager
 def whole(
     folder: Path | str,  # made if missing
@@ -345,7 +345,7 @@ def whole(
     folder = output_place(Path(folder).absolute())
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        settle(folder)
+        _settle(folder)
         with tempfile.TemporaryDirectory(prefix=".", dir=folder) as stage:
             yield Path(stage)
             theirs = [name for name in sorted(os.listdir(stage)) if os.path.lexists(folder / name)]
@@ -354,7 +354,7 @@ def whole(
             name = f"c2lip-{folder.stat().st_uid}.lock"  # that of another user may not be opened
             with sole_writer(tempfile.gettempdir(), "another process moves files for too long", name=name):
                 os.rename(stage, folder / ".whole")
-                settle(folder)
+                _settle(folder)
                 os.rename(folder / ".whole", stage)
 
 # %% ../../nbs/1_method/02_files.ipynb #dd28b381

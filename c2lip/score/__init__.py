@@ -5,6 +5,7 @@
 # %% ../../nbs/1_method/23_score.ipynb #73e0f22f
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,7 @@ from torch import Tensor
 from ..core import Range, UserError, check_choice, read_once
 from ..core.files import form_errors
 from ..pooling import concept_similarity
-from c2lip.score.presence import (  # noqa: F401
+from c2lip.score.probability import (  # noqa: F401
     PhrasePresence,
     PresenceCurve,
     fit_curve,
@@ -26,10 +27,11 @@ from c2lip.score.presence import (  # noqa: F401
     phrases_of_others,
     presence,
 )
-from .relations import FEATURES, Head, Relation, fit_head, pair_features, relations_many
+from .relations import Head, Relation, fit_head, pair_features, read_head, relations_many
 from c2lip.score.vectors import (  # noqa: F401
     SentenceModule,
     Store,
+    best_patch,
     compress,
     encode_images,
     encode_texts,
@@ -43,16 +45,15 @@ from ..towers import Towers
 from ..towers.folders import keep_fitted, read_fitted
 
 _all_ = ["PhrasePresence", "PresenceCurve", "fit_curve", "fit_presence", "phrases_of_others", "presence"]
-_all_ += ["FEATURES", "Head", "Relation", "fit_head", "pair_features", "relations_many"]
-_all_ += ["SentenceModule", "Store", "compress", "encode_images", "encode_texts", "maxsim", "phrase_texts", "restore"]
-_all_ += ["text_vectors", "to_sentence_transformers"]
+_all_ += ["Head", "Relation", "fit_head", "pair_features", "relations_many"]
+_all_ += ["SentenceModule", "Store", "best_patch", "compress", "encode_images", "encode_texts", "maxsim"]
+_all_ += ["phrase_texts", "restore", "text_vectors", "to_sentence_transformers"]
 
 # %% auto #0
-__all__ = ['PATCHES', 'similarity', 'vt_of_pairs', 'best_patch', 'Embedded', 'Score', 'scores_of', 'PhrasePresence',
-           'PresenceCurve', 'fit_curve', 'fit_presence', 'phrases_of_others', 'presence', 'FEATURES', 'Head',
-           'Relation', 'fit_head', 'pair_features', 'relations_many', 'SentenceModule', 'Store', 'compress',
-           'encode_images', 'encode_texts', 'maxsim', 'phrase_texts', 'restore', 'text_vectors',
-           'to_sentence_transformers']
+__all__ = ['PATCHES', 'similarity', 'vt_of_pairs', 'Embedded', 'Score', 'scores_of', 'PhrasePresence', 'PresenceCurve',
+           'fit_curve', 'fit_presence', 'phrases_of_others', 'presence', 'Head', 'Relation', 'fit_head',
+           'pair_features', 'relations_many', 'SentenceModule', 'Store', 'best_patch', 'compress', 'encode_images',
+           'encode_texts', 'maxsim', 'phrase_texts', 'restore', 'text_vectors', 'to_sentence_transformers']
 
 # %% ../../nbs/1_method/23_score.ipynb #e94175dc
 PATCHES = ("best", "attention")  # what a phrase is compared with
@@ -93,19 +94,6 @@ def vt_of_pairs(
 
 def _encode_texts(towers, texts):
     return torch.from_numpy(np.stack([*text_vectors(towers, texts).values()]))
-
-
-def best_patch(
-    phrases: Tensor,  # (K,D) unit
-    tokens: Tensor,  # (M,D) unit, the patches of an image
-) -> Tensor:  # (K,)
-    """The cosine of each phrase with the patch that fits it best.
-
-    Example:
-        >>> best_patch(torch.eye(2), torch.eye(2)[:1]).tolist()
-        [1.0, 0.0]
-    """
-    return (phrases @ tokens.T).amax(-1)
 
 
 def _own_maps(phrases, tokens, scale):
@@ -360,22 +348,21 @@ class Score:
         self,
         folder: Path | str,  # of a release
     ):
-        "Write the score into the release's score.json, as parts if it has a head, else as phrases"
+        "Write parts, or phrases where there is no head, into score.json; `UserError` for what MaxSim cannot serve"
+        if self.head is None:
+            _check_served(self)
         content = vars(self) | {"head": self.head and self.head._asdict()}
         del content["towers"]
         keep_fitted(folder, {"parts" if self.head else "phrases": content})
 
 
-def _head_of(content):
-    "The head that a file holds; None where it holds none, `ValueError` where its numbers do not fit each other"
-    if content is None:
-        return None
-    head = Head(**content)
-    try:
-        head.log_gains(torch.zeros(1, FEATURES))
-    except RuntimeError:
-        raise ValueError from None
-    return head
+def _check_served(score):
+    "Raise `UserError` where a score by phrases is not what MaxSim serves"
+    if score.patches != "best" or not math.isclose(score.cosine + score.phrases, 1):
+        raise UserError(
+            f"a score without relations is kept for MaxSim: patches best, not {score.patches}, and the weights of v·t "
+            f"and phrases sum to 1, not {score.cosine + score.phrases:.4g}"
+        )
 
 
 def scores_of(
@@ -394,5 +381,6 @@ def scores_of(
     scores = {"phrases": Score(towers=towers)}
     with form_errors("score.json", "the scores of a model; fit them again, or delete it"):
         for name in held.keys() & {"phrases", "parts"}:
-            scores[name] = Score(**held[name] | {"head": _head_of(held[name].get("head")), "towers": towers})
+            scores[name] = Score(**held[name] | {"head": read_head(held[name].get("head")), "towers": towers})
+        _check_served(scores["phrases"])
     return scores

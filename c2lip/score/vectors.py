@@ -21,11 +21,11 @@ from ..core import Range, UserError, check_choice, read_once
 from ..core.files import whole, write_json
 from ..encoding import evaluating
 from ..towers import Towers, load, save
-from ..towers.folders import keep_fitted, phrase_share, release_record
+from ..towers.folders import keep_fitted, phrase_share, read_fitted, release_record
 
 # %% auto #0
-__all__ = ['encode_images', 'Store', 'compress', 'restore', 'phrase_texts', 'text_vectors', 'encode_texts', 'maxsim',
-           'SentenceModule', 'to_sentence_transformers']
+__all__ = ['encode_images', 'Store', 'compress', 'restore', 'phrase_texts', 'text_vectors', 'best_patch', 'encode_texts',
+           'maxsim', 'SentenceModule', 'to_sentence_transformers']
 
 # %% ../../nbs/1_method/21_vectors.ipynb #95f92f42
 def encode_images(
@@ -162,6 +162,19 @@ def text_vectors(
         vectors = [encoding.encode_texts(towers.model, ids.to(device))[0].float().cpu() for ids in batches]
     return dict(zip(words, torch.cat(vectors).numpy()))
 
+# %% ../../nbs/1_method/21_vectors.ipynb #39303702
+def best_patch(
+    phrases: Tensor,  # (K,D) unit
+    tokens: Tensor,  # (M,D) unit, the patches of an image
+) -> Tensor:  # (K,)
+    """The cosine of each phrase with the patch that fits it best.
+
+    Example:
+        >>> best_patch(torch.eye(2), torch.eye(2)[:1]).tolist()
+        [1.0, 0.0]
+    """
+    return (phrases @ tokens.T).amax(-1)
+
 # %% ../../nbs/1_method/21_vectors.ipynb #81cc624c
 def encode_texts(
     towers: Towers,  # model and tokenizer
@@ -240,8 +253,14 @@ class SentenceModule(torch.nn.Module):
 
     @classmethod
     def load(cls, folder: str) -> SentenceModule:  # as it was written
-        "Called by sentence-transformers"
-        return cls(load(folder), release_record(Path(folder))["vectors"])
+        "Called by sentence-transformers; `UserError` for a folder that is not whole"
+        vectors = release_record(Path(folder)).get("vectors")
+        if vectors is None or "phrases" not in read_fitted(folder):
+            raise UserError(
+                f"{folder}: record.json without vectors, or score.json without phrases, is not the whole of what "
+                "to_sentence_transformers writes; write it anew"
+            )
+        return cls(load(folder), vectors)
 
     def save(self, folder: str, **options: Any):  # made if missing
         "Called by sentence-transformers"
@@ -285,7 +304,7 @@ def to_sentence_transformers(
     """
     Range(0, 1).check("the share of phrases", share)
     kind = "MultiVectorEncoder" if share else "SentenceTransformer"
-    module = {"idx": 0, "name": "0", "path": "", "type": "c2lip.multivector.SentenceModule"}
+    module = {"idx": 0, "name": "0", "path": "", "type": "c2lip.score.vectors.SentenceModule"}
     with whole(folder, "config_sentence_transformers.json", "made_by") as stage:
         write_json(stage / "modules.json", [module])
         write_json(stage / "config_sentence_transformers.json", {"model_type": kind, "made_by": "c2lip"})

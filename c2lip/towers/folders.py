@@ -26,7 +26,6 @@ from c2lip.core.files import (
     project_root,
     read_json,
     regular,
-    settle,
     shipped,
     user_path,
     write_json,
@@ -121,8 +120,8 @@ def release_record(
 
 
 @functools.lru_cache  # once in a process, which may load a folder often
-def _say_unrecorded(folder):
-    print(f"{folder} has no record.json: whether its files are as they were released is not known")
+def _say_once(line):
+    print(line)
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #b88769e0
 _FITTED = "score.json"
@@ -149,6 +148,9 @@ def read_fitted(
     "What was fitted to the weights of a model; `UserError` where it is of others, or damaged"
     home = model_home(model)
     for folder in (home, home / "model"):
+        for name in ("parts.json", "presence.json"):
+            if (folder / name).is_file():
+                _say_once(f"{folder / name} is of an earlier version and is not read: fit it anew, into {_FITTED}")
         if (folder / _FITTED).is_file():
             content = json_object(folder / _FITTED)
             if content.pop("sha256", None) != digest(folder):
@@ -169,7 +171,7 @@ def _check_digests(folder):
     "Raise `UserError` where the files of a release are not those that its record was written with"
     record = release_record(folder)
     if not record and not _is_foreign(folder):  # a folder of transformers has none
-        _say_unrecorded(folder)
+        _say_once(f"{folder} has no record.json: whether its files are as they were released is not known")
     digests = {**(record.get("files") or {}), _WEIGHTS[0]: record.get("sha256")}
     for name in RELEASED:
         recorded = digests.get(name)
@@ -375,7 +377,8 @@ def load_folder(
 ) -> tuple[Any, Any, dict]:  # model, tokenizer, open_clip's model_cfg
     "What a release folder holds; raise `UserError` where its parts do not fit each other, or are not finite"
     try:
-        settle(folder)
+        if any((folder / ".whole").glob("*")):
+            raise UserError(f"{folder} holds files in .whole, as a killed process leaves them: save the model anew")
         for file in folder.glob("*.json"):
             regular(file)
         cfg = _read_config(folder)
