@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RULE', 'CHOICES', 'SUITES', 'SCORES', 'Bench', 'open_bench', 'model_of', 'Choice', 'fit_once', 'SuiteTerms',
            'suite_terms', 'merits', 'choose', 'choices_of', 'measure_once', 'run_protocol', 'make_record',
-           'with_halves', 'verdict', 'by_score', 'changes_by_score']
+           'read_scores', 'verdict', 'by_score', 'changes_by_score']
 
 # %% ../../../nbs/9_study/02_protocol.ipynb #195ee5d4
 import json
@@ -20,10 +20,10 @@ import pandas as pd
 import torch
 
 from ...core import UserError
-from ...core.files import read_json, read_yaml, run_folder, shipped, write_json
+from ...core.files import json_object, read_json, read_yaml, run_folder, shipped, write_json
 from ..evaluation.base import Scorer
 from ..evaluation.embeddings import embed
-from ..evaluation.published import floor_tables
+from ..evaluation.published import floor_tables, with_halves
 from ..evaluation.report import pick_rows, suite_label, task_label
 from c2lip.lab.evaluation.results import (
     FRAME,
@@ -31,6 +31,8 @@ from c2lip.lab.evaluation.results import (
     item_changes,
     keep_items,
     keep_record,
+    read_answers,
+    read_record,
     summarise,
 )
 from ..evaluation.suites import benchmark_folder, embed_suites, measure, read_folder, tabulate
@@ -38,11 +40,15 @@ from .trials import TrialSetup, start_page, train_trial
 from ..training.interpolation import interpolate
 from ..world.captions import train_records
 from ..world.cutouts import open_world
-from ..world.twins import HALVES
+from ..world.twins import HALVES, KINDS
 from ...score import Embedded, Score
 from ...towers import Towers
 
 # %% ../../../nbs/9_study/02_protocol.ipynb #78cc2457
+RULE = read_yaml(shipped("question_rule.yaml"))["parts"]
+"How a score is chosen: grid, merit, and what counts as equal"
+
+
 class Bench(NamedTuple):
     "What all models of a record share"
 
@@ -51,6 +57,16 @@ class Bench(NamedTuple):
     training: dict  # images and captions on which scores are fitted
     test: Path  # folder of the benchmark
     alpha: float  # share of the trained weights in the average with the base
+
+
+def _keep_bench(file, about):
+    "Write what a bench is, or compare it with the one that is there"
+    if not file.exists():
+        return write_json(file, about)
+    before = json_object(file)
+    other = [name for name in about if before.get(name) != about[name]]
+    if other:
+        raise UserError(f"{file.parent} holds figures of another {', '.join(other)}; give another run_dir or delete it")
 
 
 def open_bench(
@@ -62,12 +78,14 @@ def open_bench(
     pairs: int = 5000,  # training images on which scores are fitted
     **given: Any,  # other settings of train.ipynb, and the benchmark's sizes
 ) -> Bench:
-    "The bench of a run folder, on one thread"
+    "The bench of a run folder, on one thread; `UserError` where the folder holds what another bench gave"
     setup = start_page(run, steps, model=model, data=data, threads=1, **given)
     records = train_records(pairs, world=open_world(data), single=0.0)
     images = [cache(draw) for _, draw, _ in records]  # every fit draws the same images
     training = {"images": images, "captions": [caption for *_, caption in records]}
     sizes = {"images": setup.launcher["bench_images"], "items": setup.launcher["items"]}
+    about = {"model": model, "data": data, "alpha": alpha, "steps": steps, "pairs": pairs, **sizes, "rule": RULE}
+    _keep_bench(Path(run) / "bench.json", about)
     return Bench(Path(run), setup, training, benchmark_folder(data, "test", **sizes), alpha)
 
 
@@ -85,9 +103,6 @@ def model_of(
     return interpolate(bench.setup.base, trained, bench.alpha)
 
 # %% ../../../nbs/9_study/02_protocol.ipynb #a2c876e3
-RULE = read_yaml(shipped("question_rule.yaml"))["parts"]
-"How a score is chosen: grid, merit, and what counts as equal"
-
 _PATCHES = {"patches": "attention", "best patch": "best"}  # the rule's words → those of `Score`
 
 
@@ -217,9 +232,8 @@ def choices_of(
             fitted = fit_once(towers, bench.training)
             terms = suite_terms(towers, bench.setup.benchmarks[0], suites)
             measured.append(merits(terms, fitted))
-        phrases = []
-        for table in measured:
-            phrases.append({choice: merit for choice, merit in table.items() if not choice.relations})
+        served = [choice for choice in CHOICES if choice.patches == "best" and not choice.relations]
+        phrases = [{choice: merit_of[choice] for choice in served} for merit_of in measured]
         write_json(file, {"phrases": choose(phrases), "parts": choose(measured)})
     return {score: (Choice(*choice), merit) for score, (choice, merit) in read_json(file).items()}
 
@@ -229,8 +243,7 @@ SUITES = ["world_sugarcrepe_2", "world_sugarcrepe_pp", "doubts", "binding", "ret
 
 _SHUFFLED = ["world_sugarcrepe_2", "doubts"]
 _KEPT = [  # rows of which every item's answer is kept
-    *("average", "average ITT", "average TOT", "phrases", "object", "i2t R@1", "t2i R@1"),
-    *("replace_rel", "swap_obj", "swap_obj_kept", "swap_obj_nouns", "swap_att"),
+    *(*HALVES, *KINDS, "average", "average TOT", "phrases", "object", "i2t R@1", "t2i R@1"),
     *("contacts replaced", "directions reversed", "colours as predicates", "sizes exchanged"),
 ]
 
@@ -315,20 +328,28 @@ SCORES = {"v·t": "", "phrases": "phrases/", "parts": "parts/"}
 "Score → what stands before a suite's name in a record"
 
 
-def with_halves(
-    trials: pd.DataFrame,  # of a record
-) -> pd.DataFrame:
-    "The rows of a record, with the mean of each half of World-SugarCrepe 2 by every score where it was not kept"
-    if trials.name.eq("recognition").any():
-        return trials
-    twins = trials[trials.suite.str.endswith("world_sugarcrepe_2")]
-    found = [trials]
-    for half, names in HALVES.items():
-        groups = twins[twins.name.isin(names)].groupby(["model", "seed", "suite"], sort=False)
-        error = (groups.se.agg(lambda se: (se**2).sum()) ** 0.5) / len(names)
-        means = groups.agg(value=("value", "mean"), n=("n", "sum")).assign(se=error, name=half)
-        found.append(means.reset_index())
-    return pd.concat(found, ignore_index=True)
+def _suite_here(record, suite):
+    "What a suite of a record is called here; None where the other record has it"
+    if record == "patches":
+        return suite.replace("best patch/", "phrases/") if suite.startswith("best patch/") else None
+    return None if suite.startswith("phrases/") else suite
+
+
+def read_scores() -> tuple[pd.DataFrame, dict]:  # rows; model → seed → items
+    "What the models of `readings` gave by every score: v·t and parts of that record, phrases of `patches`"
+    frames = []
+    answers: dict[str, dict] = {}
+    for record in ("readings", "patches"):
+        rows = read_record(record)
+        names = [_suite_here(record, suite) for suite in rows.suite]
+        frames.append(rows.assign(suite=names).dropna(subset="suite"))
+
+        for model, seeds in read_answers(record).items():
+            for seed, items in seeds.items():
+                known = answers.setdefault(model, {}).setdefault(seed, {})
+                known |= {(_suite_here(record, suite), row): item for (suite, row), item in items.items()}
+    trials = with_halves(pd.concat(frames, ignore_index=True))
+    return trials[trials.model != "blind"], answers
 
 
 def verdict(
@@ -348,9 +369,9 @@ def by_score(
     score: str,  # of `SCORES`
     rows: list[tuple[str, str]],  # (suite, name)
 ) -> pd.DataFrame:
-    "The rows by one score, under their suites' own names"
+    "The rows by one score, under their suites' own names and in the order of `rows`"
     prefix = SCORES[score]
-    picked = pick_rows(frame, [(prefix + suite, name) for suite, name in rows])
+    picked = pd.concat([pick_rows(frame, [(prefix + suite, name)]) for suite, name in rows], ignore_index=True)
     return picked.assign(suite=picked.suite.str.removeprefix(prefix), score=score)
 
 
@@ -361,8 +382,8 @@ def changes_by_score(
     scores: tuple[str, ...] = tuple(SCORES),
 ) -> pd.DataFrame:  # model (the score), suite, name, mean, half, change, row
     "How far one model lies from another, by each score"
-    changes = item_changes(before, after)
-    parts = [by_score(changes, score, rows).assign(model=score) for score in scores]
-    found = summarise(pd.concat(parts))
-    labels = [f"{suite_label(suite)}, {task_label(name)}" for suite, name in zip(found.suite, found.name)]
-    return found.assign(row=labels, change=[*map(change_text, found["mean"], found.half)])
+    changes = with_halves(item_changes(before, after).assign(model="", against=""))
+    by_scores = [by_score(changes, score, rows).assign(model=score) for score in scores]
+    summary = summarise(pd.concat(by_scores))
+    labels = [f"{suite_label(suite)}, {task_label(name)}" for suite, name in zip(summary.suite, summary.name)]
+    return summary.assign(row=labels, change=[*map(change_text, summary["mean"], summary.half)])
