@@ -52,10 +52,8 @@ def _edited(request, tasks, **keys):
             raise UserError(f"{path} is no task of {request.name}{hint}")
         files[path.stem] = path.name
 
-    asked_twice = request.name in ("world_sugarcrepe_2", "doubts")
-    group = "question" if asked_twice or request.name.startswith("heldout/") else ""
     folders = [request.images, *folders_of(request, "images", "../val2017")]  # COCO, which suites share
-    keys |= dict(folders=folders, image="filename", wrong="negative_caption", group=group)
+    keys |= dict(folders=folders, image="filename", wrong="negative_caption", group="question")
     return items_of(request, files, partial(pair_item, **keys))
 
 
