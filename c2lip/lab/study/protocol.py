@@ -347,7 +347,10 @@ def read_scores() -> tuple[pd.DataFrame, dict]:  # rows; model → seed → item
         for model, seeds in read_answers(record).items():
             for seed, items in seeds.items():
                 known = answers.setdefault(model, {}).setdefault(seed, {})
-                known |= {(_suite_here(record, suite), row): item for (suite, row), item in items.items()}
+                for (suite, row), item in items.items():
+                    name = _suite_here(record, suite)
+                    if name is not None:
+                        known[name, row] = item
     trials = with_halves(pd.concat(frames, ignore_index=True))
     return trials[trials.model != "blind"], answers
 
