@@ -1,16 +1,21 @@
-"""README.md: sentences by hand, and every number of it in a record."""
+"""README.md and the study: sentences by hand, and every number of them in a record."""
 
 import re
 
+import pytest
 from conftest import ROOT
 
 from c2lip.core.files import read_json
-from c2lip.lab.evaluation.results import read_answers, read_record
+from c2lip.lab.evaluation.results import change_text, read_answers, read_record
+from c2lip.lab.study.claims import stored_changes
 from c2lip.lab.study.protocol import changes_by_score, read_scores
 from c2lip.lab.training.step import BY_MODEL, WEIGHTS
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf8")
 TYPED = {"3.11", "2.0", "2603.25722"}  # in no record: versions and the paper's number
+TYPED_IN_STUDY = {"0.01", "0.5", "35.5", "96.3"}  # settings; a README of a record; computed on page 06
+HERE = {str(BY_MODEL["embedded"]["alpha"]), *(f"{weight:g}" for weight in WEIGHTS["embedded"].values())}
+WORLDS = ("worlds_photographs", "worlds_emoji", "worlds_frozen")
 
 
 def test_the_table_is_that_of_the_record():
@@ -22,41 +27,97 @@ def test_the_table_is_that_of_the_record():
 
 
 def change(answers, score, suite, row, before="plain", after="default"):
-    "How far one model lies from another in a row, as the page prints it, without the sign"
+    "How far one model lies from another in a row, as a page prints it, without the sign"
     (found,) = changes_by_score(answers[before], answers[after], [(suite, row)], [score]).itertuples()
     return found.change.lstrip("+-")
 
 
-def test_numbers_of_sentences():
-    "Every decimal of the prose is one of the records', and each of these is there"
+def values(record, *keys):
+    "Rows of a record, (model, suite, name), as a page prints them"
+    means = read_record(record).groupby(["model", "suite", "name"]).value.mean()
+    return {f"{means[key]:.1f}" for key in keys}
+
+
+def learned_later():
+    "Phrase binding by v·t after 2,700 steps, of plain fine-tuning and C2LIP"
     rows = read_record("long_readouts").query("split == 'test' and score == 'both'")
     rows = rows.assign(model=rows.model.str.replace(r", seed \d+$", "", regex=True))
     by_vt = rows.groupby(["model", "suite", "name"]).before.mean()
-    wanted = {f"{by_vt[model, 'binding', 'phrases']:.1f}" for model in ("plain", "+ npc + xac")}
-    wanted |= {str(BY_MODEL["embedded"]["alpha"])}
+    return {f"{by_vt[model, 'binding', 'phrases']:.1f}" for model in ("plain", "+ npc + xac")}
 
+
+def readme_numbers():
+    "Changes, and other numbers, of README's sentences"
     searched = read_record("search").query("images == 10_000").set_index("name").value
-    wanted |= {f"{searched['R@10']:.1f}", f"{searched['R@10 by v·t']:.1f}", f"{searched['bytes an image'] / 1000:.1f}"}
+    numbers = {f"{searched[name]:.1f}" for name in ("R@10", "R@10 by v·t")}
+    numbers.add(f"{searched['bytes an image'] / 1000:.1f}")
     assert f"{searched['ms a query, median']:.0f} ms" in PAGE
 
-    values = read_record("readings").groupby(["model", "suite", "name"]).value.mean()
-    wanted |= {
-        f"{values[key]:.1f}" for key in (("base", "zeroshot", "object"), ("default", "parts/zeroshot", "object"))
-    }
-
+    numbers |= values("readings", ("base", "zeroshot", "object"), ("default", "parts/zeroshot", "object"))
     _, answers = read_scores()
-    gains = [
+    changes = [
         change(answers, "phrases", "binding", "phrases"),
         change(answers, "parts", "world_sugarcrepe_2", "binding"),
         change(answers, "v·t", "retrieval", "t2i R@1"),
         change(answers, "parts", "zeroshot", "object", "default", "xac"),
     ]
-    worlds = ("worlds_photographs", "worlds_emoji", "worlds_frozen")
-    gains += [change(read_answers(record), "parts", "binding", "phrases") for record in worlds]
-    assert all(text in PAGE for text in gains), gains
-    wanted |= {number for text in gains for number in text.split(" ± ")}
+    changes += [change(read_answers(record), "parts", "binding", "phrases") for record in WORLDS]
+    return changes, numbers
 
-    wanted |= {f"{weight:g}" for weight in WEIGHTS["embedded"].values()}
-    prose = "\n".join(line for line in re.sub(r"```.*?```", "", PAGE, flags=re.S).splitlines() if line[:1] != "|")
-    found = set(re.findall(r"\d+\.\d+", prose))
-    assert found - TYPED == wanted - TYPED
+
+def study_numbers():
+    "The same of the study's"
+    _, answers = read_scores()
+    changes = [
+        change(answers, "phrases", "binding", "phrases"),
+        change(answers, "parts", "binding", "phrases"),
+        change(answers, "parts", "world_sugarcrepe_2", "binding"),
+        change(answers, "parts", "binding", "phrases", "default", "xac"),
+        change(answers, "parts", "zeroshot", "object", "default", "xac"),
+        change(answers, "v·t", "world_sugarcrepe_pp", "average TOT"),
+        change(answers, "v·t", "zeroshot", "object", "base"),
+        change(answers, "v·t", "retrieval", "i2t R@1"),
+        change(answers, "parts", "retrieval", "i2t R@1"),
+    ]
+    for form in ("paper", "code"):
+        for against, row in (("plain", ("binding", "phrases")), (f"npc, {form}", ("localisation", "AUROC"))):
+            mean, half = stored_changes("paper_letter_long", against)[f"npc + xac, {form}", *row]
+            changes.append(change_text(mean, half).lstrip("+-"))
+
+    in_doubt = [("default", "parts/doubts", name) for name in ("sizes exchanged", "one or two")]
+    numbers = values("readings", *in_doubt)
+    for record in WORLDS[:2]:
+        numbers |= values(record, ("base", "zeroshot", "object"))
+    ninety = read_record("ninety_seconds").query("track == 'any score' and name == 'phrases'")
+    ninety = ninety.groupby("model").value.mean()
+    numbers |= {f"{ninety[model]:.1f}" for model in ("plain", "default")}
+
+    binding = ("default", "parts/binding", "phrases")
+    (whole,), (half,) = (values(record, binding) for record in ("readings", "readings_half"))
+    frozen = read_answers("worlds_frozen")
+    relations = [change(frozen, "parts", "world_sugarcrepe_2", "replace_rel", before) for before in ("base", "plain")]
+    return changes, numbers | {f"{float(whole) - float(half):.1f}", *(text.split(" ± ")[0] for text in relations)}
+
+
+def study_prose():
+    "The sentences of the study without links"
+    cells = read_json(ROOT / "nbs" / "study.ipynb")["cells"]
+    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return re.sub(r"\[[\d.]+\]|\(https?://[^)]*\)", "", prose)
+
+
+@pytest.mark.parametrize(
+    "prose, numbers, typed",
+    [(lambda: PAGE, readme_numbers, TYPED), (study_prose, study_numbers, TYPED_IN_STUDY)],
+    ids=["README", "study"],
+)
+def test_numbers_of_sentences(prose, numbers, typed):
+    "Every decimal of the prose is one of the records', and each of these is there"
+    text = prose()
+    changes, others = numbers()
+    assert not [change for change in changes if change not in text]
+
+    lines = re.sub(r"```.*?```", "", text, flags=re.S).splitlines()
+    printed = set(re.findall(r"\d+\.\d+", "\n".join(line for line in lines if line[:1] != "|")))
+    wanted = {number for change in changes for number in change.split(" ± ")}
+    assert printed - typed == (wanted | others | HERE | learned_later()) - typed

@@ -386,7 +386,7 @@ def changes_by_score(
 ) -> pd.DataFrame:  # model (the score), suite, name, mean, half, change, row
     "How far one model lies from another, by each score"
     changes = with_halves(item_changes(before, after).assign(model="", against=""))
-    by_scores = [by_score(changes, score, rows).assign(model=score) for score in scores]
-    summary = summarise(pd.concat(by_scores))
+    frames = [by_score(changes, score, rows).assign(model=score) for score in scores]
+    summary = summarise(pd.concat(frames))
     labels = [f"{suite_label(suite)}, {task_label(name)}" for suite, name in zip(summary.suite, summary.name)]
     return summary.assign(row=labels, change=[*map(change_text, summary["mean"], summary.half)])
