@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from conftest import ROOT
 from PIL import Image
-from writing import Canary, write_tar
+from writing import Canary, encoded, write_tar
 
 from c2lip.concepts import canonical_caption, load_pipeline
 from c2lip.core import UserError, in_workers
@@ -29,11 +29,11 @@ from c2lip.lab.attention.explorer import Explorer
 from c2lip.lab.data.images import BadImage, open_image
 from c2lip.lab.data.prepare import prepare
 from c2lip.lab.data.records import Skips
-from c2lip.lab.data.sources import find_source, open_data
+from c2lip.lab.data.sources import Tables, find_source, open_data
 from c2lip.lab.evaluation.readers.classes import read_classes
 from c2lip.lab.evaluation.results import keep_record
 from c2lip.lab.evaluation.suites import read_folder
-from c2lip.lab.training.config import complete
+from c2lip.lab.training.config import Config, complete
 from c2lip.lab.training.launch import check_run, complete_line
 from c2lip.lab.training.launchers import save_parameters
 from c2lip.lab.training.log import read_log
@@ -457,6 +457,16 @@ def test_only_regular_files_are_opened(tmp_path):
     assert (len(records), counts) == (10, {"bad text file": 1, "no text file": 1})
 
 
+# What would not end
+
+
+def test_numbers_that_would_not_end():
+    large = dict(images="1e18", threads=99999999999, seed=2**64, epochs=1e308, batch_size=10**18, workers=10**6)
+    for name, value in (large | dict(items=10**18, warmup=10**30, gpus=10**6)).items():
+        refused(partial(Config.of, {name: value}), name)
+    assert Config.of(dict(seed=2**32 - 1)).seed == 2**32 - 1
+
+
 # What is said in one line
 
 
@@ -475,6 +485,39 @@ def test_names_that_are_no_text(tmp_path):
 
     other = table(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")))
     refused(lambda: read(other, tmp_path), "name is not UTF-8")
+
+
+def test_names_that_look_like_patterns(tmp_path):
+    for name in ("br{a,b}ce", "photos:2024", "what?", "star*"):
+        file = table(tmp_path / name) / "captions.csv"
+        for source in map(find_source, (file.parent, file, [str(file)])):
+            assert isinstance(source, Tables)
+            assert source.places == [str(file)]
+
+
+def counted(shards):
+    skips = Skips(1)
+    find_source(list(map(str, shards))).records(skips)
+    return skips
+
+
+def test_a_shards_loss_is_counted(tmp_path):
+    "Joined by cat, zeroed inside, in another encoding, two images of one key; shards of one name are counted as two"
+    png = encoded(Image.new("RGB", (9, 9)))
+    members = [(f"s{i}.{end}", png) for i in range(4) for end in ("png", "jpg")]
+    members = [m for i in range(4) for m in (*members[2 * i : 2 * i + 2], (f"s{i}.txt", b"a mug"))]
+    (tmp_path / "a").mkdir()
+    write_tar(tmp_path / "a" / "0.tar", members)
+    whole = (tmp_path / "a" / "0.tar").read_bytes()
+    assert "4 further image of a sample" in str(counted([tmp_path / "a" / "0.tar"]))
+
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "0.tar").write_bytes(whole + whole)
+    (tmp_path / "a" / "0.tar").write_bytes(whole[:1024] + bytes(1024) + whole[2048:])
+    assert counted([tmp_path / "a" / "0.tar", tmp_path / "b" / "0.tar"]).counts["damaged shard"] == 2
+
+    write_tar(tmp_path / "c.tar", [("s.png", png), ("s.txt", "a café".encode("latin1"))])
+    assert counted([tmp_path / "c.tar"]).counts == {"empty caption": 1}
 
 
 def write_whole(folder, name):

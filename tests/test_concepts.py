@@ -12,6 +12,7 @@ import time
 
 import pytest
 from grammar import read_conllu, read_grammar, sentence_text, template_caption, to_doc
+from spacy.tokens import Doc
 
 from c2lip import concepts
 from c2lip.concepts import (
@@ -211,6 +212,16 @@ def test_joined_phrases_are_words_of_the_caption(own):
     assert joined > 40
 
 
+def test_the_other_scheme_of_arcs_joins_alike():
+    words = "A house that is red is big .".split()
+    pos = "DET NOUN PRON AUX ADJ AUX ADJ PUNCT".split()
+    vocab = load_pipeline().vocab
+    ours = dict(heads=[1, 6, 4, 4, 1, 6, 6, 6], deps="det nsubj nsubj cop acl:relcl cop ROOT punct".split())
+    clear = dict(heads=[1, 5, 3, 1, 3, 5, 5, 5], deps="det nsubj nsubj relcl acomp ROOT acomp punct".split())
+    found = [phrases_of(Doc(vocab, words, pos=pos, **tree)) for tree in (ours, clear)]
+    assert found[0] == found[1] == [Phrase("A red big house", 0, 7)]
+
+
 # ------------------------------------------------------------------ hostile captions
 def hostile(n, rng):
     pools = [
@@ -346,6 +357,15 @@ def test_cut_phrase_is_none(name, tokenizers):
         decode = tokenizer.decode if hasattr(tokenizer, "decode") else tokenizer.tokenizer.decode
         fits = "uncharacteristically" in letters(decode(row))
         assert (span is not None) == fits, n
+
+
+def test_hostile_spans(tokenizers):
+    captions = [canonical_caption(c)[:400] for c in hostile(400, random.Random(1))]
+    for tokenizer in tokenizers.values():
+        places = [[(0, len(c)), (len(c) // 3, len(c) // 2)] for c in captions]
+        phrases = [[Phrase(c[i:j], i, j) for i, j in own if i < j] for c, own in zip(captions, places)]
+        for spans in token_spans(tokenizer, captions, phrases):
+            assert all(s is None or 0 <= s[0] < s[1] <= tokenizer.context_length for s in spans)
 
 
 def test_an_unknown_tokenizer():

@@ -152,6 +152,15 @@ def test_every_file_of_a_layout_is_read_or_counted(tmp_path, name):
     assert skips.seen == len(layout["captions"]) + len(skips.rows)
 
 
+def test_parts_are_named(tmp_path):
+    for part in ("train", "test"):
+        shard(tmp_path / f"{part}-0.tar", 2 if part == "train" else 3)
+    assert [len(read(tmp_path, part=part)) for part in ("train", "test", "all")] == [2, 3, 5]
+    assert len(read(tmp_path / "test-0.tar")) == 3
+    with pytest.raises(UserError, match="has the parts test, train and no val"):
+        read(tmp_path, part="val")
+
+
 def test_columns_are_named(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.jpg").write_bytes(content(None))
@@ -187,6 +196,17 @@ def test_broken_rows_are_counted(tmp_path):
     assert skips.counts == causes
     with pytest.raises(UserError, match="at most 10%"):
         read(tmp_path / "t.jsonl")
+
+
+BROKEN = {"b.json": b"{}", "c.json": b"[1, ", "d.csv": b"\xff\xfe\x00", "e.csv": b"", "f.jsonl": b"", "h.zip": b""}
+BROKEN |= {"g.csv": b"photo,captoin\n1,2\n", "i.json": b"[" * 100_000, "j.csv": b"image,caption\n" + b"x" * 200_000}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_tables_are_user_errors(tmp_path, name):
+    (tmp_path / name).write_bytes(BROKEN[name])
+    with pytest.raises(UserError, match=name):
+        read(tmp_path / name)
 
 
 def test_shards_in_every_spelling(tmp_path):
@@ -379,6 +399,12 @@ def test_a_batch_that_loses_most_of_its_images_stops(tmp_path):
     rows = [r._replace(image="/gone.png") if i < 40 else r for i, r in enumerate(records(4000))]
     with pytest.raises(UserError, match="for one batch of 40: .*missing file"):
         list(loader(Samples(rows, SMALL), [list(range(40))]))
+
+
+def test_substitutes_scatter():
+    rows = [r._replace(image=b"no") if i < 50 else r for i, r in enumerate(records(1000))]
+    seen = [s.key for i in range(50) for s in Samples(rows, SMALL, skips=Skips(0.5)).__getitems__([i])]
+    assert len(set(seen)) > 40
 
 
 def test_orders():

@@ -35,6 +35,7 @@ from c2lip.lab.attention.explorer import Explorer
 from c2lip.lab.data.images import NOT_READ, BadImage, open_image
 from c2lip.lab.data.prepare import prepare
 from c2lip.lab.data.records import Skips
+from c2lip.lab.data.shards import index_captions
 from c2lip.lab.data.sources import find_source, open_data
 from c2lip.lab.dev.command import main
 from c2lip.lab.evaluation.suites import read_folder
@@ -228,6 +229,15 @@ def names_in_shards(dice, folder):
     images = sum(name.endswith("jpg") for name in members)
     lone = sum(cause == "empty caption" for cause, _ in skips.rows.values())
     assert images == len(found) + lone + skips.unread["jpg"], (members, skips)
+
+
+def joined_captions(dice, folder):
+    rows = [dict(url=f"http://x/{i}.jpg", caption=f"a red mug {i}") for i in range(8)]
+    text = "\n".join(map(json.dumps, rows)) if dice.random() < 0.5 else pd.DataFrame(rows).to_csv(index=False)
+    path = folder / ("t.jsonl" if text.startswith("{") else "t.csv")
+    path.write_bytes(hurt(text.encode(), dice))
+    about = index_captions(path, folder / "join.arrow")
+    assert about["rows"] + sum(about["skipped"].values()) <= 9 + text.count("\n")
 
 
 def shards(dice, folder):
@@ -548,6 +558,7 @@ KINDS = {
     names_in_shards: 60,
     cached: 20,
     run_folders: 25,
+    joined_captions: 10,
     images: 60,
     release: 48,
     benchmark: 40,

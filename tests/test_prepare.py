@@ -179,6 +179,16 @@ def test_dreamlip_s_short_captions_are_a_set(cc3m):
     assert [r.further for r in records.subset(np.array([2, 0]))] == [records[2].further, records[0].further]
 
 
+def test_phrases_of_a_joined_table(cc3m):
+    rows = [dict(url=f"http://images.example/{i}.jpg?a=1&b=2", caption="A dog.", phrases=["dog"]) for i in (0, 3, 9)]
+    (cc3m / "joined.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    manifest = prepare(str(cc3m / "*.tar"), cc3m / "out", captions=cc3m / "joined.jsonl", progress=False)
+    assert manifest["captions"] == manifest["given"] == manifest["joined"]["images_without_row"] == 2
+    (cc3m / "other.jsonl").write_text(json.dumps(dict(url="x", caption="A dog.")))
+    with pytest.raises(UserError, match="2 images have no row"):
+        prepare(str(cc3m / "cc3m-train-0001.tar"), cc3m / "none", captions=cc3m / "other.jsonl", progress=False)
+
+
 def test_a_table_in_pieces(tmp_path, monkeypatch):
     # keys are told apart over all pieces; a source's image may come again, with another caption or with the same
     monkeypatch.setattr(sources, "PIECE", piece := 500)

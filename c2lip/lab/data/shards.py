@@ -51,6 +51,8 @@ _MAX_SHARDS = 10**6  # braces can name more shards than there is memory
 def _words_of_braces(inside):
     "The words between two braces: the numbers of a range, as long as its ends where these have zeros, or a list"
     ends = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
+    if not ends and ".." in inside:
+        raise UserError(f"{{{inside}}} is no range of whole numbers, such as {{000..011}}")
     if not ends:
         words = inside.split(",")
         return words if len(words) > 1 else [f"{{{inside}}}"]
