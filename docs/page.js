@@ -383,7 +383,7 @@ const c2lip = (() => {
       [kind, 1 + others.filter(other => dot(embed(m, other), seen.image) >= fit).length, 1 + others.length]);
   }
   function doubts(name, drawn, ranked) { // ranked: phrase → its ranks
-    const found = drawn ? [] : [`${name} has seen drawn scenes alone: it has no reason to know this image`];
+    const found = drawn ? [] : [`${name} has seen scenes of one world alone: it has no reason to know this image`];
     for (const [phrase, own] of ranked) {
       const strange = wordsOf(phrase).filter(w => !small.has(w.lower) && !known.has(w.lower)).map(w => w.text);
       if (strange.length) found.push(`${name} has never read “${strange.join('”, “')}”`);

@@ -39,8 +39,8 @@ gc.set_threshold(100_000, 20, 20)  # of a worker, which lives long
 
 # Modules whose tests share nothing that is costly to make: their tests go to whichever worker is free.
 # The tests of any other module run one after the other on one worker.
-SPREAD = "cluster fuzz gates launch notebooks own_images prepare resume site stranger".split()
-SPREAD = {f"test_{name}" for name in SPREAD}
+SPREAD_NAMES = "cluster fuzz gates launch notebooks own_images prepare resume site stranger"
+SPREAD = {f"test_{name}" for name in SPREAD_NAMES.split()}
 # The longest go first, tests or whole modules, so that no worker is left alone with one of them at the end.
 LONGEST = (
     "walkthrough test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits "

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..concepts import phrase_number
-from ..core import Batch, Features, Sample, Texts, derive_seed, rank_and_world_size, seeded
+from ..core import Batch, Features, Sample, Texts, check_choice, derive_seed, rank_and_world_size, seeded
 from ..encoding import encode, gather, token_reader
 from ..losses import c2lip_losses, softmax_loss
 from ..towers import Towers, has_bias
@@ -225,7 +225,8 @@ def phrase_view(
     towers: Towers,  # whose tokenizer reads captions and phrases
     concepts: str = "encode",  # how a phrase is read: "encode", alone, or "pool", from the tokens of its caption
 ) -> Callable:  # (samples, step) → Batch
-    "Images, captions and the captions' phrases with their owners"
+    "Images, captions and the captions' phrases with their owners; `UserError` for another way to read a phrase"
+    check_choice("how a phrase is read", concepts, ["encode", "pool"])
     captions_alone = caption_view(towers)
     phrases = _pooled_phrases if concepts == "pool" else _encoded_phrases
 

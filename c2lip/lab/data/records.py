@@ -216,8 +216,8 @@ def caption_texts(*values) -> list[str]:
 def _listed(value, what):
     "A list, from itself or from its JSON text; None where there is nothing"
     if isinstance(value, str):
-        with suppress(ValueError, RecursionError):  # no JSON: no list either
-            value = json.loads(value.strip() or "null")
+        with suppress(ValueError):  # no JSON: no list either
+            value = parse_json(value.strip() or "null")
     if value is not None and not isinstance(value, (list, tuple)):
         raise BadSample("bad phrases", f"{what} must be a list")
     return value

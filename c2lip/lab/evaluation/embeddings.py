@@ -243,9 +243,9 @@ _FIT_MEMORY = 1e9  # bytes at most of their patches
 
 
 def _usual_parts(towers, sharp):
-    "Share, weight and patches that the records chose for most models of a kind"
-    if not has_bias(towers):  # CLIP's form: its maps tell no relations
-        return 0.25, 0.0, "attention"
+    "Share, weight and patches that the records chose for most models of a kind; `UserError` for towers without a bias"
+    if not has_bias(towers):
+        raise UserError("maps of models in CLIP's form tell no relations")
     return (0.5, 0.25, "attention") if sharp else (0.25, 0.25, "best")
 
 
@@ -270,6 +270,7 @@ def fit_scores(
     if "parts" in scores:
         return scores
     try:
+        usual = _usual_parts(towers, sharp)
         usable = iter(records) if getattr(records, "drawn", False) else filter(_opens, records)
         first = next(usable, records[0])
         _, patches = embed_tokens(towers, [first.image], progress=False)
@@ -278,7 +279,7 @@ def fit_scores(
         images = [record.image for record in chosen]
         captions = [record.caption for record in chosen]
         embedded = embed(towers, dict.fromkeys(images, "training"), set(images), progress=False)
-        scores["parts"] = Score.fit(embedded, images, captions, *_usual_parts(towers, sharp))
+        scores["parts"] = Score.fit(embedded, images, captions, *usual)
     except UserError as error:
         print(f"no score by parts: {error}")
     return scores

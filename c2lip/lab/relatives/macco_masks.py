@@ -108,7 +108,7 @@ def _concepts_in(doc):
 def _read_concepts(captions, tokenizer):
     "Of each caption its concepts, and the spans of all their words among the text tokens"
     concepts = [_concepts_in(doc) for doc in load_pipeline().pipe(captions)]
-    words = [[word for concept in concept_words for word in concept.words] for concept_words in concepts]
+    words = [[word for concept in caption_concepts for word in concept.words] for caption_concepts in concepts]
     return list(zip(concepts, token_spans(tokenizer, captions, words)))
 
 
