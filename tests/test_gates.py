@@ -8,9 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from configparser import ConfigParser
+from functools import cache
 from importlib.metadata import packages_distributions
+from itertools import chain
 
 import pytest
 from conftest import ROOT
@@ -145,16 +148,19 @@ def test_the_loss_stands_near_the_front():
     assert lines <= 1000
 
 
-def test_stored_outputs_are_of_these_defaults():
-    "What launchers show was made with the parameters that they have now, and holds no path of a machine"
+def test_stored_outputs_are_of_this_code():
+    "What launchers show was made by the code that they have now; a contributor is warned"
     register = read(ROOT / "data" / "outputs.json")
-    for launcher, record in register.items():
-        notebook = read(ROOT / "nbs" / f"{launcher}.ipynb")
-        defaults = upkeep.defaults_of(ROOT / "nbs" / f"{launcher}.ipynb")
-        assert defaults == record, f"make outputs ARGS={launcher}: its defaults have changed"
-        outputs = [o for c in notebook["cells"] for o in c.get("outputs", [])]
+    pages = {launcher: ROOT / "nbs" / f"{launcher}.ipynb" for launcher in register}
+    for launcher, page in pages.items():
+        outputs = [o for c in read(page)["cells"] for o in c.get("outputs", [])]
         assert outputs and len(json.dumps(outputs)) < 2.6e6, launcher  # study: 24 pictures in full colour
     assert {p.stem for p in LAUNCHERS} <= set(register)
+
+    stale = [launcher for launcher, page in pages.items() if upkeep.digest_code(page) != register[launcher]]
+    if stale:
+        warnings.warn(f'code has changed since its outputs: make outputs ARGS="{" ".join(stale)}"', stacklevel=2)
+    assert not (HELD and stale), stale
 
 
 def test_records_say_where_they_come_from():
@@ -207,12 +213,17 @@ DENSITY = {
 HELD = os.environ.get("C2LIP_WALLS") == "1"  # in our own continuous integration; a contributor's clone is not refused
 
 
-def texts(files):
-    return {file: file.read_text(encoding="utf8") for file in sorted(files)}
-
-
+@cache
 def library():
-    return texts(f for f in (ROOT / "c2lip").rglob("*.py") if f.name != "_modidx.py" and f.stat().st_size)
+    "Module → its text"
+    files = sorted(f for f in (ROOT / "c2lip").rglob("*.py") if f.name != "_modidx.py" and f.stat().st_size)
+    return {file: file.read_text(encoding="utf8") for file in files}
+
+
+@cache
+def nodes():
+    "Module → all nodes of its tree"
+    return {file: list(ast.walk(ast.parse(text))) for file, text in library().items()}
 
 
 def is_of_the_heart(file):
@@ -247,10 +258,15 @@ def test_lines_have_air():
 
 
 def test_rooms_functions_and_cells_are_short():
-    "A room has at most 400 lines, a function or a cell 60, a cell with a class 150"
-    long = [str(file) for file, text in library().items() if len(text.splitlines()) > 400]
-    for file, text in library().items():
-        for node in ast.walk(ast.parse(text)):
+    "A room has at most 400 lines, of which a contributor is warned, a function or a cell 60, a cell with a class 150"
+    full = [str(file) for file, text in library().items() if len(text.splitlines()) > 400]
+    if full:
+        warnings.warn(f"rooms of more than 400 lines: {full}", stacklevel=2)
+    assert not (HELD and full)
+
+    long = []
+    for file, inside in nodes().items():
+        for node in inside:
             if isinstance(node, FUNCTIONS) and node.end_lineno - node.lineno >= 60:
                 long.append(f"{node.name} of {file}")
     for path in ROOMS:
@@ -263,10 +279,10 @@ def test_rooms_functions_and_cells_are_short():
 
 def sliced_classes():
     "Classes of the library that have one subclass and no instance of their own: a part of another class"
-    nodes = [node for text in library().values() for node in ast.walk(ast.parse(text))]
-    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    every = list(chain(*nodes().values()))
+    classes = [node for node in every if isinstance(node, ast.ClassDef)]
     bases = Counter(base.id for node in classes for base in node.bases if isinstance(base, ast.Name))
-    made = {getattr(node.func, "id", getattr(node.func, "attr", "")) for node in nodes if isinstance(node, ast.Call)}
+    made = {getattr(node.func, "id", getattr(node.func, "attr", "")) for node in every if isinstance(node, ast.Call)}
     return [node.name for node in classes if bases[node.name] == 1 and node.name not in made]
 
 
@@ -280,11 +296,10 @@ PREPOSITIONS = ("of_", "by_", "from_", "per_", "with_")
 def test_a_variable_is_a_noun():
     "Variables and parameters whose names begin with a preposition"
     named: Counter[str] = Counter()
-    for text in library().values():
-        for node in ast.walk(ast.parse(text)):
-            is_variable = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            word = node.id if is_variable else node.arg if isinstance(node, ast.arg) else ""
-            named[word] += word.startswith(PREPOSITIONS)
+    for node in chain(*nodes().values()):
+        is_variable = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        word = node.id if is_variable else node.arg if isinstance(node, ast.arg) else ""
+        named[word] += word.startswith(PREPOSITIONS)
     assert not [word for word, count in named.items() if count]
 
 
@@ -299,8 +314,8 @@ def test_rooms_have_names_and_numbers_of_their_own():
 
 def test_the_heart_stands_alone():
     "No module of the heart imports the lab"
-    for file, text in library().items():
-        for node in ast.walk(ast.parse(text)) if is_of_the_heart(file) else ():
+    for file, inside in nodes().items():
+        for node in inside if is_of_the_heart(file) else ():
             if isinstance(node, ast.Import | ast.ImportFrom):
                 words = re.findall(r"\w+", ast.unparse(node))
                 assert "lab" not in words, f"{file} imports the lab"
@@ -381,9 +396,9 @@ def not_brought(packages, required):
 
 def test_every_import_is_required():
     "What the heart imports is a requirement, what the lab imports is in an extra; nbdev only upkeep needs"
-    for file, text in library().items():
+    for file, inside in nodes().items():
         extras = ("onnx", "serve") if is_of_the_heart(file) else ("lab", "ray", "serve")
-        packages = imported_packages(ast.walk(ast.parse(text)))
+        packages = imported_packages(inside)
         missing = not_brought(packages, requirements(*extras) | {"nbdev"})
         assert not missing, f"{file.name} imports {missing}, not required in settings.ini"
 

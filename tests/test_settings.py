@@ -32,7 +32,7 @@ def test_what_depends_on_the_model_is_auto():
     assert SETTINGS["alpha"].default == 1.0  # the trainer by itself ends with what it trained; train.ipynb chooses
     for launcher in ("train", "compare"):
         shown = read_parameters(NBS / f"{launcher}.ipynb")
-        assert all(shown[name].default in (AUTO, [AUTO]) for name in CHOSEN if name in shown), launcher
+        assert all(shown[name].default == AUTO for name in CHOSEN if name in shown), launcher
 
 
 def test_train_takes_every_setting_and_runs_with_the_defaults():

@@ -12,6 +12,7 @@ import sys
 import tokenize
 import warnings
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -49,6 +50,7 @@ def lines_of_body(function):
     return (body[0].lineno, function.end_lineno) if body else None
 
 
+@cache
 def measure(text: str) -> Counter:
     "The counts of one module"
     count = Counter()
