@@ -54,9 +54,6 @@ def start_trials(
         torch.set_num_threads(settings["threads"])
     device = pick_device(settings["device"])
     first = {name: settings[name] for name in SHARED if name in settings}
-    for name, value in first.items():
-        if isinstance(value, list) and value:
-            first[name] = value[0]
     given = Config.of({**first, "evaluate_every": 0})
     base = load(settings["model"], device, settings.get("check_release", True))
     records, held, skips = read_records(given)
@@ -66,7 +63,7 @@ def start_trials(
     taken = fill_auto(settings, values_by_model(base, steps, given.method))
     save_parameters(settings, run, "given.json")
     save_parameters(taken, run)
-    shared = {name: taken[name] for name in first if not isinstance(taken[name], list)}
+    shared = {name: taken[name] for name in first}
     print_advice(given, choose_by_model(given, base, steps), steps, base, records)
 
     samples = Samples(records, base.preprocess, base.tokenizer, cache=drawn, skips=skips)

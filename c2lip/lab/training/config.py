@@ -27,16 +27,13 @@ Regex = NewType("Regex", str)  # a regular expression
 
 
 def fill_auto(
-    settings: dict,  # name → value, or a list of values
+    settings: dict,  # name → value
     values: dict,  # name → value of auto
 ) -> dict:
     "Put `values` where a setting is auto; a given value stays"
     filled = dict(settings)
     for name, value in values.items():
-        given = settings.get(name)
-        if isinstance(given, list):
-            filled[name] = [value if v == AUTO else v for v in given]
-        elif given == AUTO:
+        if settings.get(name) == AUTO:
             filled[name] = value
     return filled
 

@@ -52,7 +52,7 @@ from ...towers import Towers, has_bias
 # %% ../../../nbs/6_training/07_fit.ipynb #d51aad8d
 def _rows_of_skills(table):
     "Skill → its rows in a table of `evaluate`, by v·t"
-    table = table[~table.suite.str.match("(phrases|parts)/")].dropna(subset="value")
+    table = table.dropna(subset="value")
     suite = table.suite.str.split("/").str[-1].str.removeprefix("world_")
     average = table.name.str.startswith("average")
 

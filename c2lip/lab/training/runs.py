@@ -40,7 +40,7 @@ def _changed_lately(folder):
     return True
 
 # %% ../../../nbs/6_training/08_runs.ipynb #225d1a6e
-_TABLES = ("table.csv", "trials.csv", "captions.parquet")
+_TABLES = ("table.csv", "trials.csv")
 _RESULTS = ("model/record.json", "*.png", *_TABLES)  # at the top of a folder that is done
 _KEPT = ("*.safetensors", "checkpoint*.pt", *_TABLES)  # anywhere below: something to go on from
 
@@ -80,7 +80,7 @@ def _scores(folder):
     with suppress(OSError, ValueError, AttributeError, LookupError):  # none, or one of another form
         table = pd.read_csv(regular(folder / "table.csv"), usecols=["suite", "name", "value", "against", "model"])
         table = table[table.against.isna() & ~table.model.isin(["blind", "bag of words"])]
-        questions = table.suite.isin(["sugarcrepe", "world_sugarcrepe", "world_sugarcrepe_2"])
+        questions = table.suite.isin(["sugarcrepe", "world_sugarcrepe_2"])
         rows = table[questions & (table.name == "average")]
         if rows.empty:
             rows = table[(table.suite == table.suite.iloc[0]) & (table.name == table.name.iloc[0])]
@@ -93,13 +93,12 @@ def _row_of(folder):
     "A run's row of the table"
     params = folder / "params.json"
     settings = json_object(params)
-    method = settings.get("method") or settings.get("methods") or ""  # one, or those that the run compares
     started = (params if params.exists() else folder).stat().st_mtime
     score, before, after = _scores(folder)
     return {
         "run": folder.name,
         "when": pd.Timestamp.fromtimestamp(started).floor("s"),
-        "method": one_line(str(method).strip("[]").replace("'", ""), 200),
+        "method": one_line(settings.get("method", ""), 200),
         "data": one_line(settings.get("data", ""), 200),
         "steps": _last_step(folder),
         "score": score,
