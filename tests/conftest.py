@@ -46,7 +46,8 @@ LONGEST = (
     "walkthrough test_training test_explorer_browser test_outside test_killed_runs_end_in_the_same_bits "
     "test_package test_own_images test_recipes test_launchers test_same_bytes_under_ray test_cluster test_site "
     "test_prepare test_methods test_release test_concepts test_resume test_launch test_command "
-    "nbs/tour test_stranger nbs/explore nbs/study".split()
+    "nbs/tour test_stranger nbs/9_study/10_claims nbs/9_study/02_protocol nbs/explore nbs/study test_attacks_safe "
+    "test_world test_suites test_plan".split()
 )
 QUICK = {"test_gates", "test_losses", "test_methods", "test_settings", "test_tables", "test_world"}
 CLOUDS = {"169.254.169.254", "metadata.google.internal"}  # where Ray asks at its start whether it runs in one
@@ -117,6 +118,7 @@ def on_ranks(work, folder, ranks):
 
 def pytest_configure(config):
     "In a run of many processes, those that import the library go on in a fork of one that has imported it"
+    config.option.loadscopereorder = False  # xdist would begin with the modules of most tests, and end with the longest
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None) and not config.option.markexpr:
         os.environ["C2LIP_FORKS"] = os.path.join(tempfile.mkdtemp(prefix="c2lip-"), "forks")
         subprocess.Popen([sys.executable, OFFLINE / "forks.py", os.environ["C2LIP_FORKS"]], start_new_session=True)
