@@ -439,6 +439,8 @@ def test_no_question_is_answered_blind(tmp_path, monkeypatch):
     assert (bag[[*twins.HALVES["recognition"], "recognition"]] > 90).all()
     asked = {(name, kind): items for name, suite in suites.items() for kind, items in suite.items.items()}
     assert {kind for _, kind in asked} == {*twins.KINDS, *twins.DOUBTS, "swap_obj"}
+    nouns, both = (len(asked["world_sugarcrepe_2", kind]) for kind in ("swap_obj_nouns", "swap_obj"))
+    assert abs(nouns / both - 0.31) < 0.01, "the share of the public files"
 
     most = read_yaml(shipped("question_rule.yaml"))["blind"]
     likelihood = pair_counts(4800)

@@ -15,8 +15,8 @@ from c2lip.core.files import shipped
 from c2lip.lab.evaluation.published import layout_table, layouts, published, read_published, with_means
 from c2lip.lab.evaluation.readers.composition import SUGARCREPE, SUGARCREPE_PP
 from c2lip.lab.evaluation.report import Cell, Table, frame_table, pick_rows, row_list
-from c2lip.lab.evaluation.results import read_record, results_frame
-from c2lip.lab.evaluation.scores import Hits, mean_of
+from c2lip.lab.evaluation.results import change_text, item_changes, read_record, results_frame
+from c2lip.lab.evaluation.scores import Hits, half_width, mean_of
 from c2lip.lab.evaluation.suites import tabulate
 
 
@@ -68,6 +68,18 @@ def test_every_cell_of_the_paper_has_a_place(layout):
     want = set(layouts()[layout].values())
     assert len(rows)
     assert all(set(zip(r["suite"], r["name"])) == want for _, r in rows.groupby("model"))
+
+
+def test_a_change_in_a_layout_is_the_paired_change(three):
+    "What stands beside a task of a compared model is the mean of its items' changes from the first"
+    table = layout_table("C2LIP Table A3", three)
+    changes = item_changes({0: drawn(0.6)[1]}, {0: drawn(0.7)[1]}).set_index(["suite", "name"])
+    cells = table.cells[table.rows.index(("Ours", "full & final_50%"))]
+    tasks = [(cell, key) for cell, key in zip(cells, layouts()["C2LIP Table A3"].values()) if key in changes.index]
+    assert len(tasks) == 8
+    for cell, key in tasks:
+        change = changes.loc[key]
+        assert cell.small == change_text(change.value, half_width(change.se, change.n)), key
 
 
 def test_foreign_names_stay_in_their_cells():

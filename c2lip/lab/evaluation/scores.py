@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Hits', 'Values', 'Summary', 'Mean', 'weighted', 'mean_of', 'beats', 'half_width', 'score', 'similarities',
-           'recall_hits', 'differences', 'change_of_items', 'over_seeds']
+           'recall_hits', 'differences', 'over_seeds']
 
 # %% ../../../nbs/5_evaluation/01_scores.ipynb #fd8e7276
 import math
@@ -195,15 +195,6 @@ def differences(
         values = second.values.double() - first.values.double()
         changes.tasks.append((weight, Values(values, first.cluster)))
     return changes
-
-
-def change_of_items(
-    before: Hits | Values | Mean,  # of a row, the first model
-    after: Hits | Values | Mean,  # of the same row, the second model
-) -> tuple[float, float, int]:  # change in points, its standard error, items
-    "The paired change of a row; a `UserError` where the items differ"
-    change = score("change", differences(before, after))
-    return change.value, change.se, change.n
 
 
 def over_seeds(

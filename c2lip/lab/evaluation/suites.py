@@ -174,7 +174,7 @@ def evaluate(
         layout that is absent is an error.
     images : where the images of suites in the workbook's own layout lie.
     ks : K of R@K in `retrieval`; published retrieval sets have 1, 5 and 10.
-    hits : receives the items of every row, in the order of the table. `change_of_items` compares two models by them.
+    hits : receives the items of every row, in the order of the table. `item_changes` compares two models by them.
     scores : scores beside v·t. A model without visual tokens in the joint space has v·t alone, and says so.
     batch_size, progress, precision : how images and texts are embedded, as in `EmbedOptions`.
 

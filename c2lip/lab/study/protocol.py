@@ -158,16 +158,18 @@ class SuiteTerms(NamedTuple):
 
 
 def _once(term):
-    "The same term, each list of images and texts computed once"
-    known = {}
+    "The same term, each list of images and texts computed once by every kind: best patch, attention, a head"
+    known: dict[tuple, list] = {}
 
-    def of_pairs(images, texts, kind, scale):
-        key = hash((tuple(images), tuple(texts), str(kind), scale))
-        if key not in known:
-            known[key] = term(images, texts, kind, scale)
-        return known[key]
+    def pairs(images, texts, kind, scale):
+        computed = known.setdefault((tuple(images), tuple(texts), scale), [])
+        for other, values in computed:
+            if other == kind:
+                return values
+        computed.append((kind, term(images, texts, kind, scale)))
+        return computed[-1][1]
 
-    return of_pairs
+    return pairs
 
 
 def suite_terms(

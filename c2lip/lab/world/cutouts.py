@@ -235,13 +235,6 @@ class CutOuts(World):
     def __reduce__(self):
         return open_world, (self.source,)
 
-    def is_natural(
-        self,
-        thing: Thing,  # an object
-    ) -> bool:
-        "Whether its picture has its colour by itself, and is not recoloured"
-        return thing.colour in self.natural[thing.noun]
-
     def paint(
         self,
         thing: Thing,  # an object; its shade tells which variant
