@@ -96,40 +96,30 @@ _ALLOWED = dict(merge_of=("none", "classifier", "all"), none=("skip", "caption")
 class Rules:
     """What counts as a concept. Every rule may be given to `noun_phrases` and `PhraseCollate` by its name.
 
-    Parameters
-    ----------
-    strip_determiners : "red couch" for "a red couch".
-    merge_of : which "A of B" are one phrase: "none", "classifier" (a cup of tea), or "all".
-    drop_generic : drop heads that name the image, a place in it or a time: image, background, top.
-    drop_places : drop bare general places too: home, street, school.
-    drop_pronouns : drop it, she, someone, others.
-    drop_repeats : of equal phrases of a caption keep the first alone.
-    join : what a sentence says of a noun joins its phrase: "The red house" for "The house is red".
-    none : a caption without a phrase gives nothing ("skip") or itself ("caption", as the reference).
-    max_phrases : a caption, the first ones; 0: all.
-    max_words : longer phrases are dropped; 0: none is.
-    max_chars : of a longer caption only the beginning is parsed.
+    Raises:
+        UserError: a value of another type than its default, below 0, or an unknown word.
 
-    Raises `UserError` for a value of another type than its default, below 0, or an unknown word.
     Source: arXiv 2603.25722, section 4.1, parses captions for noun phrases; the rules are this library's.
-    >>> caption = "A photo of a cup of coffee"
-    >>> [phrase.text for phrase in noun_phrases(caption)]
-    ['a cup of coffee']
-    >>> [phrase.text for phrase in noun_phrases(caption, merge_of="none", drop_generic=False)]
-    ['A photo', 'a cup', 'coffee']
+
+    Example:
+        >>> caption = "A photo of a cup of coffee"
+        >>> [phrase.text for phrase in noun_phrases(caption)]
+        ['a cup of coffee']
+        >>> [phrase.text for phrase in noun_phrases(caption, merge_of="none", drop_generic=False)]
+        ['A photo', 'a cup', 'coffee']
     """
 
-    strip_determiners: bool = False
-    merge_of: str = "classifier"
-    drop_generic: bool = True
-    drop_places: bool = False
-    drop_pronouns: bool = True
-    drop_repeats: bool = True
-    join: bool = True
-    none: str = "skip"
-    max_phrases: int = 16
-    max_words: int = 10
-    max_chars: int = 2000
+    strip_determiners: bool = False  # "red couch" for "a red couch"
+    merge_of: str = "classifier"  # which "A of B" are one phrase: "none", "classifier" (a cup of tea), or "all"
+    drop_generic: bool = True  # heads that name the image, a place in it or a time: image, background, top
+    drop_places: bool = False  # bare general places too: home, street, school
+    drop_pronouns: bool = True  # it, she, someone, others
+    drop_repeats: bool = True  # of equal phrases of a caption all but the first
+    join: bool = True  # what a sentence says of a noun joins its phrase: "The red house" for "The house is red"
+    none: str = "skip"  # a caption without a phrase gives nothing, or itself ("caption", as the reference)
+    max_phrases: int = 16  # of a caption, the first ones; 0: all
+    max_words: int = 10  # longer phrases are dropped; 0: none is
+    max_chars: int = 2000  # of a longer caption only the beginning is parsed
 
     def __post_init__(self):
         for rule in fields(self):
@@ -319,24 +309,24 @@ def _parse(rules, pipeline, captions):
 # %% ../nbs/1_method/07_concepts.ipynb #f50b72b2
 def noun_phrases_many(
     captions: list[str],  # canonical captions
-    nlp: Language | str | Path | None = None,  # a pipeline, or what `load_pipeline` takes
+    nlp: Language | str | Path | None = None,  # a name for `load_pipeline`, or a pipeline, which runs in this process
     **rules: Any,  # fields of `Rules`
 ) -> list[list[Phrase]]:  # one list a caption, in order
     """The concepts of many captions, by the embedded pipeline on every core of a Linux system.
 
-    Parameters
-    ----------
-    captions : N texts as `canonical_caption` cleans them; characters count in these very texts.
-    nlp : None: the pipeline that ships; a name or folder, as `load_pipeline` takes; or a spaCy pipeline, which runs in
-        this process alone.
-    rules : fields of `Rules` by name, such as drop_generic=False.
+    Returns:
+        N lists, in order. A caption that is empty or not English has none. Each phrase is (text, start, end):
+        caption[start:end] is its noun phrase, and text as well unless the rule `join` added what the sentence says of
+        it.
 
-    Returns N lists, in order. A caption that is empty or not English has none. Each phrase is (text, start, end):
-    caption[start:end] is its noun phrase, and text as well unless the rule `join` added what the sentence says of it.
-    Raises `UserError` for an unknown rule, or a pipeline that cannot be loaded or does not parse.
+    Raises:
+        UserError: an unknown rule, or a pipeline that cannot be loaded or does not parse.
+
     Source: arXiv 2603.25722, sections 3.2 and 4.1.
-    >>> noun_phrases_many(["A dog on a sofa.", ""])
-    [[Phrase(text='A dog', start=0, end=5), Phrase(text='a sofa', start=9, end=15)], []]
+
+    Example:
+        >>> noun_phrases_many(["A dog on a sofa.", ""])
+        [[Phrase(text='A dog', start=0, end=5), Phrase(text='a sofa', start=9, end=15)], []]
     """
     is_name = nlp is None or isinstance(nlp, (str, Path))
     pipeline = load_pipeline(nlp) if is_name else nlp
@@ -359,18 +349,19 @@ def noun_phrases(
 ) -> list[Phrase]:  # (text, start, end), in reading order
     """The concepts of one caption, as `noun_phrases_many` finds those of many.
 
-    Parameters
-    ----------
-    caption : a text as `canonical_caption` cleans it.
-    nlp, rules : as those of `noun_phrases_many`.
+    Returns:
+        The phrases in reading order, as (text, start, end).
 
-    Returns the phrases in reading order, as (text, start, end).
-    Raises `UserError` for an unknown rule, or a pipeline that cannot be loaded or does not parse.
+    Raises:
+        UserError: an unknown rule, or a pipeline that cannot be loaded or does not parse.
+
     Source: arXiv 2603.25722, sections 3.2 and 4.1.
-    >>> noun_phrases("A red couch stands by the tall building.")
-    [Phrase(text='A red couch', start=0, end=11), Phrase(text='the tall building', start=22, end=39)]
-    >>> noun_phrases("The house is red.")  # at 0:9 stands "The house"
-    [Phrase(text='The red house', start=0, end=9)]
+
+    Example:
+        >>> noun_phrases("A red couch stands by the tall building.")
+        [Phrase(text='A red couch', start=0, end=11), Phrase(text='the tall building', start=22, end=39)]
+        >>> noun_phrases("The house is red.")  # at 0:9 stands "The house"
+        [Phrase(text='The red house', start=0, end=9)]
     """
     return noun_phrases_many([caption], nlp, **rules)[0]
 

@@ -167,26 +167,23 @@ def c2lip_losses(
 
     All embeddings are unit vectors, of any precision; the losses are in float32 (float64 if given).
 
-    Parameters
-    ----------
-    image : (B,D) the pooled images v.
-    caption : (n,D) their captions t; row i belongs to image i. On several ranks those of the others follow, n > B.
-    phrase : (K,D) the concepts c; None where neither npc nor xac is wanted.
-    image_tokens : (B,M,D) what the pooling head gives for each token alone, V̄′; None where xac is not wanted.
-    owner : (K,) the image of each phrase, B or more: of another rank; or (B,K) signs of `phrase_signs`.
-    scale, bias : () τ = exp(logit_scale) and b of the sigmoid loss, the same in all three terms.
-    xac_scale : β of the attention; 1 in the public code.
-    terms : those to compute; one that is left out costs nothing.
+    Row i of the captions belongs to image i; on several ranks those of the others follow, n > B. The owner of a phrase
+    of another rank is B or more. A term that is left out costs nothing.
 
-    Returns {name of the term: () the loss}: the sum over all pairs, divided by the number of columns (n or K).
-    Raises `ValueError` where `owner` and `phrase` differ in number.
+    Returns:
+        {name of the term: () the loss}: the sum over all pairs, divided by the number of columns (n or K).
+
+    Raises:
+        ValueError: `owner` and `phrase` differ in number.
+
     Source: arXiv 2603.25722, Eq. 4 (contrastive), 5 (npc) and 7 (xac).
 
-    >>> v, t = torch.eye(2, 4), torch.eye(2, 4)  # two images, and captions that say the same
-    >>> c, owner = torch.eye(3, 4), torch.tensor([0, 1, 1])  # three phrases
-    >>> losses = c2lip_losses(v, t, c, v[:, None], owner, scale=torch.tensor(10.0), bias=torch.tensor(-5.0))
-    >>> {name: round(loss.item(), 3) for name, loss in losses.items()}
-    {'contrastive': 0.013, 'npc': 1.68, 'xac': 1.68}
+    Example:
+        >>> v, t = torch.eye(2, 4), torch.eye(2, 4)  # two images, and captions that say the same
+        >>> c, owner = torch.eye(3, 4), torch.tensor([0, 1, 1])  # three phrases
+        >>> losses = c2lip_losses(v, t, c, v[:, None], owner, scale=torch.tensor(10.0), bias=torch.tensor(-5.0))
+        >>> {name: round(loss.item(), 3) for name, loss in losses.items()}
+        {'contrastive': 0.013, 'npc': 1.68, 'xac': 1.68}
     """
     losses: dict[str, Tensor] = {}
     n = len(image)

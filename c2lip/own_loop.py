@@ -211,25 +211,24 @@ def _part(item, name):
 class PhraseCollate:
     """A `collate_fn`: images stacked, captions cleaned, their noun phrases found; all in the loader's worker.
 
-    Parameters
-    ----------
-    image : where an item of the data set has its image: a place in a tuple, or a key of a dictionary. An image is a
-        tensor (3,H,W), preprocessed for the model.
-    caption : where it has its caption: a text, or a list of texts, of which one is drawn by torch's generator.
-    nlp : what finds the phrases. None: the English pipeline that ships; a name or folder, as `load_pipeline` takes
-        (where workers are spawned); or a loaded spaCy pipeline.
-    rules : fields of `Rules` by name, such as strip_determiners=True.
+    A caption may be a list of texts, of which one is drawn by torch's generator. Where workers are spawned, `nlp` is a
+    name or a folder.
 
-    Returns, called with B items, {"images": (B,3,H,W), "captions": B texts, "phrases": B lists of (text, first
-    character, one past the last)}, the arguments of `C2LIPLoss.forward`.
-    Raises `UserError` for an unknown rule, and in the call for an item without such parts, an image that is no tensor,
-    a caption that is no text.
+    Returns:
+        Called with B items, {"images": (B,3,H,W), "captions": B texts, "phrases": B lists of (text, first character,
+        one past the last)}, the arguments of `C2LIPLoss.forward`.
+
+    Raises:
+        UserError: an unknown rule; in the call an item without such parts, an image that is no tensor, a caption that
+        is no text.
+
     Source: arXiv 2603.25722, section 4.1, parses the captions before training.
 
-    >>> collate = PhraseCollate("pixel_values", "text")
-    >>> batch = collate([{"pixel_values": torch.zeros(3, 96, 96), "text": "A red mug on a  table."}])
-    >>> batch["captions"], batch["phrases"]
-    (['A red mug on a table.'], [[('A red mug', 0, 9), ('a table', 13, 20)]])
+    Example:
+        >>> collate = PhraseCollate("pixel_values", "text")
+        >>> batch = collate([{"pixel_values": torch.zeros(3, 96, 96), "text": "A red mug on a  table."}])
+        >>> batch["captions"], batch["phrases"]
+        (['A red mug on a table.'], [[('A red mug', 0, 9), ('a table', 13, 20)]])
     """
 
     def __init__(
@@ -290,36 +289,34 @@ class C2LIPLoss(Step):
     The model is a part of it: `loss.parameters()` are the model's, none is added, nothing is patched. A model without a
     logit bias (CLIP) takes softmaxes in place of sigmoid losses. Losses are in float32 under autocast too.
 
-    Parameters
-    ----------
-    model : of open_clip, or a SiglipModel or CLIPModel of transformers. Wrap the loss, not the model:
-        `DistributedDataParallel(loss)`. On W ranks each returns W times its share: DDP's mean is the whole batch's.
-    tokenizer : the model's own: open_clip's, or a tokenizer or processor of transformers.
-    lambda_npc : weight of the noun-phrase concept loss (image–phrase); 0: not computed.
-    lambda_xac : weight of the cross-attention concept loss (phrase–what it reads from the patches); 0: not computed.
-    xac_scale : sharpness β of the attention in xac; 1 in the public code.
-    concepts : how a phrase is read: "encode", alone, or "pool", the mean of its tokens in its caption, which needs a
-        fast tokenizer and phrases that have a place.
-    duplicates : equal phrases of a batch: "merge", one column with many positives; "mask", a pair is left out where the
-        image mentions the words elsewhere; "separate", a column each, as in the public code.
-    nlp : finds phrases that are not given. None: the English pipeline that ships; a name or a spaCy pipeline.
+    Wrap the loss, not the model: `DistributedDataParallel(loss)`. On W ranks each returns W times its share, and DDP's
+    mean is the whole batch's. Concepts "pool" takes the mean of a phrase's tokens in its caption, which needs a fast
+    tokenizer and phrases that have a place. Of equal phrases "merge" makes one column with many positives, "mask"
+    leaves a pair out where the image mentions the words elsewhere, "separate" gives a column each, as in the public
+    code.
 
     loss(images, captions, phrases) takes (B,3,H,W) preprocessed images, B captions, and B lists of (text, first
     character, one past the last) or of bare texts. Without phrases they are found here, in the cleaned captions;
     `PhraseCollate` finds them in the loader's workers.
 
-    Returns, called so, () each: "contrastive", "npc", "xac", unweighted, "patches", over how many the attention of xac
-    is spread, and "total", the weighted sum to be minimised. A loss of weight 0 is not there. A batch without any
-    phrase warns once: npc and xac are 0 in it.
-    Raises `UserError` for another kind of model or tokenizer, for an unknown word, and in the call for unequal numbers,
-    a caption that is no text, a phrase that is not where it is said to be, a token that the model does not know.
+    Returns:
+        Called so, () each: "contrastive", "npc", "xac", unweighted, "patches", over how many the attention of xac is
+        spread, and "total", the weighted sum to be minimised. A loss of weight 0 is not there. A batch without any
+        phrase warns once: npc and xac are 0 in it.
+
+    Raises:
+        UserError: another kind of model or tokenizer, or an unknown word; in the call unequal numbers, a caption that
+        is no text, a phrase that is not where it is said to be, a token that the model does not know.
+
     Source: arXiv 2603.25722, Eq. 8; its own form is concepts "pool", xac_scale 1 and duplicates "separate".
-    >>> towers = load("base")  # or a model and tokenizer of open_clip or transformers
-    >>> loss = C2LIPLoss(towers.model, towers.tokenizer)
-    >>> values = loss(torch.zeros(2, 3, 96, 96), ["A red mug on a table.", "A blue fish."])
-    >>> list(values)
-    ['contrastive', 'npc', 'xac', 'patches', 'total']
-    >>> values["total"].backward()
+
+    Example:
+        >>> towers = load("base")  # or a model and tokenizer of open_clip or transformers
+        >>> loss = C2LIPLoss(towers.model, towers.tokenizer)
+        >>> values = loss(torch.zeros(2, 3, 96, 96), ["A red mug on a table.", "A blue fish."])
+        >>> list(values)
+        ['contrastive', 'npc', 'xac', 'patches', 'total']
+        >>> values["total"].backward()
     """
 
     def __init__(

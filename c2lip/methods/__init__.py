@@ -73,31 +73,24 @@ class Method:
     A method is made by a function of the towers, such as `plain(towers)` or `c2lip(towers)`, and trained by `Step`. Its
     `view` may draw at random from `step_generator(step, samples)` alone, so that a resumed run draws the same.
 
-    Parameters
-    ----------
-    view : from B samples and the step's number to the `Batch` that the towers read: images (B,3,H,W), and text entries
-        with ids (n,L), owners and columns.
-    objective : from features, (N,D) of all ranks, own first, to {name: () loss}, with the weights.
-    trainable : a regular expression over the towers' parameter names, matched whole.
-    head_lr, head_decay : peak learning rate and weight decay of the objective's own parameters; None: the run's.
-    whole : from a PIL image as it was opened to the array of `Sample.whole`; None: no method reads it.
-    spans : True where the view reads `Sample.spans`, the tokens (L) of each phrase.
+    Raises:
+        UserError: in `Step`, towers lack what the objective needs; in the run, the pattern matches no parameter.
 
-    Raises nothing itself. `Step` raises `UserError` for towers without what the objective needs; the run does so for a
-    pattern that matches no parameter.
     Source: this library's own form; arXiv 2603.25722, Eq. 8, is the sum that `Step` takes.
-    >>> towers = load("base")
-    >>> def losses(features, batch, terms):  # (B,D) images and captions of all ranks, own rows first
-    ...     return {"half": 0.5 * contrast(towers)(features["image"], features["caption"], features, batch.rows)}
-    >>> method = Method(caption_view(towers), Objective(losses, {"half": 1.0}, columns=("image", "caption")))
-    >>> samples = [Sample(str(i), torch.zeros(3, 96, 96), f"{i} red mugs") for i in range(4)]
-    >>> list(Step(towers, method)(method.view(samples, 0)))
-    ['half', 'total']
+
+    Example:
+        >>> towers = load("base")
+        >>> def losses(features, batch, terms):  # (B,D) images and captions of all ranks, own rows first
+        ...     return {"half": 0.5 * contrast(towers)(features["image"], features["caption"], features, batch.rows)}
+        >>> method = Method(caption_view(towers), Objective(losses, {"half": 1.0}, columns=("image", "caption")))
+        >>> samples = [Sample(str(i), torch.zeros(3, 96, 96), f"{i} red mugs") for i in range(4)]
+        >>> list(Step(towers, method)(method.view(samples, 0)))
+        ['half', 'total']
     """
 
     view: Callable[[list[Sample], int], Batch]  # samples of a step and the step's number → batch
     objective: Objective
-    trainable: str = ".*"  # regular expression over the towers' parameter names
+    trainable: str = ".*"  # regular expression over the towers' parameter names, matched whole
     head_lr: float | None = None  # peak learning rate of the objective's own parameters; None: the run's
     whole: Callable | None = None  # PIL image as it was opened, uncropped → array for `Sample.whole`; None: no need
     head_decay: float | None = None  # weight decay of the objective's own matrices; None: the run's

@@ -222,23 +222,25 @@ def save(
 ) -> Path:  # the folder
     """Write a release: one folder that stock open_clip and `load` read, bit for bit the same model.
 
-    Parameters
-    ----------
-    towers : what `load` gives, or `Towers(model, tokenizer, config, preprocess_cfg, name)` of your own, with
-        open_clip's model_cfg and preprocess_cfg (size, mean, std, interpolation, resize_mode).
-    folder : where to; made if missing, an older release in it is replaced.
-    record : JSON, how the model was made. The card shows "settings" (name → value), "command", "steps",
-        "samples_seen", "hours" and "versions". "made_from", digests and the number of parameters are added.
+    Towers of your own are `Towers(model, tokenizer, config, preprocess_cfg, name)`, with open_clip's model_cfg and
+    preprocess_cfg (size, mean, std, interpolation, resize_mode). Of the record the card shows "settings" (name →
+    value), "command", "steps", "samples_seen", "hours" and "versions". "made_from", digests and the number of
+    parameters are added.
 
-    Returns the folder: open_clip_model.safetensors (float32), open_clip_config.json, the tokenizer's files,
-    record.json, and README.md, a model card. All are written beside the old ones and then moved into their places.
-    Raises `UserError` where the folder cannot be written, a full disk included, or holds such files that no release
-    wrote.
+    Returns:
+        The folder: open_clip_model.safetensors (float32), open_clip_config.json, the tokenizer's files, record.json,
+        and README.md, a model card. All are written beside the old ones and then moved into their places.
+
+    Raises:
+        UserError: the folder cannot be written, a full disk included, or holds such files that no release wrote.
+
     Source: the form of open_clip's `local-dir:`.
-    >>> folder = save(load("base"), tempfile.mkdtemp(), {"settings": {"method": "c2lip"}, "steps": 1200})
-    >>> load(folder).name == str(folder)
-    True
-    >>> model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+
+    Example:
+        >>> folder = save(load("base"), tempfile.mkdtemp(), {"settings": {"method": "c2lip"}, "steps": 1200})
+        >>> load(folder).name == str(folder)
+        True
+        >>> model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     """
     _write_release(towers, Path(folder), record or {})
     return Path(folder)

@@ -365,30 +365,30 @@ def load(
 ) -> Towers:  # in evaluation mode
     """Load a model with its own tokenizer and preprocessing.
 
-    Parameters
-    ----------
-    name : what to load, one of
-        "base", "base_clip", "tuned": small models that ship (96 pixels, D = 64), for tests and first steps;
-        a folder, relative ones from the project's root: what `save` or open_clip wrote (open_clip_config.json), a run
-        (its model/), or a SiglipModel or CLIPModel of transformers (config.json, preprocessor_config.json);
-        "ViT-B-16-SigLIP" or "ViT-B-16-SigLIP:webli": open_clip's name of the layers, and the tag of the weights
-        (without it the first one), from the hub's cache or the hub; ":random" for weights without training;
-        "hf-hub:owner/name": a repository of the hub in one of the forms of a folder.
-    device : where the model goes.
-    check : compare the files of a folder with the SHA-256 of its record.json.
-    weights : False for the layers, activation, preprocessing and tokenizer of an open_clip name without its weights.
+    A name is one of these: "base", "base_clip", "tuned", small models that ship (96 pixels, D = 64), for tests and
+    first steps; a folder, relative ones from the root, that `save` or open_clip wrote (open_clip_config.json);
+    a run (its model/), or a SiglipModel or CLIPModel of transformers (config.json, preprocessor_config.json);
+    "ViT-B-16-SigLIP" or "ViT-B-16-SigLIP:webli", open_clip's name of the layers and the tag of the weights (without it
+    the first one), from the hub's cache or the hub; ":random" for weights without training; "hf-hub:owner/name", a
+    repository of the hub in one of the forms of a folder.
 
-    Returns Towers: `model` (open_clip's, float32, in evaluation mode), `tokenizer` (T texts → (T,L) ids), `preprocess`
-    (PIL image → (3,H,W)), `augment(crop_scale)`, `image_size` (H,W), `config` and `preprocess_cfg`.
-    Raises `UserError` where the name is unknown (with the most similar one), or its files are not there (with the
-    command that fetches them), are a pickle, ask for code, or do not fit each other. Nothing is unpickled, no code of a
-    folder is run.
+    Returns:
+        Towers: `model` (open_clip's, float32, in evaluation mode), `tokenizer` (T texts → (T,L) ids), `preprocess` (PIL
+        image → (3,H,W)), `augment(crop_scale)`, `image_size` (H,W), `config` and `preprocess_cfg`.
+
+    Raises:
+        UserError: the name is unknown (with the most similar one), or its files are not there (with the command that
+        fetches them), are a pickle, ask for code, or do not fit each other. Nothing is unpickled, no code of a folder
+        is run.
+
     Source: the forms of open_clip and transformers; nbs/pretrain.ipynb trains the small models.
-    >>> towers = load("base")
-    >>> towers.image_size, tuple(towers.token_ids(["a red mug", "a blue fish"]).shape)
-    ((96, 96), (2, 48))
-    >>> tuple(towers.model.encode_image(torch.zeros(2, 3, 96, 96)).shape)
-    (2, 64)
+
+    Example:
+        >>> towers = load("base")
+        >>> towers.image_size, tuple(towers.token_ids(["a red mug", "a blue fish"]).shape)
+        ((96, 96), (2, 48))
+        >>> tuple(towers.model.encode_image(torch.zeros(2, 3, 96, 96)).shape)
+        (2, 64)
     """
     name = str(name)
     model, tokenizer, config = _load_parts(name, check, weights)

@@ -94,21 +94,18 @@ class Item(NamedTuple):
 class Suite(NamedTuple):
     """A benchmark: the images it shows, the texts it asks, and how it counts.
 
-    Parameters
-    ----------
-    images : every image that is shown → who asks for it, for messages. An image is a path, a `Crop`, or bytes.
-    texts : every text that is asked; repeats are allowed, each is embedded once.
-    measure : from a `Scorer` to rows `(name, items)`. `Hits` and `Values` hold the (n,) items of a task, `Mean` sums up
-        tasks, None says that there is nothing to measure. A table shows percent.
-    items : task → its items with right and wrong texts, if it has such.
-    any_score : False for a suite that v·t alone can measure. `evaluate` then leaves the other scores out.
+    An image is a path, a `Crop`, or bytes. `measure` gives rows (name, items): `Hits` and `Values` hold the (n,) items
+    of a task, `Mean` sums up tasks, None says that there is nothing to measure. A table shows percent.
 
-    Raises nothing itself; `measure` raises `UserError` for an empty task.
+    Raises:
+        UserError: by `measure`, a task is empty.
+
     Source: the workbook's own form; the rules of counting are in `c2lip.lab.evaluation.scores`.
 
-    >>> suite = Suite({}, ["red", "blue"], lambda scorer: [("nothing", None)])
-    >>> suite.texts, list(suite.measure(None))
-    (['red', 'blue'], [('nothing', None)])
+    Example:
+        >>> suite = Suite({}, ["red", "blue"], lambda scorer: [("nothing", None)])
+        >>> suite.texts, list(suite.measure(None))
+        (['red', 'blue'], [('nothing', None)])
     """
 
     images: dict[ImageRef, str]  # image → who asks for it, for messages
