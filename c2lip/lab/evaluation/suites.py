@@ -165,30 +165,26 @@ def evaluate(
 
     First the rows of v·t, then those of every score beside it, as NAME/SUITE.
 
-    Parameters
-    ----------
-    towers : what `c2lip.towers.load` gives: a model with `encode_image` and `encode_text` to (n,D), its tokenizer and
-        preprocessing.
-    folder : a benchmark folder, as `read_folder` reads it.
-    suites : names of `READERS`. A published suite that is absent is left out, and said; one of the workbook's own
-        layout that is absent is an error.
-    images : where the images of suites in the workbook's own layout lie.
-    ks : K of R@K in `retrieval`; published retrieval sets have 1, 5 and 10.
-    hits : receives the items of every row, in the order of the table. `item_changes` compares two models by them.
-    scores : scores beside v·t. A model without visual tokens in the joint space has v·t alone, and says so.
-    batch_size, progress, precision : how images and texts are embedded, as in `EmbedOptions`.
+    A published suite that is absent is left out, and said; one of the workbook's own layout is an error. A model
+    without visual tokens in the joint space has v·t alone, and says so. `item_changes` compares two models by their
+    `hits`.
 
-    Returns a row for each task and mean: `value` and its standard error `se` in percent, 0 to 100; `n` items; `ties`,
-    wrong only because scores were equal; `nan`, with a score that is not a number. `value` is NaN where there is
-    nothing to measure.
-    Raises `UserError` where there is no such folder or suite, where nothing of what is asked for is there, and where a
-    file is damaged or an image is missing, with the file, the item and the key.
+    Returns:
+        A row for each task and mean: `value` and its standard error `se` in percent, 0 to 100; `n` items; `ties`, wrong
+        only because scores were equal; `nan`, with a score that is not a number. `value` is NaN where there is nothing
+        to measure.
+
+    Raises:
+        UserError: there is no such folder or suite, nothing of what is asked for is there, a file is damaged, or an
+        image is missing, with the file, the item and the key.
+
     Source: each suite's own paper (see `where_to_get`); the strict rule is in `c2lip.lab.evaluation.scores`.
 
-    >>> folder = benchmark_folder("world", "validation", images=40, items=24, single=64)
-    >>> table = evaluate(load("base"), folder, "binding", progress=False, scores={})
-    >>> list(table.columns), table.name[0], int(table.n[0])
-    (['suite', 'name', 'value', 'se', 'n', 'ties', 'nan'], 'attribute', 24)
+    Example:
+        >>> folder = benchmark_folder("world", "validation", images=40, items=24, single=64)
+        >>> table = evaluate(load("base"), folder, "binding", progress=False, scores={})
+        >>> list(table.columns), table.name[0], int(table.n[0])
+        (['suite', 'name', 'value', 'se', 'n', 'ties', 'nan'], 'attribute', 24)
     """
     present = read_folder(folder, suites, images, ks)
     scores = scores_of(towers) if scores is None else scores
