@@ -43,8 +43,10 @@ curl() {
   if [ "$keep" ]; then cp "$address" "${into:-./}" || wrong curl "$all"; else cat "$address"; fi
 }
 
+heavy() { C2LIP_FORKS="${C2LIP_FORKS:+$C2LIP_FORKS-packages}" command python "$@"; }  # in a fork, where the tests have one
 python() {
-  command python -c "import open_clip
+  [ "$quick" ] && return  # where another line is at fault
+  heavy -c "import open_clip
 from c2lip.towers import resolve
 open_clip.create_model_from_pretrained = lambda name, pretrained: resolve(f'{name}:{pretrained}')
 open_clip.get_tokenizer = resolve
@@ -74,10 +76,10 @@ papermill() {
 
 c2lip() {
   case $1 in
-    prepare) [ "$quick" ] && mkdir -p "$3" && return  # where another line is at fault
-      command python -c "import sys; from c2lip.lab.dev.command import main; sys.exit(main(sys.argv[1:]))" \
+    prepare) [ "$quick" ] && mkdir -p "$3" && return
+      heavy -c "import sys; from c2lip.lab.dev.command import main; sys.exit(main(sys.argv[1:]))" \
       "${@/#16/1}" >/dev/null || wrong c2lip "$@" ;;
-    rehearse) [ "$3" = --gpu ] && { command python -c "from c2lip.lab.training.plan import GPUS; GPUS['$4']" || wrong c2lip "$@"; return; }
+    rehearse) [ "$3" = --gpu ] && { [ "$quick" ] || heavy -c "from c2lip.lab.training.plan import GPUS; GPUS['$4']" || wrong c2lip "$@"; return; }
       place benchmarks "${@: -3:1}"; papermill nbs/train.ipynb -f "data/recipes/$2.yaml" "${@:3:6}" ;;
     list) command python -c "import sys; from c2lip.lab.dev.command import _parser; _parser().parse_args(sys.argv[1:])" \
       "$@" || wrong c2lip "$@" ;;
@@ -136,7 +138,7 @@ fill() {
 
 # ---- what came of it: the launchers know their settings, the tables' columns are read and have their images
 check() {
-  command python - "$log" benchmarks <<'P'
+  heavy -c "$(cat <<'P'
 import shlex, sys
 from pathlib import Path
 from c2lip.core.files import read_yaml
@@ -161,4 +163,5 @@ for name in wanted:
     missing = [image for image in suite.images if isinstance(image, Path) and not image.is_file()]
     assert suite.images and not missing, (name, missing[:1])
 P
+  )" "$log" benchmarks
 }
