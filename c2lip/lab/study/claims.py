@@ -43,9 +43,9 @@ def _item_by_item(answers, against):
 
 
 def _intervals(changes):
-    found = summarise(changes)
-    keys = zip(found.model, found.suite, found.name)
-    return dict(zip(keys, zip(found["mean"], found.half)))
+    summary = summarise(changes)
+    keys = zip(summary.model, summary.suite, summary.name)
+    return dict(zip(keys, zip(summary["mean"], summary.half)))
 
 
 @cache
@@ -102,9 +102,9 @@ def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, finds
             }
             rows.append(row)
 
-    found = pd.DataFrame(rows)
-    q = false_discovery_control(found.pop("chance"))  # Benjamini and Hochberg's
-    return found.assign(q=[f"{share:.3f}" for share in q])
+    judged = pd.DataFrame(rows)
+    q = false_discovery_control(judged.pop("chance"))  # Benjamini and Hochberg's
+    return judged.assign(q=[f"{share:.3f}" for share in q])
 
 # %% ../../../nbs/9_study/10_claims.ipynb #b10c0005
 class _Variant(NamedTuple):

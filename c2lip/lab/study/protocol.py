@@ -123,7 +123,9 @@ class Choice(NamedTuple):
         return replace(unit, cosine=1 - self.share, **weights)
 
 
-CHOICES = [Choice(_PATCHES[of], *values) for of, *values in product(RULE["phrases"], RULE["share"], RULE["relations"])]
+CHOICES = [
+    Choice(_PATCHES[words], *values) for words, *values in product(RULE["phrases"], RULE["share"], RULE["relations"])
+]
 "Every choice"
 
 
