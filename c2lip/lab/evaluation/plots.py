@@ -167,7 +167,7 @@ def plot_trials(
     rows: list[tuple],  # (suite, name) of each panel; those not measured are left out
     unit: str = "percent",  # of the values
     changes: bool = False,  # the values are changes: coloured by their sign, else by their model
-    across: int = 4,  # panels beside each other
+    across: int = 3,  # panels beside each other
 ) -> Page:
     "Every seed of every model, the mean and its 95 % interval, in a panel for every row"
     summaries = summarise(frame)
@@ -179,7 +179,7 @@ def plot_trials(
     columns = min(across, len(rows))
     lines = math.ceil(len(rows) / columns)
     height = 0.75 + 0.19 * len(models)
-    fig = Page((1.3 + 1.75 * columns, 0.3 + height * lines), layout="constrained")
+    fig = Page((1.3 + 2.3 * columns, 0.3 + height * lines), layout="constrained")
     axes = fig.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for ax, key in zip(axes, rows):
         _start_panel(ax, key, models, unit)

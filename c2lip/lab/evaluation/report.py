@@ -49,8 +49,9 @@ def task_label(name: str) -> str:  # as `evaluate` names it
 
 
 def model_label(model: str) -> str:  # a method, as `-p method` takes it, or any other name
-    "What a model is called in figures: a method in full, any other name as it is"
-    return read_layouts()["models"].get(model, model)
+    "What a model is called in figures: a method in full, also in its averages with the base, any other name as it is"
+    method, average, share = model.partition(", α")
+    return read_layouts()["models"].get(method, method) + average + share
 
 
 def row_list(name: str) -> list[tuple[str, str]]:  # a key of `rows` in data/layouts.yaml → (suite, name) of each
