@@ -159,9 +159,9 @@ def data(before: str, after: str) -> dict:
     )
 
 
+@torch.no_grad()
 def write_page(file: Path, before: str = "base", after: str = ""):
     "Write the page; by default with the base and the tuned model that ships"
-    torch.set_grad_enabled(False)
     text = (HERE / "page.html").read_text(encoding="utf8")
     parts = {
         "STYLE": shipped("explorer.css").read_text(encoding="utf8"),

@@ -123,7 +123,7 @@ def pytest_configure(config):
         os.environ["C2LIP_FORKS"] = os.path.join(tempfile.mkdtemp(prefix="c2lip-"), "forks")
         subprocess.Popen([sys.executable, OFFLINE / "forks.py", os.environ["C2LIP_FORKS"]], start_new_session=True)
         if not config.option.keyword and config.args == config.getini("testpaths"):  # one core is idle until then
-            os.environ["C2LIP_BUILT"] = tempfile.mkdtemp(prefix="c2lip-")
+            config.built = os.environ["C2LIP_BUILT"] = tempfile.mkdtemp(prefix="c2lip-")
             subprocess.Popen([sys.executable, OFFLINE / "distributions.py", os.environ["C2LIP_BUILT"]])
 
 
@@ -148,7 +148,7 @@ def pytest_sessionfinish(session):
     "At the very end, where all workers are through: nothing may have asked for another machine"
     if hasattr(session.config, "workerinput"):
         return
-    shutil.rmtree(os.environ.get("C2LIP_BUILT", ""), ignore_errors=True)
+    shutil.rmtree(getattr(session.config, "built", ""), ignore_errors=True)  # a run inside of a test leaves them
     log = Path(os.environ["C2LIP_REFUSED"])
     asked = set(log.read_text().split()) - CLOUDS - {"example.org"}  # example.org: the test that the guard works
     log.unlink()
