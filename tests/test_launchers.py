@@ -65,7 +65,7 @@ def test_a_comparison_shows_binding_by_both_scores(run, tmp_path):
     assert done.returncode == 0, done.out[-6000:]
     table = pd.read_csv(tmp_path / "run" / "table-methods.csv").set_index(["suite", "task"])
     assert {("World-SugarCrepe 2", "binding"), ("World-SugarCrepe 2, phrases", "binding")} <= {*table.index}
-    assert {"C2LIP", "c2lip, α 0.4", "MACCO", "plain"} <= {*table}, table.columns
+    assert {"C2LIP", "C2LIP, α 0.4", "MACCO", "plain"} <= {*table}, table.columns
     assert (tmp_path / "run" / "methods.png").is_file()
 
 
