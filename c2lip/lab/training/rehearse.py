@@ -32,7 +32,7 @@ from .checkpoint import read_checkpoint
 from .config import Checked, Config, check, data_options
 from .launchers import check_run, launcher, launcher_settings
 from .log import read_log
-from .plan import GPUS, plan
+from .plan import GPUS, count_images, plan
 from .ranks import check_gpus
 from .run import likely_mistakes, set_up, train
 from .step import count_steps
@@ -306,6 +306,8 @@ def plan_lines(
 ) -> Iterator[Line]:
     "A run's plan for a GPU that is not here, with the settings of train's cell where none are given"
     settings = Checked(check(launcher_settings(launcher("train"), settings), settings))
+    if count_images(Config.of(settings)) is None:
+        yield Line("data", "ok", f"{settings['data']} is not here: planned for as many images as CC3M has")
     needed = plan(settings, gpu)
     size, _ = GPUS[gpu]
     parts = f"weights {needed.weights:.1f}, gradients {needed.gradients:.1f}, moments {needed.moments:.1f}"
