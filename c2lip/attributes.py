@@ -5,6 +5,7 @@
 # %% ../nbs/1_method/06_attributes.ipynb #a77b0003
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from .core import Phrase
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['Attribute', 'described_phrases', 'phrase_with']
+__all__ = ['Attribute', 'described_phrases', 'a_or_an', 'phrase_with']
 
 # %% ../nbs/1_method/06_attributes.ipynb #a77b0005
 class Attribute(NamedTuple):
@@ -156,6 +157,21 @@ def described_phrases(
     return [span for span in spans if span.head not in gone], sorted(moved)
 
 # %% ../nbs/1_method/06_attributes.ipynb #a77b0013
+_AN = re.compile(r"(?!(?:uni|use|usu|eur|one\b|once|ufo|ute))(?:[aeiou]|hour|honest|honou?r|heir)", re.I)
+
+
+def a_or_an(
+    words: str,  # that follow
+) -> str:
+    """The article before some words, by their first letters.
+
+    Example:
+        >>> a_or_an("orange mug"), a_or_an("used car"), a_or_an("honest cat")
+        ('an', 'a', 'an')
+    """
+    return "an" if _AN.match(words) else "a"
+
+
 def phrase_with(
     doc: Doc,  # parsed
     caption: str,  # its text, in any letter case
@@ -178,7 +194,7 @@ def phrase_with(
         at = max(doc[noun].idx, start)
         text += caption[start:at]
         if text.lower() in ("a ", "an "):
-            text = text[0] + ("n " if words[0] in "aeiou" else " ")
+            text = f"{text[0]}{a_or_an(words)[1:]} "
         text += f"{words} "
         start = at
     return Phrase(" ".join([text + caption[start:end], *tail]), *place)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from .attributes import a_or_an
 from .core import UserError
 
 # %% auto #0
@@ -34,8 +35,7 @@ def grid_phrases(
     phrases = []
     for noun in nouns:
         for attribute in attributes:
-            article = "an" if attribute[0] in "aeiou" else "a"
-            phrases.append(f"{article} {attribute} {noun}")
+            phrases.append(f"{a_or_an(attribute)} {attribute} {noun}")
     return phrases
 
 

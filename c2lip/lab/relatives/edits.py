@@ -16,6 +16,7 @@ from itertools import combinations
 from operator import attrgetter
 from typing import NamedTuple
 
+from ...attributes import a_or_an
 from ...concepts import load_pipeline
 from ...core import Phrase, UserError, read_once, short
 from ...core.files import read_json, user_path
@@ -49,10 +50,6 @@ def tag_words(
     return read_once(_tagged, captions, _tag)
 
 # %% ../../../nbs/3_relatives/02_edits.ipynb #5b418aff
-_AN = re.compile(r"(?!(?:uni|use|usu|eur|one\b|once|ufo|ute))(?:[aeiou]|hour|honest|honou?r|heir)", re.I)
-"Words that take `an`"
-
-
 _ARTICLE = re.compile(r"\b([Aa])n?(\s+)$")
 "An article at the end of a text"
 _OWN_ARTICLE = re.compile(r"^([Aa]n?\s+|)")
@@ -63,8 +60,7 @@ def _fit_article(before, words):
     "The text before some words, with the article at its end made to fit"
     if not words[:1].isalnum():
         return before
-    n = "n" if _AN.match(words) else ""
-    return _ARTICLE.sub(rf"\g<1>{n}\2", before)
+    return _ARTICLE.sub(rf"\g<1>{a_or_an(words)[1:]}\2", before)
 
 
 def _capital(words, old, start):
