@@ -329,7 +329,9 @@ def disk_errors(
 def _settle(folder):
     "Move what a killed `whole` had finished into its place, through no link"
     stage = Path(folder, ".whole")
-    for file in [] if stage.is_symlink() else stage.glob("*"):
+    if stage.is_symlink():
+        return
+    for file in stage.glob("*"):
         with suppress(FileNotFoundError):  # another process moves it too
             file.replace(Path(folder, file.name))
 

@@ -365,12 +365,14 @@ def load(
 ) -> Towers:  # in evaluation mode
     """Load a model with its own tokenizer and preprocessing.
 
-    A name is one of these: "base", "base_clip", "tuned", small models that ship (96 pixels, D = 64), for tests and
-    first steps; a folder, relative ones from the root, that `save` or open_clip wrote (open_clip_config.json);
-    a run (its model/), or a SiglipModel or CLIPModel of transformers (config.json, preprocessor_config.json);
-    "ViT-B-16-SigLIP" or "ViT-B-16-SigLIP:webli", open_clip's name of the layers and the tag of the weights (without it
-    the first one), from the hub's cache or the hub; ":random" for weights without training; "hf-hub:owner/name", a
-    repository of the hub in one of the forms of a folder.
+    A name is one of these:
+
+    * "base", "base_clip", "tuned": small models that ship (96 pixels, D = 64), for tests and first steps.
+    * A folder, a relative one from the project's root. It is what `save` or open_clip wrote (open_clip_config.json), a
+      run (its model/), or a SiglipModel or CLIPModel of transformers (config.json, preprocessor_config.json).
+    * "ViT-B-16-SigLIP" or "ViT-B-16-SigLIP:webli": open_clip's name of the layers and the tag of the weights (without
+      it the first one), from the hub's cache or the hub; ":random" for weights without training.
+    * "hf-hub:owner/name": a repository of the hub in one of the forms of a folder.
 
     Returns:
         Towers: `model` (open_clip's, float32, in evaluation mode), `tokenizer` (T texts → (T,L) ids), `preprocess` (PIL

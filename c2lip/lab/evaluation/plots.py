@@ -167,16 +167,15 @@ def plot_trials(
     rows: list[tuple],  # (suite, name) of each panel; those not measured are left out
     unit: str = "percent",  # of the values
     changes: bool = False,  # the values are changes: coloured by their sign, else by their model
-    across: int = 3,  # panels beside each other
 ) -> Page:
-    "Every seed of every model, the mean and its 95 % interval, in a panel for every row"
+    "Every seed of every model, the mean and its 95 % interval, in a panel for every row, three beside each other"
     summaries = summarise(frame)
     measured = set(zip(frame.suite, frame.name))
     rows = [key for key in rows if key in measured]
     colours = _model_colours(dict.fromkeys(frame.model))
     models = list(colours)
 
-    columns = min(across, len(rows))
+    columns = min(3, len(rows))
     lines = math.ceil(len(rows) / columns)
     height = 0.75 + 0.19 * len(models)
     fig = Page((1.3 + 2.3 * columns, 0.3 + height * lines), layout="constrained")
