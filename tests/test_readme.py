@@ -46,6 +46,14 @@ def learned_later():
     return {f"{by_vt[model, 'binding', 'phrases']:.1f}" for model in ("plain", "+ npc + xac")}
 
 
+SAID_TWICE = [
+    ("phrases", "binding", "phrases"),
+    ("parts", "world_sugarcrepe_2", "binding"),
+    ("parts", "zeroshot", "object", "default", "xac"),
+]
+"Changes that README and the study both have: arguments of `change`"
+
+
 def readme_numbers():
     "Changes, and other numbers, of README's sentences"
     searched = read_record("search").query("images == 10_000").set_index("name").value
@@ -55,12 +63,7 @@ def readme_numbers():
 
     numbers |= values("readings", ("base", "zeroshot", "object"), ("default", "parts/zeroshot", "object"))
     _, answers = read_scores()
-    changes = [
-        change(answers, "phrases", "binding", "phrases"),
-        change(answers, "parts", "world_sugarcrepe_2", "binding"),
-        change(answers, "v·t", "retrieval", "t2i R@1"),
-        change(answers, "parts", "zeroshot", "object", "default", "xac"),
-    ]
+    changes = [change(answers, *row) for row in (*SAID_TWICE, ("v·t", "retrieval", "t2i R@1"))]
     changes += [change(read_answers(record), "parts", "binding", "phrases") for record in WORLDS]
     return changes, numbers
 
@@ -68,17 +71,15 @@ def readme_numbers():
 def study_numbers():
     "The same of the study's"
     _, answers = read_scores()
-    changes = [
-        change(answers, "phrases", "binding", "phrases"),
-        change(answers, "parts", "binding", "phrases"),
-        change(answers, "parts", "world_sugarcrepe_2", "binding"),
-        change(answers, "parts", "binding", "phrases", "default", "xac"),
-        change(answers, "parts", "zeroshot", "object", "default", "xac"),
-        change(answers, "v·t", "world_sugarcrepe_pp", "average TOT"),
-        change(answers, "v·t", "zeroshot", "object", "base"),
-        change(answers, "v·t", "retrieval", "i2t R@1"),
-        change(answers, "parts", "retrieval", "i2t R@1"),
+    rows = [
+        ("parts", "binding", "phrases"),
+        ("parts", "binding", "phrases", "default", "xac"),
+        ("v·t", "world_sugarcrepe_pp", "average TOT"),
+        ("v·t", "zeroshot", "object", "base"),
+        ("v·t", "retrieval", "i2t R@1"),
+        ("parts", "retrieval", "i2t R@1"),
     ]
+    changes = [change(answers, *row) for row in (*SAID_TWICE, *rows)]
     for form in ("paper", "code"):
         for against, row in (("plain", ("binding", "phrases")), (f"npc, {form}", ("localisation", "AUROC"))):
             mean, half = stored_changes("paper_letter_long", against)[f"npc + xac, {form}", *row]
