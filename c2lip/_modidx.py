@@ -643,6 +643,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'c2lip.lab.dev.command._print_summary': ( 'dev/command.html#_print_summary',
                                                                                  'c2lip/lab/dev/command.py'),
                                        'c2lip.lab.dev.command._print_table': ('dev/command.html#_print_table', 'c2lip/lab/dev/command.py'),
+                                       'c2lip.lab.dev.command._queries': ('dev/command.html#_queries', 'c2lip/lab/dev/command.py'),
                                        'c2lip.lab.dev.command._read_rules': ('dev/command.html#_read_rules', 'c2lip/lab/dev/command.py'),
                                        'c2lip.lab.dev.command._recipe': ('dev/command.html#_recipe', 'c2lip/lab/dev/command.py'),
                                        'c2lip.lab.dev.command._rehearse': ('dev/command.html#_rehearse', 'c2lip/lab/dev/command.py'),

@@ -4,7 +4,7 @@
     python docs/exercises.py check FOLDER     runs them, and says which exercises pass
 
 An exercise is a row: the room, the function whose body is taken out, the cell whose assertions check it, a question
-and a hint. The cell that is emptied is the one that defines the function. The solution is the room's own body.
+and a hint. The cell that is emptied is the last above the check that defines the function. The solution is the room's own body.
 """
 
 import ast
@@ -32,17 +32,22 @@ def rows() -> list[dict]:  # one exercise each, numbered within its room
     for room, written in sorted(chapters.items()):
         cells = read_room(room)["cells"]
         for row in written:
-            exercises.append({"room": room, "cell": defining_cell(cells, row["function"]), **row})
+            exercises.append({"room": room, "cell": defining_cell(cells, row["function"], row["check"]), **row})
     return exercises
 
 
-def defining_cell(cells: list[dict], function: str) -> str:  # of a room; a function, or a method as Class.method
-    "The id of the first cell that defines a function"
-    first = re.compile(rf"^(def|class) {function.partition('.')[0]}\b", re.M)
+def defining_cell(cells: list[dict], function: str, check: str) -> str:  # of a room; a function, or a method as Class.method
+    "The id of the last cell before the check that defines a function: a naive version may stand above it"
+    definition = re.compile(rf"^(def|class) {function.partition('.')[0]}\b", re.M)
+    last = None
     for cell in cells:
-        if cell["cell_type"] == "code" and first.search(cell["source"]):
-            return cell["id"]
-    raise SystemExit(f"data/exercises.yaml: no cell defines {function}")
+        if cell["id"] == check:
+            break
+        if cell["cell_type"] == "code" and definition.search(cell["source"]):
+            last = cell["id"]
+    if last is None:
+        raise SystemExit(f"data/exercises.yaml: no cell above {check} defines {function}")
+    return last
 
 
 def room_file(file: Path) -> Path:  # of a room; one that got another number is found by its name

@@ -62,6 +62,23 @@ def test_every_exercise_is_solved_by_its_room_and_fails_when_empty():
         assert set(checked) == {row["function"] for row in rows} and all(checked.values()), f"{room}: {checked}"
 
 
+def test_a_naive_version_fails_its_exercise():
+    "What a room shows before its better version is no answer"
+    tried = []
+    for room, rows in exercises.by_room().items():
+        cells = exercises.read_room(room)["cells"]
+        for row in rows:
+            naive = next(
+                cell for cell in cells if f"def {row['function']}(" in cell["source"] or cell["id"] == row["cell"]
+            )
+            if naive["id"] == row["cell"]:
+                continue
+            [(_, wrong)] = exercises.check_room(room, [row], {row["cell"]: naive["source"]})
+            assert wrong, row["function"]
+            tried.append(row["function"])
+    assert tried == ["project_tokens", "concept_similarity", "sigmoid_loss"]
+
+
 def test_a_student_solves_an_exercise(tmp_path, monkeypatch):
     row = next(row for row in exercises.rows() if row["function"] == "owner_signs")
     monkeypatch.setattr(exercises, "rows", lambda: [row])

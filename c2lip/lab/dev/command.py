@@ -255,23 +255,33 @@ def _index(folder, model, place):
 
 def _add_search(p):
     add = p.add_argument
-    add("query", metavar="TEXT", help="what is looked for, such as: a red mug and a blue fish")
+    add("query", nargs="?", metavar="TEXT", help="what is looked for; without it you are asked, until an empty line")
     add("--index", dest="place", default="search-index", metavar="FOLDER", help="of the index (default: search-index)")
     add("-n", dest="count", type=int, default=10, metavar="N", help="images to show (default: 10)")
     add("--html", metavar="FILE", help="a page to write as well, of the images and the maps of the phrases")
+
+
+def _queries(query):
+    "The query, or what is typed until an empty line"
+    if query is not None:
+        yield query
+        return
+    while text := input("search for (an empty line ends): ").strip():
+        yield text
 
 
 def _search(query, place, count, html):
     from c2lip.lab.serve.search import ImageIndex, search_page
 
     index = ImageIndex(_absolute(place))
-    hits = index.search(query, count)
-    if html:
-        search_page(index, query, hits, _absolute(html))
-    hits.insert(0, "rank", hits.index + 1)
-    cells = hits.round({"score": 3}).astype("string")
-    _print_frame(cells)
-    print(f"\nof {index.size:,} images in {index.folder}" + f"; written: {html}" * bool(html))
+    for text in _queries(query):
+        hits = index.search(text, count)
+        if html:
+            search_page(index, text, hits, _absolute(html))
+        hits.insert(0, "rank", hits.index + 1)
+        cells = hits.round({"score": 3}).astype("string")
+        _print_frame(cells)
+        print(f"\nof {index.size:,} images in {index.folder}" + f"; written: {html}" * bool(html))
 
 # %% ../../../nbs/dev/01_command.ipynb #199e3640
 def _add_list(p):
