@@ -91,11 +91,15 @@ def judge() -> pd.DataFrame:  # claim, of, measured here, points; verdict, finds
             mean, half = changes[variant, *claim["row"]]
             half *= claim.get("widened", 1)
             label = f"{row_label(*claim['row'])}: {variant} against {against}"
+            if "less" in claim:
+                other, spread = changes[variant, *claim["less"]]
+                mean, half = mean - other, math.hypot(half, spread)
+                label = f"{label}, less {row_label(*claim['less'])}"
             row = {
                 "claim": claim["claim"],
                 "of": claim["source"],
                 "measured here, points": f"{label}, {change_text(mean, half)}",
-                "verdict": verdict(mean, half, *bounds),
+                "verdict": verdict(mean, half, *bounds) if claim.get("searched", True) else "undecided",
                 "finds": f"± {1.43 * half:.1f}",
                 "record": claim["record"],
                 "chance": _chance(mean, half, *bounds),
