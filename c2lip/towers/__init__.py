@@ -43,6 +43,7 @@ from c2lip.towers.architectures import (
 from c2lip.towers.folders import (
     EMBEDDED,
     RELEASED,
+    VECTOR_HEAD,
     base_folder,
     check_finite,
     digest,
@@ -50,6 +51,7 @@ from c2lip.towers.folders import (
     model_home,
     own_names,
     read_fitted,
+    release_folder,
     release_record,
 )
 from .foreign import fill_views
@@ -211,6 +213,8 @@ def _write_release(towers, folder, record):
             fitted = read_fitted(towers.name)
             if fitted and made_from.get("sha256") == known["sha256"]:
                 keep_fitted(stage, fitted)
+                for file in release_folder(model_home(towers.name)).glob(VECTOR_HEAD):
+                    (stage / file.name).write_bytes(file.read_bytes())
         write_json(stage / "record.json", known)
         _write_card(known, config, folder, stage)
 
