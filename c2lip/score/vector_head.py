@@ -52,7 +52,7 @@ class VectorHead(nn.Module):
         super().__init__()
         Range(0, 1).check("the share of the vector head", share)
         self.share = share
-        self.patch_layers = nn.Linear(width, numbers) if linear else _layers(width, numbers)
+        self.patch_layers = nn.Sequential(nn.Linear(width, numbers)) if linear else _layers(width, numbers)
         self.phrase_layers = _layers(width, numbers)
 
     def image(
@@ -60,8 +60,9 @@ class VectorHead(nn.Module):
         tokens: Tensor,  # (B,M,D) unit
     ) -> Tensor:  # (B,numbers) unit
         "φ of images"
-        mapped = self.patch_layers(tokens * math.sqrt(tokens.shape[-1]))
-        return F.normalize(mapped.mean(1), dim=-1)
+        hidden = self.patch_layers[:-1](tokens * math.sqrt(tokens.shape[-1]))
+        mapped = self.patch_layers[-1](hidden.mean(1))  # the last layer is linear, so the mean may come first
+        return F.normalize(mapped, dim=-1)
 
     def phrase(
         self,
@@ -186,7 +187,8 @@ def read_vector_head(
             assert all(weight.is_floating_point() for weight in weights.values())
             with torch.device("meta"):
                 numbers = len(weights["phrase_layers.2.bias"])
-                head = VectorHead(towers.config["embed_dim"], numbers, kept["share"], "patch_layers.bias" in weights)
+                linear = "patch_layers.2.bias" not in weights
+                head = VectorHead(towers.config["embed_dim"], numbers, kept["share"], linear)
             head.load_state_dict(weights, assign=True)
         except (OSError, RuntimeError, SafetensorError) as error:
             raise ValueError(str(error)) from None
