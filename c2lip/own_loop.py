@@ -211,8 +211,7 @@ def _part(item, name):
 class PhraseCollate:
     """A `collate_fn`: images stacked, captions cleaned, their noun phrases found; all in the loader's worker.
 
-    A caption may be a list of texts, of which one is drawn by torch's generator. Where workers are spawned, `nlp` is a
-    name or a folder.
+    A caption may be a list of texts, of which one is drawn by torch's generator.
 
     Returns:
         Called with B items, {"images": (B,3,H,W), "captions": B texts, "phrases": B lists of (text, first character,

@@ -64,7 +64,7 @@ _BETWEEN_WORDS = re.compile(
 )
 
 
-_TWO_WORDS = re.compile(r"[^\W\d_]+\.(?!(?:com|net|org|edu|gov)$)[^\W\d_]+", re.I)  # a mug.blue is no address
+_TWO_WORDS = r"(?i:[^\W\d_]+\.(?!(?:com|net|org|edu|gov)\Z)[^\W\d_]+\Z)"  # a mug.blue is no address
 
 
 def _opened(source):
@@ -81,15 +81,16 @@ def _opened(source):
     infixes = [*(nlp.Defaults.infixes or ()), _BETWEEN_WORDS.pattern]
     tokenizer.infix_finditer = compile_infix_regex(infixes).finditer
     tokenizer.add_special_case("'n'", [{"ORTH": "'n'", "NORM": "and"}])  # rock 'n' roll
-    is_address = tokenizer.url_match
-    tokenizer.url_match = is_address and (lambda word: None if _TWO_WORDS.fullmatch(word) else is_address(word))
+    if tokenizer.url_match:  # the method of a pattern, so that a pipeline can be pickled and saved
+        addresses = tokenizer.url_match.__self__.pattern.removeprefix("(?u)")
+        tokenizer.url_match = re.compile(f"(?!{_TWO_WORDS})(?:{addresses})").match
 
     probe = nlp("A red couch stands by the tall building.")
     if not (probe.has_annotation("DEP") and probe[2].pos_):
         raise UserError(f"the spaCy pipeline {source!r} does not both tag and parse; expected one like en_core_web_sm")
     return nlp
 
-
+# %% ../nbs/1_method/05_trees.ipynb #f7c16d01
 @lru_cache(maxsize=4)
 def _load(source):
     try:

@@ -9,10 +9,13 @@ import random
 import re
 import string
 import time
+from copy import deepcopy
 
 import pytest
+import torch
 from grammar import read_conllu, read_grammar, sentence_text, template_caption, to_doc
 from spacy.tokens import Doc
+from torch.utils.data import DataLoader
 
 from c2lip import concepts
 from c2lip.concepts import (
@@ -28,6 +31,7 @@ from c2lip.core import Phrase, UserError
 from c2lip.core.files import folder_digest, project_root
 from c2lip.lab.world.captions import train_records
 from c2lip.lab.world.drawn import DRAWN
+from c2lip.own_loop import PhraseCollate
 from c2lip.towers.models import token_spans
 
 SHARED = project_root().parent / "shared"
@@ -77,6 +81,21 @@ def test_pipeline_without_parser(tmp_path):
     spacy.blank("en").to_disk(tmp_path / "blank")
     with pytest.raises(UserError, match="does not both tag and parse"):
         load_pipeline(str(tmp_path / "blank"))
+
+
+def test_a_loaded_pipeline_goes_to_a_spawned_worker(tmp_path):
+    "As macOS and Windows start one; copied and saved it cuts words as it did"
+    nlp = load_pipeline()
+    collate = PhraseCollate("image", "text", nlp=nlp)
+    items = [{"image": torch.zeros(3, 9, 9), "text": "a red mug.blue fish at www.x.com"}]
+    [batch] = DataLoader(items, collate_fn=collate, num_workers=1, multiprocessing_context="spawn")
+    words = [word.text for word in nlp(items[0]["text"])]
+    assert words == "a red mug . blue fish at www.x.com".split()
+    nlp.to_disk(tmp_path)
+
+    assert batch["phrases"] == collate(items)["phrases"]
+    for other in (deepcopy(nlp), deepcopy(nlp).from_bytes(nlp.to_bytes()), load_pipeline(str(tmp_path))):
+        assert [word.text for word in other(items[0]["text"])] == words
 
 
 def test_many_equals_one(own, monkeypatch):

@@ -56,7 +56,7 @@ def arm(place, step):
         wrap(Files, "record", strike)
     if place == "moving":
         # the old one has been moved away
-        wrap(Path, "replace", lambda self, to: strike() if self.name == "checkpoint.tmp" else None)
+        wrap(Path, "replace", lambda self, to: strike() if str(to).endswith("checkpoint.pt") else None)
     if place == "release":
         wrap(run_room, "save", lambda *a, **k: die())
     if place == "writing":

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+import secrets
 import stat
 import tempfile
 from collections.abc import Callable, Iterable
@@ -156,11 +157,12 @@ def regular(
 def replacing(
     path: Path | str,  # of the file, existing or not
 ):
-    "Inside, the name to write a file under, which then takes its place: the old file stays until the new one is whole"
-    temp = Path(f"{path}.tmp")
-    temp.unlink(missing_ok=True)  # of a killed run, or a pipe, which would be waited for
+    "Inside, a new name to write a file under, which then takes its place: the old file stays until it is on the disk"
+    temp = Path(path).with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         yield temp
+        with temp.open("rb+") as file:
+            os.fsync(file)
         temp.replace(path)
     finally:
         temp.unlink(missing_ok=True)
@@ -218,7 +220,7 @@ def read_json(
         raise UserError(f"{path} is not valid JSON: {e}") from None
 
 
-_OF_FORM = (TypeError, AttributeError, LookupError, ArithmeticError, ValueError, AssertionError)
+_OF_FORM = (TypeError, AttributeError, LookupError, ArithmeticError, ValueError, AssertionError, EOFError)
 
 
 @contextmanager
@@ -326,38 +328,30 @@ def disk_errors(
         raise UserError(f"{place} cannot be written ({error.strerror}){room}{way()}") from None
 
 
-def _settle(folder):
-    "Move what a killed `whole` had finished into its place, through no link"
-    stage = Path(folder, ".whole")
-    if stage.is_symlink():
-        return
-    for file in stage.glob("*"):
-        with suppress(FileNotFoundError):  # another process moves it too
-            file.replace(Path(folder, file.name))
-
-
 @contextmanager
 def whole(
     folder: Path | str,  # made if missing
     mark: str,  # a JSON file that is written with the others
     *keys: str,  # of it, by which a folder that was written before is known
 ):
-    """Inside, a folder to write in. Its files then take their places in `folder`, all or none, kills included. Raise
-    `UserError` where one would replace what was not written in this way, or the disk refuses"""
+    """Inside, a folder to write in. Its files then take their places in `folder`, the mark first: a kill between two
+    leaves a mark that the others do not fit, and whoever writes again begins anew. Raise `UserError`, and move nothing,
+    where one would replace what was not written in this way, or the disk refuses"""
     folder = output_place(Path(folder).absolute())
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _settle(folder)
         with tempfile.TemporaryDirectory(prefix=".", dir=folder) as stage:
             yield Path(stage)
-            theirs = [name for name in sorted(os.listdir(stage)) if os.path.lexists(folder / name)]
-            if theirs and not set(keys) <= json_object(folder / mark).keys():
-                raise UserError(f"{folder} holds {theirs[0]}, which is not written over: choose another folder")
+            names = sorted(os.listdir(stage), key=lambda name: (name != mark, name))
+            is_ours = set(keys) <= json_object(folder / mark).keys()
+            for name in names:
+                place = folder / name
+                if os.path.lexists(place) and not (is_ours and place.is_file()):
+                    raise UserError(f"{folder} holds {name}, which is not written over: choose another folder")
             name = f"c2lip-{folder.stat().st_uid}.lock"  # that of another user may not be opened
             with sole_writer(tempfile.gettempdir(), "another process moves files for too long", name=name):
-                os.rename(stage, folder / ".whole")
-                _settle(folder)
-                os.rename(folder / ".whole", stage)
+                for name in names:
+                    Path(stage, name).replace(folder / name)
 
 # %% ../../nbs/1_method/02_files.ipynb #dd28b381
 def folder_digest(

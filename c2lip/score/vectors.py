@@ -5,6 +5,7 @@
 # %% ../../nbs/1_method/21_vectors.ipynb #5b7a7959
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from .. import encoding
 from ..concepts import noun_phrases_many
-from ..core import Range, UserError, check_choice, read_once
-from ..core.files import whole, write_json
+from ..core import Range, UserError, check_choice, read_once, short
+from ..core.files import write_json
 from ..encoding import evaluating
-from ..towers import Towers, load, save
+from ..towers import Towers, load, release_stage, save
 from ..towers.folders import keep_fitted, phrase_share, read_fitted, release_record
 
 # %% auto #0
@@ -230,6 +231,9 @@ def maxsim(
     return np.stack(scores)
 
 # %% ../../nbs/1_method/21_vectors.ipynb #6155bb8c
+_IMAGE_NAME = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?)$", re.I)
+
+
 class SentenceModule(torch.nn.Module):
     """The one module of a folder for sentence-transformers: texts or PIL images to their vectors.
 
@@ -267,7 +271,10 @@ class SentenceModule(torch.nn.Module):
         save(self.towers, folder, release_record(Path(self.towers.name)))
 
     def preprocess(self, inputs: list, task: str | None = None) -> dict:  # of one kind
-        "Texts and images stay as they are"
+        "Texts and images stay as they are; `UserError` for names of images, whose words would be encoded"
+        names = [text for text in inputs if isinstance(text, str) and _IMAGE_NAME.search(text)]
+        if names:
+            raise UserError(f"{short(names[0])} is the name of an image, not a text: give the image, opened by PIL")
         return {"text" if isinstance(inputs[0], str) else "image": inputs}
 
     def forward(self, features: dict) -> dict:  # token_embeddings (B,·,D+1), attention_mask; sentence_embedding (B,D)
@@ -305,8 +312,7 @@ def to_sentence_transformers(
     Range(0, 1).check("the share of phrases", share)
     kind = "MultiVectorEncoder" if share else "SentenceTransformer"
     module = {"idx": 0, "name": "0", "path": "", "type": "c2lip.score.vectors.SentenceModule"}
-    with whole(folder, "config_sentence_transformers.json", "made_by") as stage:
+    with release_stage(towers, Path(folder), {"vectors": vectors}) as stage:
+        keep_fitted(stage, {"phrases": {"cosine": 1 - share, "phrases": share}})
         write_json(stage / "modules.json", [module])
         write_json(stage / "config_sentence_transformers.json", {"model_type": kind, "made_by": "c2lip"})
-    save(towers, folder, {"vectors": vectors})
-    keep_fitted(folder, {"phrases": {"cosine": 1 - share, "phrases": share}})

@@ -178,8 +178,8 @@ def _check_digests(folder):
         recorded = digests.get(name)
         if recorded and not ((folder / name).is_file() and digest(folder, name) == recorded):
             raise UserError(
-                f"{folder}: {name} is not the file that record.json was written with (SHA-256 differs); "
-                "if that is intended, check_release False loads it all the same"
+                f"{folder}: {name} is not the file that record.json was written with (SHA-256 differs), as a killed "
+                "process leaves it: save it anew; if it is intended, check_release False loads it all the same"
             )
 
 
@@ -378,8 +378,6 @@ def load_folder(
 ) -> tuple[Any, Any, dict]:  # model, tokenizer, open_clip's model_cfg
     "What a release folder holds; raise `UserError` where its parts do not fit each other, or are not finite"
     try:
-        if any((folder / ".whole").glob("*")):
-            raise UserError(f"{folder} holds files in .whole, as a killed process leaves them: save the model anew")
         for file in folder.glob("*.json"):
             regular(file)
         cfg = _read_config(folder)

@@ -145,6 +145,7 @@ _LISTINGS = {
 # %% ../../../nbs/dev/01_command.ipynb #636f3746
 def _print_table(lines):
     "Rows of texts in columns as wide as their words; a long row goes on below, indented"
+    lines = [list(map(one_line, line)) for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines)]
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1_000_000  # a file takes whole lines
     for line in lines:
@@ -279,9 +280,8 @@ def _search(query, place, count, html):
         if html:
             search_page(index, text, hits, _absolute(html))
         hits.insert(0, "rank", hits.index + 1)
-        cells = hits.round({"score": 3}).astype("string")
-        _print_frame(cells)
-        print(f"\nof {index.size:,} images in {index.folder}" + f"; written: {html}" * bool(html))
+        _print_frame(hits.round({"score": 3}).map(str))
+        print(f"\nof {index.size:,} images in {one_line(index.folder)}" + f"; written: {html}" * bool(html))
 
 # %% ../../../nbs/dev/01_command.ipynb #199e3640
 def _add_list(p):

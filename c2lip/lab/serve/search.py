@@ -6,19 +6,23 @@
 __all__ = ['index_images', 'ImageIndex', 'search_page']
 
 # %% ../../../nbs/8_serve/01_search.ipynb #f0a02cd2
+import io
 import os
-import time
+import re
+import secrets
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from ...core import Range, UserError, pick_device
+from ...core import Range, UserError, one_line, pick_device
 from c2lip.core.files import (
     disk_errors,
     form_errors,
     json_object,
     output_place,
+    regular,
     replacing,
     shipped,
     sole_writer,
@@ -33,6 +37,7 @@ from ...towers import load, origin
 # %% ../../../nbs/8_serve/01_search.ipynb #4956c0f2
 _STORE = Store()
 _ABOUT = "c2lip-index.json"
+_BLOCK = re.compile("[0-9a-f]{16}[.]npy")  # the name of a block
 
 
 def _path_of(key):
@@ -59,38 +64,82 @@ def _open(towers, keys, skips):
     return pixels
 
 
-def _rows(towers, pixels):
-    "Of each image, key → pixels, its key, v (D,) and patches (vectors,D+1), int8"
-    images = encode_images(towers, [*pixels.values()])
-    shape = (_STORE.vectors, images[0].shape[1])
-    rows = []
-    for key, image in zip(pixels, images):
-        patches = compress(image, _STORE)[1:]
-        rows.append((key, image[0, :-1], np.resize(patches, shape)))  # where they are fewer, some twice
+def _columns(towers, key):
+    "The columns of a block: key, v (D,) and patches (vectors,D+1)"
+    D = towers.config["embed_dim"]
+    return np.dtype([("key", key), ("v", "f4", D), ("patches", "i1", (_STORE.vectors, D + 1))])
 
-    columns = [("key", np.array([*pixels]).dtype), ("v", "f4", shape[1] - 1), ("patches", "i1", shape)]
+
+def _rows(towers, pixels):
+    "The rows of images, key → pixels"
+    columns = _columns(towers, np.array([*pixels]).dtype)
+    rows = []
+    for key, image in zip(pixels, encode_images(towers, [*pixels.values()])):
+        patches = compress(image, _STORE)[1:]
+        rows.append((key, image[0, :-1], np.resize(patches, columns["patches"].shape)))  # some twice where they are few
     return np.array(rows, columns)
 
 # %% ../../../nbs/8_serve/01_search.ipynb #8731b211
-def _blocks(place):
-    return place.glob("*.images.npy")
+def _check_rows(rows, towers):
+    "Raise `ValueError` where rows are not those of a model: other columns, or vectors that are none"
+    columns = _columns(towers, rows.dtype["key"])
+    if rows.ndim != 1:
+        raise ValueError(rows.shape)
+    if rows.dtype != columns:
+        raise ValueError(rows.dtype)
+
+    lengths = np.linalg.norm(rows["v"], axis=1)
+    if not np.allclose(lengths, 1, atol=1e-3):
+        raise ValueError(lengths)
+    marks = rows["patches"][..., :-1]
+    if not marks.any(-1).all():
+        raise ValueError(rows)
 
 
-def _kept(place, keys):
-    "The keys that are written; a block with others goes, and its images are read again"
-    kept = set()
-    for file in _blocks(place):
-        written = set(np.load(file, "r")["key"].tolist())
-        if written <= keys:
-            kept |= written
-        else:
-            file.unlink()
-    return kept
+def _read_block(file, towers, folder):
+    "The rows of a block; raises `OSError`, or `UserError` where it is not what was written"
+    with form_errors(file, "a block of an index"):
+        rows = np.load(regular(file), "r")
+        _check_rows(rows, towers)
+        for key in rows["key"].tolist():
+            path = _path_of(key)
+            if not path.startswith(f"{folder}{os.sep}"):
+                raise ValueError(path)
+            if path != os.path.normpath(path):  # which leads out of the folder again
+                raise ValueError(path)
+    return rows
+
+# %% ../../../nbs/8_serve/01_search.ipynb #0d002a03
+def _recorded(about):
+    "The names of an index's blocks"
+    return [name for name in about.get("blocks", []) if _BLOCK.fullmatch(str(name))]
+
+
+def _kept(place, names, keys, towers, folder):
+    "The blocks that are whole, with no image but those that are there, and their keys; the others go"
+    kept = []
+    written = set()
+    for name in dict.fromkeys(names):
+        with suppress(OSError, UserError):
+            rows = _read_block(place / name, towers, folder)
+            block = set(rows["key"].tolist())
+            if block <= keys:
+                kept.append(name)
+                written |= block
+                continue
+        with suppress(OSError):
+            (place / name).unlink()
+    return kept, written
 
 
 def _write(place, rows):
-    with replacing(place / f"{time.time_ns()}.images.npy") as temp, temp.open("wb") as out:
-        np.save(out, rows)
+    "Write a block; its name"
+    name = f"{secrets.token_hex(8)}.npy"
+    content = io.BytesIO()
+    np.save(content, rows)
+    with replacing(place / name) as temp:
+        temp.write_bytes(content.getbuffer())  # where NumPy would not say that the disk is full
+    return name
 
 # %% ../../../nbs/8_serve/01_search.ipynb #f5405b8a
 def index_images(
@@ -111,16 +160,19 @@ def index_images(
     towers.model.to(pick_device())
     about = origin(towers) | {"model": towers.name, "folder": str(folder)}
     file = target / _ABOUT
-    if os.path.lexists(file) and json_object(file) != about:
+    before = json_object(file)
+    if os.path.lexists(file) and not about.items() <= before.items():
         raise UserError(f"{place} is an index of another folder, or by other weights: choose another place (--out)")
 
     with disk_errors(target), sole_writer(target, f"{target} is written by another process now"):
-        write_json(file, about)
-        new = keys - _kept(target, keys)
+        names, written = _kept(target, _recorded(before), keys, towers, folder)
+        write_json(file, about | {"blocks": names})
+        new = keys - written
         for piece in Bar(list(in_pieces(sorted(new), block)), "index", unit="block"):
             pixels = _open(towers, piece, skips)
             if pixels:
-                _write(target, _rows(towers, pixels))
+                names.append(_write(target, _rows(towers, pixels)))
+                write_json(file, about | {"blocks": names})
     skips.check(folder)
     return f"{len(new):,} images read; {skips}; index: {place}"
 
@@ -140,16 +192,16 @@ class ImageIndex:
                 raise UserError("there is no index")
             about = json_object(file)
             with form_errors(place, "what c2lip index wrote"):
-                blocks = [np.load(block, "r") for block in _blocks(target)]
+                self.folder = os.path.join(about["folder"], "")[:-1]
+                self.towers = load(about["model"])
+                blocks = [_read_block(target / name, self.towers, self.folder) for name in _recorded(about)]
                 self.rows = [row for block in blocks for row in block]
                 self.size = len(self.rows)
                 self.v = np.concatenate([block["v"] for block in blocks])
-                self.folder = os.fspath(about["folder"])
-                self.towers = load(about["model"])
             if not origin(self.towers).items() <= about.items():
                 raise UserError(f"{about['model']} has other weights now")
         except (OSError, UserError) as e:
-            raise UserError(f"{place} cannot be searched ({e}): delete it, and make it by c2lip index") from None
+            raise UserError(f"{place} cannot be searched ({e}): c2lip index mends it, or makes another one") from None
 
     def search(
         self,
@@ -159,6 +211,7 @@ class ImageIndex:
     ) -> pd.DataFrame:  # score, by v·t (the rank, from 1), fits least (a phrase), file; fewer where there are fewer
         "The images that fit a text best by the score of its phrases, the best first; `UserError` for an empty text"
         Range(1, first).check("the number of images", count)
+        query = query.encode("utf8", "ignore").decode()  # half a surrogate is no letter
         if not query.strip():
             raise UserError("the search is empty; type a few words such as: a red mug and a blue fish")
         phrases = phrase_texts([query])[0]
@@ -206,9 +259,11 @@ def search_page(
     for hit, image, column in zip(hits.to_dict("records"), images, columns):
         column.as_light = True
         small = ImageOps.contain(image, (240, 240))
-        cards.append(hit | {"shown": ImageMaps(small, [column], phrases, caption=hit["file"], smooth=True)})
+        name = one_line(hit["file"])
+        cards.append(hit | {"file": name, "shown": ImageMaps(small, [column], phrases, caption=name, smooth=True)})
 
     template = jinja2.Environment(autoescape=True).from_string(shipped("search.html").read_text("utf8"))
-    page = template.render(index=index, query=query, cards=cards, uri=image_uri)
+    shown = {"query": one_line(query), "folder": one_line(index.folder)}
+    page = template.render(shown, index=index, cards=cards, uri=image_uri)
     with disk_errors(file), replacing(file) as temp:
-        temp.write_text(page, "utf8", "backslashreplace")  # names may hold bytes that are no UTF-8
+        temp.write_text(page, "utf8")
