@@ -38,6 +38,8 @@ def test_what_a_run_leaves(trained):
     assert any(n.endswith(".png") for n in names)
     rows = pd.read_csv(folder / "table.csv").drop_duplicates(["suite", "name"])
     assert len(rows) <= 60
+    assert "vector/retrieval" in set(rows.suite)
+    assert (folder / "model" / "vector_head.safetensors").is_file()
     params = json.loads((folder / "params.json").read_text())
     assert params["lambda_xac"] == 0.01
     assert set(params) <= set(launcher_settings("nbs/train.ipynb"))

@@ -12,11 +12,14 @@ from c2lip.core import UserError
 from c2lip.lab.evaluation.embeddings import embed
 from c2lip.pooling import attn_weights
 from c2lip.score import (
+    Embedded,
     Score,
     encode_images,
     encode_texts,
     fit_presence,
+    fit_vector_head,
     maxsim,
+    phrase_texts,
     presence,
     scores_of,
     to_sentence_transformers,
@@ -44,6 +47,25 @@ def towers(request, tmp_path_factory):
 def images():
     noise = [Image.effect_noise((90, 70), 30 * n).convert("RGB") for n in range(1, 5)]
     return noise + [Image.new("RGB", (60, 60), colour) for colour in ("red", "blue", "white")]
+
+
+def test_a_vector_head_is_one_cosine(towers, images, tmp_path):
+    "Fitted, kept in a release, read again, and carried on; other weights have no use for it"
+    embedded = Embedded.of(towers, images)
+    texts = TEXTS[:3]
+    head = fit_vector_head(embedded.patches, phrase_texts(texts * 3), embedded.text, 6, steps=4, progress=False)
+    Score(vector=head).keep(save(towers, tmp_path / "release"))
+    again = load(save(load(tmp_path / "release"), tmp_path / "again"))
+
+    score = Score.load(again, "vector").of(images, texts)
+    mapped = head.image(embedded.patches) @ head.text([embedded.text(stated) for stated in phrase_texts(texts)]).T
+    cosine = Score(1.0, 0.0, towers=towers).of(images, texts)
+    assert (score - (1 - head.share) * cosine - head.share * mapped).abs().max() < 1e-5
+    assert list(scores_of(again)) == ["vector", "phrases"]
+
+    again.model.logit_scale.data += 1
+    save(again, tmp_path / "other")
+    assert list(scores_of(load(tmp_path / "other"))) == ["phrases"]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

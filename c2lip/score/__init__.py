@@ -28,6 +28,7 @@ from c2lip.score.probability import (  # noqa: F401
     presence,
 )
 from .relations import Head, Relation, fit_head, pair_features, read_head, relations_many
+from .vector_head import VectorHead, fit_vector_head, read_vector_head  # noqa: F401
 from c2lip.score.vectors import (  # noqa: F401
     SentenceModule,
     Store,
@@ -48,12 +49,14 @@ _all_ = ["PhrasePresence", "PresenceCurve", "fit_curve", "fit_presence", "phrase
 _all_ += ["Head", "Relation", "fit_head", "pair_features", "relations_many"]
 _all_ += ["SentenceModule", "Store", "best_patch", "compress", "encode_images", "encode_texts", "maxsim"]
 _all_ += ["phrase_texts", "restore", "text_vectors", "to_sentence_transformers"]
+_all_ += ["VectorHead", "fit_vector_head", "read_vector_head"]
 
 # %% auto #0
 __all__ = ['PATCHES', 'similarity', 'vt_of_pairs', 'Embedded', 'Score', 'scores_of', 'PhrasePresence', 'PresenceCurve',
            'fit_curve', 'fit_presence', 'phrases_of_others', 'presence', 'Head', 'Relation', 'fit_head',
            'pair_features', 'relations_many', 'SentenceModule', 'Store', 'best_patch', 'compress', 'encode_images',
-           'encode_texts', 'maxsim', 'phrase_texts', 'restore', 'text_vectors', 'to_sentence_transformers']
+           'encode_texts', 'maxsim', 'phrase_texts', 'restore', 'text_vectors', 'to_sentence_transformers',
+           'VectorHead', 'fit_vector_head', 'read_vector_head']
 
 # %% ../../nbs/1_method/23_score.ipynb #e94175dc
 PATCHES = ("best", "attention")  # what a phrase is compared with
@@ -256,6 +259,7 @@ class Score:
     scale: float = 10.0  # β of the attention and of the relations' maps
     head: Head | None = None  # of the relations
     towers: Any = field(default=None, compare=False, repr=False)  # Towers, for `of`
+    vector: VectorHead | None = field(default=None, compare=False, repr=False)  # the score is the joint vectors' cosine
 
     def __post_init__(self):
         for name in ("cosine", "phrases", "relations", "scale"):
@@ -268,7 +272,7 @@ class Score:
     def load(
         cls,
         towers: Towers,  # as `c2lip.towers.load` gives them
-        name: str | None = None,  # v·t, phrases or parts; None: parts where the release holds them, else phrases
+        name: str | None = None,  # v·t, vector, phrases, parts; None: parts where the release holds them, else phrases
     ) -> Score:
         "A score of a model; `UserError` for a name that it does not hold, or a damaged score.json"
         scores = {"v·t": cls(1.0, 0.0, towers=towers)} | scores_of(towers)
@@ -330,6 +334,8 @@ class Score:
         texts: Sequence[str],  # n
     ) -> Tensor:  # (n,)
         "The score of n images with n texts"
+        if self.vector:
+            return self.vector.joined(embedded, phrase_texts).vt(images, texts)
         return self.cosine * embedded.vt(images, texts) + self.beside(embedded, images, texts)
 
     def of(
@@ -348,14 +354,17 @@ class Score:
         self,
         folder: Path | str,  # of a release
     ):
-        "Write parts, or phrases where there is no head, into score.json; `UserError` for what MaxSim cannot serve"
+        "Write vector, parts, or phrases where there is no head; `UserError` for what MaxSim cannot serve"
+        if self.vector:
+            self.vector.keep(folder)
+            return
         if self.head is None:
             _check_served(self)
         content = vars(self) | {"head": self.head and self.head._asdict()}
-        del content["towers"]
+        del content["towers"], content["vector"]
         keep_fitted(folder, {"parts" if self.head else "phrases": content})
 
-
+# %% ../../nbs/1_method/23_score.ipynb #4b1c9e05
 def _check_served(score):
     "Raise `UserError` where a score by phrases is not what MaxSim serves"
     if score.patches != "best" or not math.isclose(score.cosine + score.phrases, 1):
@@ -367,7 +376,7 @@ def _check_served(score):
 
 def scores_of(
     towers: Any,  # Towers
-) -> dict[str, Score]:  # phrases, and parts where the release holds them
+) -> dict[str, Score]:  # phrases, and where the release holds them vector, before it, and parts
     """A model's scores beside v·t.
 
     Raises:
@@ -378,7 +387,9 @@ def scores_of(
         ['phrases']
     """
     held = read_fitted(getattr(towers, "name", ""))
-    scores = {"phrases": Score(towers=towers)}
+    head = read_vector_head(towers)
+    scores = {"vector": Score(1.0, 0.0, vector=head, towers=towers)} if head else {}
+    scores["phrases"] = Score(towers=towers)
     with form_errors("score.json", "the scores of a model; fit them again, or delete it"):
         for name in held.keys() & {"phrases", "parts"}:
             scores[name] = Score(**held[name] | {"head": read_head(held[name].get("head")), "towers": towers})

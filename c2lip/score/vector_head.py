@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from ..concepts import phrase_number
 from ..core import Range, UserError, seeded
-from ..core.files import form_errors
+from ..core.files import form_errors, replacing
 from ..losses import phrase_signs, scaled_cosines, sigmoid_loss
 from ..towers import Towers
 from ..towers.folders import VECTOR_HEAD, check_finite, digest, keep_fitted, model_home, read_fitted, release_folder
@@ -87,13 +88,35 @@ class VectorHead(nn.Module):
         "The joint vectors, of which an index keeps one an image"
         return torch.cat([math.sqrt(1 - self.share) * pooled, math.sqrt(self.share) * mapped], -1)
 
+    def joined(
+        self,
+        embedded: Any,  # an `Embedded` of the same model, whose patches are known
+        phrases_of: Callable,  # texts → the phrases of each, as `phrase_texts`
+    ) -> Any:  # an `Embedded` whose v·t is the score *vector*
+        "The same images and texts by their joint vectors; `UserError` where the patches are not known"
+        patches = embedded.patches
+        if patches is None:
+            raise UserError("the images were embedded without their patches, which a vector head reads")
+        images = [*embedded.row][: len(patches)]
+        mapped = torch.cat([self.image(tokens) for tokens in patches.split(256)])
+        vectors = self.join(embedded.vectors[: len(patches)], mapped)
+
+        def encode(texts):
+            stated = phrases_of(texts)
+            embedded.text([phrase for phrases in stated for phrase in phrases])
+            mapped = self.text([embedded.text(phrases) for phrases in stated])
+            return self.join(embedded.text(texts), mapped)
+
+        return type(embedded)(embedded.towers, images, vectors, None, encode)
+
     def keep(
         self,
         folder: Path | str,  # of the release whose patches and phrases it was fitted to
     ):
         "Write vector_head.safetensors, and name it in score.json"
         weights = {name: weight.contiguous().cpu() for name, weight in self.state_dict().items()}
-        safetensors.torch.save_file(weights, Path(folder) / VECTOR_HEAD)
+        with replacing(Path(folder) / VECTOR_HEAD) as file:
+            safetensors.torch.save_file(weights, file)
         keep_fitted(folder, {"vector": {"share": self.share, "sha256": digest(folder, VECTOR_HEAD)}})
 
 # %% ../../nbs/1_method/19_vector_head.ipynb #4b1c9e02

@@ -29,7 +29,7 @@ from ..data.shards import shard_samples
 from ..data.tables import jsonl_rows
 from .embeddings import ImageRef
 from .scores import Hits, Mean, Values, mean_of
-from ...score import Embedded, Score, similarity, vt_of_pairs
+from ...score import Embedded, Score, phrase_texts, similarity, vt_of_pairs
 
 # %% ../../../nbs/5_evaluation/04_base.ipynb #db22743b
 Lookup = Callable[[list], Tensor]
@@ -55,6 +55,8 @@ class Scorer:
         score: Score | None = None,  # None: v·t
     ) -> "Scorer":
         "The scorer of one model by one score"
+        if score and score.vector:
+            embedded = score.vector.joined(embedded, phrase_texts)
         scorer = Scorer(embedded.image, embedded.text, embedded.towers)
         if score is None or not (score.phrases or score.relations):
             return scorer

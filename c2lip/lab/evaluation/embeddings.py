@@ -7,6 +7,7 @@ __all__ = ['ImageRef', 'EmbedOptions', 'embed_texts', 'Crop', 'use_image', 'embe
 
 # %% ../../../nbs/5_evaluation/03_embeddings.ipynb #493b80aa
 import hashlib
+import math
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -28,7 +29,7 @@ from ...core import UserError, check_choice
 from ...core.files import regular
 from ...encoding import encode_images, encode_texts, evaluating
 from ..data.images import BadImage, open_image
-from ...score import Embedded, Score, scores_of
+from ...score import Embedded, Score, fit_vector_head, phrase_texts, scores_of
 from ...towers import Towers, has_bias
 
 # %% ../../../nbs/5_evaluation/03_embeddings.ipynb #d5953491
@@ -256,30 +257,48 @@ def _opens(record):
     return False
 
 
+def _embed_some(towers, records):
+    "Embed the first records whose images can be read; their images and captions"
+    usable = iter(records) if getattr(records, "drawn", False) else filter(_opens, records)
+    first = next(usable, records[0])
+    _, patches = embed_tokens(towers, [first.image], progress=False)
+    most = min(_ENOUGH, int(_FIT_MEMORY / (4 * patches.numel())))
+    chosen = [first, *islice(usable, most - 1)]
+    images = [record.image for record in chosen]
+    captions = [record.caption for record in chosen]
+    return embed(towers, dict.fromkeys(images, "training"), set(images), progress=False), images, captions
+
+# %% ../../../nbs/5_evaluation/03_embeddings.ipynb #4b1c9e06
+def _fit_vector(embedded, images, captions, numbers):
+    "The score by a vector head, after 48 passes over the images and 900 steps at most"
+    patches = embedded.patches[[embedded.row[image] for image in images]]
+    steps = min(900, math.ceil(48 * len(images) / 256))
+    head = fit_vector_head(patches, phrase_texts(captions), embedded.text, numbers, steps=steps, progress=False)
+    return Score(1.0, 0.0, vector=head, towers=embedded.towers)
+
+
 def fit_scores(
     towers: Any,  # Towers
     records: Sequence,  # of training, with `image` and `caption`
     sharp: bool = False,  # whether xac trained the model, at a β above 1
-) -> dict[str, Score]:  # phrases, and parts where the captions state enough relations
-    """A model's scores beside v·t; parts that its release does not hold are fitted to its records.
+    vector: int = 0,  # numbers of a vector head; 0: none is fitted
+) -> dict[str, Score]:  # phrases, with them vector, and parts where the captions state enough relations
+    """A model's scores beside v·t; what its release does not hold is fitted to its records.
 
     Raises:
         UserError: the release holds a damaged score.json.
     """
     scores = scores_of(towers)
-    if "parts" in scores:
+    lacks_vector = vector and "vector" not in scores
+    if "parts" in scores and not lacks_vector:
         return scores
     try:
-        usual = _usual_parts(towers, sharp)
-        usable = iter(records) if getattr(records, "drawn", False) else filter(_opens, records)
-        first = next(usable, records[0])
-        _, patches = embed_tokens(towers, [first.image], progress=False)
-        most = min(_ENOUGH, int(_FIT_MEMORY / (4 * patches.numel())))
-        chosen = [first, *islice(usable, most - 1)]
-        images = [record.image for record in chosen]
-        captions = [record.caption for record in chosen]
-        embedded = embed(towers, dict.fromkeys(images, "training"), set(images), progress=False)
-        scores["parts"] = Score.fit(embedded, images, captions, *usual)
+        embedded, images, captions = _embed_some(towers, records)
+        if lacks_vector:
+            scores = {"vector": _fit_vector(embedded, images, captions, vector)} | scores
+        if "parts" not in scores:
+            usual = _usual_parts(towers, sharp)
+            scores["parts"] = Score.fit(embedded, images, captions, *usual)
     except UserError as error:
-        print(f"no score by parts: {error}")
+        print(f"no further score: {error}")
     return scores

@@ -360,7 +360,7 @@ def frame_table(
     return Table(rows, heads, list(zip(*columns.values())), caption)
 
 
-_SCORES = r"^(mixture|phrases|parts)/"  # older records have the first
+_SCORES = r"^(mixture|vector|phrases|parts)/"  # older records have the first
 
 
 def score_table(

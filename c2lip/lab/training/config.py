@@ -91,6 +91,7 @@ class Config:
     max_skipped: Annotated[float, Range(0, 1), "share of your own images that may be missing or broken"] = 0.1
     items: Annotated[int, Range(1, 1_000_000), "items of each SugarCrepe subtask of the embedded benchmark"] = 300
     bench_images: Annotated[int, Range(20, 1_000_000), "images of the embedded benchmark's retrieval"] = 1000
+    vector: Annotated[int, Range(0, 4096, auto=True), "numbers of the vector head, fitted at the end; 0: none"] = AUTO
     resume: Annotated[bool, "go on from the checkpoint in run_dir"] = False
     benchmark: Annotated[str, "auto (the world's test split, or images held back), none, world, or a folder"] = "auto"
     split: Annotated[Literal["test", "validation"], "part of the embedded benchmark"] = "test"

@@ -331,9 +331,9 @@ def _release(setup):
 
     options = setup.cfg.options
     sharp = options.get("lambda_xac", 0) > 0 and options.get("xac_scale", 1) > 1
-    parts = fit_scores(setup.towers, setup.records, sharp).get("parts")
-    if parts:
-        parts.keep(home)
+    scores = fit_scores(setup.towers, setup.records, sharp, setup.cfg.vector)
+    for name in scores.keys() & {"vector", "parts"}:
+        scores[name].keep(home)
 
     if not setup.cfg.keep_checkpoint:
         for file in setup.folder.glob("checkpoint*.pt"):

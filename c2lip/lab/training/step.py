@@ -32,8 +32,8 @@ from ...towers.folders import EMBEDDED, base_folder, digest, release_record
 
 # %% ../../../nbs/6_training/04_step.ipynb #fea4c2a0
 BY_MODEL: dict[str, dict[str, Any]] = {
-    "embedded": {"lr": 1e-3, "warmup": 50, "evaluate_every": 0, "alpha": 0.6},
-    "pretrained": {"lr": 1e-5, "warmup": 50, "evaluate_every": 1000, "alpha": 1.0},
+    "embedded": {"lr": 1e-3, "warmup": 50, "evaluate_every": 0, "alpha": 0.6, "vector": 64},
+    "pretrained": {"lr": 1e-5, "warmup": 50, "evaluate_every": 1000, "alpha": 1.0, "vector": 0},
 }
 "The values of `auto`, by the kind of model"
 
