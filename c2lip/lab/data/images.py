@@ -226,7 +226,8 @@ class FlickrLayout(NamedTuple):
     "Where Flickr8k or Flickr30k lies"
 
     images: Path  # folder
-    places: list[str]  # Karpathy's JSON; or a file with a caption a line, then split.json or lists of names
+    captions: Path  # Karpathy's JSON, or a file with a caption a line
+    lists: list[Path]  # split.json or lists of names, which say the part of an image; none beside Karpathy's
 
 
 def find_flickr(
@@ -246,7 +247,7 @@ def find_flickr(
     lists = present("split.json") or [file for file in present("*.txt") if part_of(file.stem)]
     if captions[0].suffix == ".json":
         lists = []
-    return FlickrLayout(images[-1], [str(file) for file in captions + lists])
+    return FlickrLayout(images[-1], captions[0], lists)
 
 
 def _captions_by_image(file):
@@ -265,11 +266,11 @@ def _captions_by_image(file):
 
 
 def flickr_captions(
-    places: list[str],  # of a layout with a caption a line
+    file: Path,  # with a caption a line
+    lists: Iterable[Path],  # of the layout
     part: str,  # train, val, test, or all
 ) -> tuple[dict[str, list[str]], Counter[str]]:  # image's name → captions; those left out, by what `left_out` says
     "The captions of a part, all where no list names parts; raises `UserError` for a part that there is not"
-    file, *lists = map(Path, places)
     names_of: dict[str, list] = {}
     for path in lists:
         if path.suffix == ".json":

@@ -79,6 +79,7 @@ class Tables:
     part: str = "train"  # of data that have parts
     left: Counter[str] = field(default_factory=Counter)  # files of other parts, by what `left_out` says
     join: Path | None = None  # of shards: the file of `index_captions`
+    lists: list[Path] = field(default_factory=list)  # of Flickr8k: files that say the part of an image
 
     def rows(
         self,
@@ -175,10 +176,10 @@ class Folder(Tables):
 
 # %% ../../../nbs/4_data/05_sources.ipynb #b89ebefd
 class Flickr(Tables):
-    "Flickr8k or Flickr30k with a caption a line: `places` are those of its layout, and an image has all its captions"
+    "Flickr8k or Flickr30k with a caption a line; an image has all its captions"
 
     def rows(self, skips):
-        captions, left = flickr_captions(self.places, self.part)
+        captions, left = flickr_captions(Path(self.places[0]), self.lists, self.part)
         skips.unread.update(left)
         for name, texts in captions.items():
             skips.seen += 1
@@ -237,8 +238,8 @@ def find_source(
     if len(places) == 1:
         flickr = find_flickr(Path(places[0]))
         if flickr:
-            form = Tables if flickr.places[0].endswith(".json") else Flickr
-            return form(flickr.places, image_folder or flickr.images, part=part)
+            form = Tables if flickr.captions.suffix == ".json" else Flickr
+            return form([str(flickr.captions)], image_folder or flickr.images, part=part, lists=flickr.lists)
         places = _find_at(Path(places[0]))
     if os.path.isdir(places[0]):
         return Folder(places, part=part)
@@ -350,7 +351,7 @@ def _load_index(path):
 # %% ../../../nbs/4_data/05_sources.ipynb #3b10ddfa
 def _open_index(source, skips, workers, folder, rules):
     "The index of a source, made where it is not there, by one process of several that want it"
-    versions = list(map(version_of, source.places))
+    versions = list(map(version_of, [*source.places, *source.lists]))
     settings = [str(source.image_folder), source.caption_column, source.image_column, source.part, rules]
     made_of = json.dumps([_INDEX_FORMAT, versions, *settings])
     digest = hashlib.sha256(made_of.encode()).hexdigest()
