@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ from c2lip.towers import load, save
 
 def read(home):
     text = (ROOT / "tests" / "data" / "faults.yaml").read_text(encoding="utf8")
-    return yaml.safe_load(text.replace("{home}", str(home)))
+    return yaml.safe_load(text.replace("{home}", str(home)).replace("{python}", sys.executable))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_a_right_folder_passes(right, capsys):
     shown = capsys.readouterr().out
     assert code == 0, shown
     texts = str([json.loads(line)["text"] for line in shown.splitlines()])
-    assert re.search("sugarcrepe 79.5.*about 100 images, 30 steps.*5 shards are whole.*hours", texts), texts
+    assert re.search("sugarcrepe 79.5.*about 100 images.*30 steps.*5 shards are whole.*hours", texts), texts
 
 
 def nothing(patch):
@@ -77,15 +78,15 @@ def port(patch):
     patch.setenv("MASTER_PORT", str(patch.taken.getsockname()[1]))
 
 
-def small_disk(patch):
-    patch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10_000))
+def small_disk(patch, free):
+    patch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
 
 
 @pytest.mark.parametrize("name", read("")["faults"])
 def test_a_fault_is_one_line(name, right, tmp_path, monkeypatch):
     home = tmp_path / "home"
     all_of = read(home)
-    fault = {"do": [], "stand_in": ["nothing"], "settings": {}} | all_of["faults"][name]
+    fault = {"do": [], "stand_in": ["nothing"], "settings": {}, "goes_on": ""} | all_of["faults"][name]
     script = "\n".join([f"cp -rl {right} {home}", f"cd {home}", *fault["do"]])
     subprocess.run(["bash", "-ec", script], check=True)
     stand_in, *how = fault["stand_in"]
@@ -93,5 +94,6 @@ def test_a_fault_is_one_line(name, right, tmp_path, monkeypatch):
 
     recipe = read_settings(ROOT / "data" / "recipes" / "c2lip_paper.yaml")
     lines = room.rehearse(recipe | all_of["settings"] | fault["settings"], home / "benchmarks")
-    found = next(line.text for line in lines if line.state == "WRONG")
+    found, *later = [line.text for line in lines if line.state == "WRONG"]
     assert re.search(fault["says"], found), found
+    assert re.search(fault["goes_on"], str(later)), later

@@ -14,16 +14,17 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.constants import HF_HOME
 
 from ...core import UserError, one_line, pick_device
-from ...core.files import project_root, user_path
-from ..data.images import BadImage, open_image
+from ...core.files import cache_folder, project_root, user_path
+from ..data.images import BadImage, TarPart, has_header, open_image
 from ..data.sources import Index, find_source
 from ..evaluation.base import Request, suite_table
 from ..evaluation.published import layouts, published
@@ -34,7 +35,7 @@ from .launchers import check_run, launcher, launcher_settings
 from .log import read_log
 from .plan import GPUS, count_images, plan
 from .ranks import check_gpus
-from .run import likely_mistakes, set_up, train
+from .run import likely_mistakes, read_records, set_up, train
 from .step import count_steps
 from ..world.cutouts import is_world
 
@@ -53,6 +54,7 @@ class _Rehearsal:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     suites: dict = field(default_factory=dict)  # name → suite that was read
     places: list = field(default_factory=list)  # of the data, where it lies in several
+    records: Any = None  # of the shards that are read
     small: dict = field(default_factory=dict)  # settings of the few steps
     setup: Any = None  # `Setup` of the few steps
     total: int = 0  # images of the run, about
@@ -106,6 +108,10 @@ def _read_suite(run, name):
     if missing:
         raise UserError(f"{name} lacks {len(missing)} images, such as {missing[0]}: it should hold {about.files}")
 
+    others = [image for image in suite.images if isinstance(image, Path) and not has_header(image)]
+    if others:
+        raise UserError(f"{name} has {len(others)} files that are no images, such as {others[0]}: fetch them again")
+
     count = sum(map(len, suite.items.values())) or len(suite.images)
     if count not in about.items:
         raise UserError(f"{name} has {count:,} items, not {about.size}: another version; from {about.home}")
@@ -130,7 +136,7 @@ def _check_base(run):
         yield f"evaluate ViT-B-16-SigLIP:webli first: {rows}, each ± 0.3, or else the layout is wrong"
 
 # %% ../../../nbs/6_training/13_rehearse.ipynb #3e298da7
-def _check_set_up(run):
+def _check_data(run):
     "Of many shards or tables the first, the middle and the last"
     cfg = run.cfg
     batch = cfg.batch_size // cfg.gpus * run.ranks
@@ -141,14 +147,16 @@ def _check_set_up(run):
     if count > 3:
         run.small["data"] = f"{{{run.places[0]},{run.places[count // 2]},{run.places[-1]}}}"
 
-    run.setup = set_up(run.small, run.home)
-    records = run.setup.records
-    run.total = round(max(1, count / 3) * len(records))
-    steps, _ = count_steps(range(run.total), cfg, cfg.gpus)
-    yield f"about {run.total:,} images, {steps:,} steps"
+    run.records, *_ = read_records(replace(cfg, data=run.small.get("data", cfg.data)))
+    run.total = round(max(1, count / 3) * len(run.records))
+    yield f"about {run.total:,} images"
 
-    towers = run.setup.towers
-    yield from map(UserError, likely_mistakes(run.setup.cfg, steps, towers, records))
+
+def _check_set_up(run):
+    run.setup = set_up(run.small, run.home)
+    steps, _ = count_steps(range(run.total), run.cfg, run.cfg.gpus)
+    yield f"{steps:,} steps"
+    yield from map(UserError, likely_mistakes(run.setup.cfg, steps, run.setup.towers, run.records))
 
 # %% ../../../nbs/6_training/13_rehearse.ipynb #de53f2d6
 def _is_whole(shard):
@@ -161,30 +169,56 @@ def _is_whole(shard):
 
 def _check_shards(run):
     "All shards that are named, or that a prepared table names: of one data set, and whole"
-    named = run.setup.records.table["shard"].to_pylist() if isinstance(run.setup.records, Index) else []
+    table = run.records.table if isinstance(run.records, Index) else None
+    named = [] if table is None else table["shard"].unique().drop_null().to_pylist()
     shards = [shard for shard in {*run.places, *named} if str(shard).endswith(".tar") and os.path.isabs(shard)]
     sets = {re.sub("[0-9]*.tar", "", Path(shard).name) for shard in shards}
     if len(sets) > 1:
         raise UserError(f"shards of several data sets: {', '.join(sets)}; name those that count, with braces")
+
+    gone = [shard for shard in shards if not os.path.isdir(os.path.dirname(shard))]
+    if gone:
+        raise UserError(f"{run.cfg.data} names {len(gone)} shards that were moved, such as {gone[0]}: prepare it again")
 
     cut = [shard for shard in shards if not _is_whole(shard)]
     if cut:
         raise UserError(f"{len(cut)} of {len(shards)} shards are missing or cut short, such as {cut[0]}: fetch them")
     yield f"{len(shards)} shards are whole"
 
+    if named:
+        places = table.select(["shard", "offset", "size"]).to_pandas()
+        one_of_each = places.groupby("shard").sample(1, random_state=0)
+        _check_share(run, [TarPart(*row) for row in one_of_each.itertuples(index=False)], has_header)
+
+# %% ../../../nbs/6_training/13_rehearse.ipynb #193379ea
+def _check_share(run, images, is_right):
+    "Refuse more wrong images than `max_skipped` allows"
+    wrong = [image for image in images if not is_right(image)]
+    if len(wrong) > run.cfg.max_skipped * len(images):
+        where = wrong[0] if isinstance(wrong[0], Path) else getattr(wrong[0], "shard", "a table")
+        raise UserError(f"{len(wrong)} of {len(images)} images cannot be read, such as of {where}: fetch them again")
+
 
 def _check_images(run):
     "Ten images: they open, and the model need not enlarge them"
-    records = run.setup.records
-    side = min(run.setup.towers.image_size)
     sizes = []
-    for record in records[:: -(-len(records) // 10)]:
-        with suppress(BadImage):
-            sizes.append(open_image(record.image).size)
 
+    def opens(image):
+        with suppress(BadImage):
+            sizes.append(open_image(image).size)
+            return True
+        return False
+
+    ten = run.records[:: -(-len(run.records) // 10)]
+    _check_share(run, [record.image for record in ten], opens)
+    if not run.setup:
+        yield f"of {len(ten)} images {len(sizes)} open"
+        return
+
+    side = min(run.setup.towers.image_size)
     large = sum(min(size) >= side for size in sizes)
-    summary = f"of ten images {len(sizes)} open and {large} have the model's {side} pixels"
-    if large < 5:
+    summary = f"of {len(ten)} images {len(sizes)} open and {large} have the model's {side} pixels"
+    if large < len(ten) / 2:
         raise UserError(f"{summary}, the last is {sizes[-1:]}: fetch them again, larger")
     yield summary
 
@@ -229,16 +263,40 @@ def _check_steps(run):
     if cfg.accumulate > run.cfg.accumulate:
         raise UserError(f"more images than the memory holds: take -p accumulate {cfg.accumulate}")
 
+# %% ../../../nbs/6_training/13_rehearse.ipynb #3f1e515a
+def _written(run):
+    "Folder → bytes that the run will write there"
+    written = {}
+    if run.log:
+        read_checkpoint(run.setup.folder)
+        checkpoint = (run.setup.folder / "checkpoint.pt").stat().st_size
+        written[run.folder] = 3 * checkpoint  # two, and the one that is written
+        written[Path(tempfile.gettempdir())] = checkpoint
+    if isinstance(run.records, Index):
+        index_size = Path(run.records.path).stat().st_size
+        written[cache_folder()] = index_size * len(run.places) // 3 if len(run.places) > 3 else 0
+    if not run.setup:
+        with suppress(UserError):  # a model of no such name
+            weights = plan(run.settings | {"data": "world"}).weights
+            written[Path(HF_HOME)] = round(1e9 * weights)
+    return written
+
 
 def _check_disk(run):
-    "The checkpoint can be read, and there is room for two of them and the one that is written"
-    read_checkpoint(run.setup.folder)
-    needed = 3 * (run.setup.folder / "checkpoint.pt").stat().st_size
-    place = next(path for path in (run.folder, *run.folder.parents) if path.is_dir())
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise UserError(f"{place} has {free:,} of {needed:,} bytes for checkpoints: give a run_dir on another disk")
-    yield f"checkpoints: {needed / 1e9:.2f} of {free / 1e9:.1f} GB; one was written and read"
+    "Each disk has room for what the run writes: checkpoints, an index, temporary files, weights that are not here"
+    disks: dict[int, dict] = {}
+    for folder, size in _written(run).items():
+        place = next(path for path in (folder, *folder.parents) if path.is_dir())
+        disks.setdefault(place.stat().st_dev, {})[place] = size
+
+    for places in disks.values():
+        needed = sum(places.values())
+        free = shutil.disk_usage(next(iter(places))).free
+        names = " and ".join(map(str, places))
+        if free < needed:
+            ways = "run_dir, C2LIP_CACHE, TMPDIR or HF_HOME"
+            raise UserError(f"{names}: {free:,} of {needed:,} bytes are free; put {ways} on another disk")
+        yield f"{names}: {needed / 1e9:.2f} of {free / 1e9:.1f} GB"
 
 
 def _plan(run):
@@ -251,21 +309,22 @@ def _plan(run):
 
 # %% ../../../nbs/6_training/13_rehearse.ipynb #544b7373
 _REHEARSED = {
-    "call": _check_call,
-    "device": _check_device,
-    "port": _check_port,
-    "suites": _check_suites,
-    "base": _check_base,
-    "set-up": _check_set_up,
-    "shards": _check_shards,
-    "images": _check_images,
-    "workers": _check_workers,
-    "vectors": _check_vectors,
-    "steps": _check_steps,
-    "disk": _check_disk,
-    "plan": _plan,
+    "call": (_check_call, "settings"),
+    "device": (_check_device, "settings"),
+    "port": (_check_port, "settings"),
+    "suites": (_check_suites, "settings"),
+    "base": (_check_base, "settings"),
+    "data": (_check_data, "settings"),
+    "set-up": (_check_set_up, "records"),
+    "shards": (_check_shards, "records"),
+    "images": (_check_images, "records"),
+    "workers": (_check_workers, "setup"),
+    "vectors": (_check_vectors, "setup"),
+    "steps": (_check_steps, "setup"),
+    "disk": (_check_disk, "settings"),
+    "plan": (_plan, "log"),
 }
-"Name → a check"
+"Name → a check, and what of `_Rehearsal` it needs"
 
 
 class Line(NamedTuple):
@@ -286,7 +345,9 @@ def rehearse(
     columns = layouts()[table] if benchmarks else {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         run = _Rehearsal(settings, Config.of(settings), Path(home), benchmarks, table, columns)
-        for name, check_one in _REHEARSED.items():
+        for name, (check_one, needed) in _REHEARSED.items():
+            if not getattr(run, needed):
+                continue
             outcomes = []
             try:
                 with redirect_stdout(StringIO()):  # of training and of readers
@@ -296,8 +357,6 @@ def rehearse(
                 outcomes.append(e)
 
             yield from (Line(name, "ok" if isinstance(text, str) else "WRONG", one_line(text)) for text in outcomes)
-            if (name == "set-up" and not run.setup) or (name == "steps" and not run.log):
-                return  # later checks would have nothing to look at
 
 
 def plan_lines(
