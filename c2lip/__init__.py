@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from c2lip.own_loop import C2LIPLoss, PhraseCollate
 
-__version__ = "0.1.0"  # as in settings.ini
+__version__ = "0.2.0"  # as in settings.ini
 
 _all_ = ["C2LIPLoss", "PhraseCollate"]
 
