@@ -42,7 +42,7 @@ def is_english(
     "Whether letters and function words are those of English; a cheap test, no language model"
     if not text.isascii() and not _is_latin(text):
         return False
-    text = re.sub(rf"(?i:{_OF_NAME})(?=[A-Z])", "", text)  # "Los Angeles", "Leonardo da Vinci"
+    text = re.sub(rf"(?i:\bw/|\bà la\b)|(?i:{_OF_NAME})(?=[A-Z])", "", text)  # "w/ handle", "Leonardo da Vinci"
     at_start = rf"^\W*(?:\w+\s+(?=d[aei]l?\s))?{_OF_NAME}"  # "los angeles", "leonardo da vinci"
     words = WORD.findall(re.sub(at_start, "", text.lower()))
     foreign = sum(word in WORD_LISTS["foreign"] for word in words)
@@ -62,7 +62,6 @@ _BETWEEN_WORDS = re.compile(
     r"|(?<=\d)[+*^](?=\d)|(?<=[^\W\d_]),(?=[^\W\d_])|(?<=[^\W_])[:<>=/](?=[^\W\d_])"
     r"|(?<=[^\W\d_]{2})\.(?!(?:com|net|org|co|uk|jpe?g|png|webp|gif)\b)(?=[^\W\d_])"
 )
-
 
 _TWO_WORDS = r"(?i:[^\W\d_]+\.(?!(?:com|net|org|edu|gov)\Z)[^\W\d_]+\Z)"  # a mug.blue is no address
 

@@ -484,6 +484,23 @@ def test_only_regular_files_are_opened(tmp_path):
     assert (len(records), counts) == (10, {"bad text file": 1, "no text file": 1})
 
 
+def test_what_systems_and_editors_leave_is_no_data(tmp_path):
+    folder = table(tmp_path / "pairs", form="txt")
+    for name in (".ipynb_checkpoints", "@eaDir", "__MACOSX"):
+        shutil.copytree(folder, tmp_path / name)
+        shutil.move(tmp_path / name, folder / name)
+    shutil.copy(folder / "i0.png", folder / "._i0.png")
+    skips = Skips(0)
+    assert len(open_data(folder, skips=skips, index_folder=tmp_path / "cache")) == 12
+    assert skips.unread == {"hidden file or folder": 4}
+
+
+def test_an_adapter_is_no_model(tmp_path):
+    model = changed_release(tmp_path / "model", CONFIG, len)
+    (tmp_path / "model" / "adapter_config.json").write_text("{}")
+    refused(lambda: load(model), "holds an adapter of LoRA", "merge_and_unload")
+
+
 # What would not end
 
 

@@ -159,6 +159,8 @@ def presence(
         )
     with form_errors("score.json", "the slope and offset of fit_presence; fit them again, or delete it"):
         curve = PresenceCurve(float(numbers["slope"]), float(numbers["offset"]))
+    Range(0, 1e6, above=True).check("the slope in score.json", curve.slope)
+    Range(-1e6, 1e6).check("the offset in score.json", curve.offset)
     vector_of = text_vectors(towers, phrases)
     [vectors] = encode_images(towers, [image])
     cosines = np.stack([vector_of[phrase] for phrase in phrases]) @ vectors[1:, :-1].T

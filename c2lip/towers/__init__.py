@@ -36,7 +36,7 @@ from c2lip.core.files import (
     whole,
     write_json,
 )
-from .architectures import resolve, translate  # noqa: F401
+from .architectures import MERGED, float_weights, resolve, translate  # noqa: F401
 from c2lip.towers.folders import (
     EMBEDDED,
     RELEASED,
@@ -250,7 +250,6 @@ def save(
 
 # %% ../../nbs/1_method/14_release.ipynb #3a18170b
 _NO_WEIGHTS = ("attn_mask", "input_resolution", "context_length", "vocab_size", "position_ids")
-"Tensors that other tools store beside a model's weights"
 
 
 class _Module:
@@ -279,7 +278,7 @@ def _without_code(file):
 
 def _read_tensors(file):
     "What a file of weights holds; nothing of it is run"
-    if file.suffix == ".safetensors":
+    if file.suffix.lower() == ".safetensors":
         return safetensors.torch.load_file(file)
 
     opened = _without_code(file)
@@ -291,9 +290,9 @@ def _read_tensors(file):
     try:
         with safe_globals(modules):
             return torch.load(opened, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as e:
+    except (pickle.UnpicklingError, EOFError, LookupError) as e:
         match = re.search(r"GLOBAL (\S+)", str(e))
-        more = match[1] if match else "it is no file of torch"
+        more = match[1] if match else "it is no whole file of torch: fetch it anew"
         raise UserError(f"more than weights and plain data ({more}), which is never run; save its state_dict") from None
 
 
@@ -320,7 +319,7 @@ def _inside(weights, known, part):
     candidates.sort(reverse=True)
     if not candidates:
         raise UserError(f"no weight has a name of this model; names look like {next(iter(weights), 'nothing')}")
-    if len(candidates) > 1 and candidates[0][0] == candidates[1][0]:
+    if len(candidates) > 1 and candidates[1][0] > 0.9 * candidates[0][0]:
         raise UserError(f"there are several models, {candidates[0][1]} and {candidates[1][1]}: name one as part")
 
     wrapper = candidates[0][1]
@@ -362,11 +361,11 @@ def convert(
     """
     file = Path(file)
     try:
-        read = _flat(_read_tensors(regular(file)))
-        weights = {name: w for name, w in read if name.rpartition(".")[2] not in _NO_WEIGHTS}
-        if any("lora_" in name for name in weights):
-            raise UserError("its layers of LoRA are not merged: save the model after peft's merge_and_unload()")
-        weights = {name.replace(".base_layer.", "."): weight for name, weight in weights.items()}
+        entries = [*_flat(_read_tensors(regular(file)))]
+        if any("lora_" in name for name, _ in entries):
+            raise UserError(f"its layers of LoRA are not merged: {MERGED}")
+        entries = [(name.replace(".base_layer.", "."), weight) for name, weight in entries]
+        weights = float_weights(entry for entry in entries if entry[0].rpartition(".")[2] not in _NO_WEIGHTS)
         towers = load(model, weights=False)
         if _put(towers, weights, part):
             towers = load(model)

@@ -30,7 +30,7 @@ from c2lip.core.files import (
     user_path,
     write_json,
 )
-from .architectures import side_of
+from .architectures import refuse_adapter, side_of
 from c2lip.towers.foreign import (
     check_tokenizer,
     foreign_config,
@@ -139,6 +139,8 @@ def keep_fitted(
     file = Path(folder) / _FITTED
     weights = digest(folder)
     before = json_object(file)
+    if file.exists() and "sha256" not in before:
+        raise UserError(f"{file} was not written by keep_fitted, or is damaged: move it away")
     kept = before if before.get("sha256") == weights else {}
     write_json(file, kept | content | {"sha256": weights})
 
@@ -282,6 +284,7 @@ def _is_foreign(folder):
 def _read_config(folder):
     "The configuration of a release folder or of a folder of transformers: the one door, checked by `_SCHEMA`"
     file = folder / ("config.json" if _is_foreign(folder) else _CONFIG)
+    refuse_adapter(folder)
     if not file.exists():
         raise UserError(f"{folder} is no release folder: it holds no {_CONFIG}, and no config.json of transformers")
     refuse_code(folder)

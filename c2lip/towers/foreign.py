@@ -125,10 +125,10 @@ def _preprocess_config(folder, side):
         if cut:
             sides |= _sides(config.get("crop_size") or side)
         interpolation = {2: "bilinear", 3: "bicubic"}.get(config.get("resample", 3))  # PIL's numbers
-        all_steps = all(config.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize"))
+        all_steps = all(config.get(f"do_{step}", True) is True for step in ("resize", "rescale", "normalize"))
         error = abs(255 * config.get("rescale_factor", 1 / 255) - 1)
 
-    if len(sides) > 1 or not interpolation or not all_steps or error > 1e-6:
+    if len(sides) > 1 or not interpolation or not all_steps or not error <= 1e-6:
         raise UserError(f"{file}: images are made a square, bilinear or bicubic, and normalised; this is another way")
 
     return {

@@ -160,8 +160,12 @@ def version_of(
     return [str(path), stat.st_size, f"{stat.st_mtime_ns} {stat.st_ctime_ns}"]  # a copy keeps the first alone
 
 
+_HIDDEN = re.compile(r"[.]|(@eaDir|__MACOSX)$")  # names of files and folders that systems and editors make
+
+
 def walk_files(
     folder: str | Path,
+    left: Counter | None = None,  # counts hidden files and folders, which are left out
 ) -> Iterator[Path]:
     "Every file below a folder, in no order; `UserError` where the folder holds programs rather than images"
     folder = Path(folder).resolve()
@@ -171,8 +175,12 @@ def walk_files(
     def refuse(error):
         raise UserError(f"{error.filename} cannot be read: {error.strerror}")
 
-    for place, _, names in os.walk(folder, onerror=refuse):
-        yield from (Path(place, name) for name in names)
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        hidden = {name for name in (*folders, *names) if _HIDDEN.match(name)}
+        if left is not None and hidden:
+            left["hidden file or folder"] += len(hidden)
+        folders[:] = [name for name in folders if name not in hidden]
+        yield from (Path(place, name) for name in names if name not in hidden)
 
 
 LINES = "text of several lines, each a caption"

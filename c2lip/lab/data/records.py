@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['TRIED_AT_LEAST', 'IMAGE_NAMES', 'CAPTION_NAMES', 'NUMBERS', 'Skips', 'BadSample', 'check_name', 'Caption', 'Record',
-           'caption_texts', 'captions_of', 'captions_in', 'find_column', 'name_list', 'caption_columns', 'with_phrases',
-           'Records', 'split_holdout']
+           'caption_texts', 'captions_of', 'captions_in', 'find_column', 'caption_columns', 'with_phrases', 'Records',
+           'split_holdout']
 
 # %% ../../../nbs/4_data/01_records.ipynb #ee2ecefc
+import ast
 import hashlib
 import json
 import re
@@ -205,12 +206,19 @@ def _text_in(item):
     return next((item[key] for key in _TEXT_KEYS if key in item and item.get("from") != "human"), None)
 
 
+_NO_CAPTION = ("nan", "none", "n/a", "null", "#name?", "#n/a")  # what tables write where there is none
+
+
 def caption_texts(*values) -> list[str]:
     "The captions in fields, texts, objects or lists of them: canonical, each once, without those that are empty"
     texts = []
     for value in values:
+        if isinstance(value, str) and value.startswith(("['", '["')):  # a cell with several captions
+            with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+                value = ast.literal_eval(value)
         texts += value if isinstance(value, (list, tuple)) else [value]
-    return list(dict.fromkeys(filter(None, map(canonical_caption, map(_text_in, texts)))))
+    captions = map(canonical_caption, map(_text_in, texts))
+    return list(dict.fromkeys(text for text in captions if text and text.lower() not in _NO_CAPTION))
 
 # %% ../../../nbs/4_data/01_records.ipynb #636b23cd
 def _listed(value, what):
@@ -289,13 +297,6 @@ def find_column(
     raise UserError(f"{source} has no {what} column: found {', '.join(names) or 'none'}, expected {expected}{hint}")
 
 
-def name_list(
-    names: str,  # with commas between
-) -> list[str]:
-    "The names of columns that a user gives"
-    return [name.strip() for name in names.split(",")]
-
-
 def caption_columns(
     names: Iterable[str],  # the columns that there are
     source,  # for the message
@@ -304,7 +305,7 @@ def caption_columns(
     "The columns that hold captions; raise `UserError` where one is missing"
     if not chosen:
         return [find_column(names, CAPTION_NAMES, "caption", source)]
-    return [find_column(names, [name], "caption", source) for name in name_list(chosen)]
+    return [find_column(names, [name], "caption", source) for name in map(str.strip, chosen.split(","))]
 
 # %% ../../../nbs/4_data/01_records.ipynb #e1b1d6e6
 def with_phrases(

@@ -156,7 +156,7 @@ class Folder(Tables):
 
     def rows(self, skips):
         folder = Path(self.places[0]).resolve()
-        paths = [path for path in sorted(walk_files(folder)) if kind_of(path) in (*IMAGES, *NOT_READ, "txt")]
+        paths = [p for p in sorted(walk_files(folder, skips.unread)) if kind_of(p) in (*IMAGES, *NOT_READ, "txt")]
         files = {path.relative_to(folder).as_posix(): path for path in paths}
         chosen, left = choose_part(files, self.part, folder)
         skips.unread.update(left)

@@ -178,7 +178,9 @@ def table_rows(
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except Exception as e:  # parsers raise nearly anything
-        reason = " ".join(str(e).split()) or type(e).__name__
+        reason = str(e).replace("\t", "tab") or type(e).__name__
+        if reason.startswith("Extra data"):
+            reason = "it holds several JSON values: JSON lines are named .jsonl"
         raise UserError(f"{path} cannot be read as .{kind}: {reason}") from None
 
 # %% ../../../nbs/4_data/03_tables.ipynb #9f505ebf

@@ -44,9 +44,9 @@ def _path_of(key):
     return os.fsdecode(key.split(b"\0")[0])
 
 
-def _keys_of(folder):
+def _keys_of(folder, left):
     "The images below a folder, each with its size and times"
-    paths = (path for path in walk_files(folder) if kind_of(path) in (*IMAGES, *NOT_READ))
+    paths = (path for path in walk_files(folder, left) if kind_of(path) in (*IMAGES, *NOT_READ))
     return {os.fsencode("\0".join(map(str, version_of(path)))) for path in paths}
 
 
@@ -152,8 +152,9 @@ def index_images(
     where there is no image, where the place holds another index, or the disk refuses"""
     folder = Path(folder).resolve()
     target = output_place(place)
-    keys = _keys_of(folder)
-    skips = Skips(limit=1, seen=len(keys))
+    skips = Skips(limit=1)
+    keys = _keys_of(folder, skips.unread)
+    skips.seen = len(keys)
     skips.check(folder)
 
     towers = load(model)
