@@ -564,6 +564,15 @@ def test_a_shards_loss_is_counted(tmp_path):
     assert counted([tmp_path / "c.tar"]).counts == {"empty caption": 1}
 
 
+def test_members_of_a_sample_stand_together(tmp_path):
+    png = encoded(Image.new("RGB", (9, 9)))
+    write_tar(tmp_path / "0.tar", [("a.png", png), ("b.png", png), ("a.txt", b"a mug"), ("b.txt", b"a fish")])
+    message = refused(
+        lambda: read(tmp_path / "0.tar", tmp_path, 0.1), "png: members of a sample stand beside each other"
+    )
+    assert "image_folder" not in message
+
+
 def write_whole(folder, name):
     with whole(folder, "mark.json", "by") as stage:
         for file in "abcd":

@@ -292,6 +292,9 @@ def _join_rows(samples, path):
     return list(map({row["key"]: row for row in rows}.get, urls))
 
 # %% ../../../nbs/4_data/04_shards.ipynb #33fce598
+_TOGETHER = "members of a sample stand beside each other, as tar --sort=name puts them"
+
+
 def shard_records(
     path: str,  # one of `shard_paths`
     skips: Skips,  # counts what is left out, and as no loss the images without a row in the joined table
@@ -313,11 +316,14 @@ def shard_records(
         key = f"{home}/{sample['__key__']}"
         images = [sample[kind] for kind in SHARD_IMAGES if kind in sample]
         skips.unread.update(["further image of a sample"] * len(images[1:]))
+        members = ", ".join(sorted(sample.keys() - {"__key__"}))
         try:
             check_name(key + path)
-            captions = captions_of([row["caption"]], row) if row else _own_captions(sample, caption_column, skips)
             if not images:
-                raise BadSample("missing file")
+                raise BadSample("text without an image", f"{members}: {_TOGETHER}")
+            if not (row or {"txt", "json"} & sample.keys()):
+                raise BadSample("image without a text", f"{members}: {_TOGETHER}")
+            captions = captions_of([row["caption"]], row) if row else _own_captions(sample, caption_column, skips)
             if key in records:
                 raise BadSample("duplicate key")
             records[key] = Record.of(key, images[0], captions)
