@@ -2286,6 +2286,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                              'c2lip/score/vectors.py'),
                                      'c2lip.score.vectors.SentenceModule.__init__': ( '1_method/vectors.html#sentencemodule.__init__',
                                                                                       'c2lip/score/vectors.py'),
+                                     'c2lip.score.vectors.SentenceModule._sentence_vectors': ( '1_method/vectors.html#sentencemodule._sentence_vectors',
+                                                                                               'c2lip/score/vectors.py'),
                                      'c2lip.score.vectors.SentenceModule.forward': ( '1_method/vectors.html#sentencemodule.forward',
                                                                                      'c2lip/score/vectors.py'),
                                      'c2lip.score.vectors.SentenceModule.load': ( '1_method/vectors.html#sentencemodule.load',

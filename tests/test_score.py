@@ -155,6 +155,19 @@ def test_plain_folders(towers, images, tmp_path):
         assert np.abs(scores.numpy() - wanted).max() < 1e-5
 
 
+def test_a_plain_folder_serves_the_vector_head(images, tmp_path):
+    "Stock SentenceTransformer, one vector and its cosine: the score that the library gives"
+    embedded = Embedded.of(load("tuned"), images)
+    head = fit_vector_head(embedded.patches, phrase_texts(TEXTS * 2)[:7], embedded.text, 6, steps=4, progress=False)
+    head.keep(save(embedded.towers, tmp_path / "release"))
+    towers = load(tmp_path / "release")
+    to_sentence_transformers(towers, tmp_path / "served", share=0.0)
+    model = SentenceTransformer(str(tmp_path / "served"), trust_remote_code=True)
+    served = model.similarity(model.encode(images), model.encode(TEXTS))
+    assert model.encode(TEXTS[:1]).shape == (1, 70)
+    assert (served - Score.load(towers, "vector").of(images, TEXTS)).abs().max() < 1e-5
+
+
 def test_a_folder_of_others_stays(tmp_path):
     (tmp_path / "modules.json").write_text("[]")
     with pytest.raises(UserError, match=r"holds modules.json, which is not written over"):

@@ -21,6 +21,7 @@ from ..concepts import noun_phrases_many
 from ..core import Range, UserError, check_choice, read_once, short
 from ..core.files import write_json
 from ..encoding import evaluating
+from .vector_head import read_vector_head
 from ..towers import Towers, load, release_stage, save
 from ..towers.folders import keep_fitted, phrase_share, read_fitted, release_record
 
@@ -254,6 +255,7 @@ class SentenceModule(torch.nn.Module):
         self.model = towers.model
         self.towers = towers
         self.store = Store(vectors, numbers="float32")
+        self.head = read_vector_head(towers)
 
     @classmethod
     def load(cls, folder: str) -> SentenceModule:  # as it was written
@@ -277,6 +279,20 @@ class SentenceModule(torch.nn.Module):
             raise UserError(f"{short(names[0])} is the name of an image, not a text: give the image, opened by PIL")
         return {"text" if isinstance(inputs[0], str) else "image": inputs}
 
+    def _sentence_vectors(self, features, rows):
+        "(B,D) v or t, or the joint vectors (B,D+numbers) of a vector head"
+        if self.head is None:
+            return F.normalize(torch.stack([row[0, :-1] for row in rows]), dim=-1)
+        if "text" in features:
+            arrays = encode_texts(self.towers, features["text"], 0.5)
+        else:
+            arrays = encode_images(self.towers, features["image"])
+        unit = [F.normalize(torch.from_numpy(array[:, :-1]), dim=-1) for array in arrays]
+        pooled = torch.stack([vectors[0] for vectors in unit])
+        parts = [vectors[1:] for vectors in unit]
+        mapped = self.head.text(parts) if "text" in features else self.head.image(torch.stack(parts))
+        return self.head.join(pooled, mapped).to(rows[0].device)
+
     def forward(self, features: dict) -> dict:  # token_embeddings (B,·,D+1), attention_mask; sentence_embedding (B,D)
         "The vectors of texts or images, without gradients"
         if "text" in features:
@@ -284,7 +300,7 @@ class SentenceModule(torch.nn.Module):
         else:
             arrays = [compress(image, self.store) for image in encode_images(self.towers, features["image"])]
         rows = [torch.from_numpy(array).to(self.model.logit_scale.device) for array in arrays]
-        features["sentence_embedding"] = F.normalize(torch.stack([row[0, :-1] for row in rows]), dim=-1)
+        features["sentence_embedding"] = self._sentence_vectors(features, rows)
         features["token_embeddings"] = pad_sequence(rows, batch_first=True)
         features["attention_mask"] = pad_sequence([torch.ones_like(row[:, 0]) for row in rows], batch_first=True)
         return features
@@ -293,12 +309,13 @@ class SentenceModule(torch.nn.Module):
 def to_sentence_transformers(
     towers: Towers,  # whose visual tokens are known
     folder: Path | str,  # made if missing
-    share: float = 0.5,  # m, of the phrases; 0: v·t alone, one vector each, for `SentenceTransformer`
+    share: float = 0.5,  # m, of the phrases; 0: one vector each, for `SentenceTransformer`
     vectors: int = 0,  # of patches of an image; 0: all
 ):
     """Write a release that `MultiVectorEncoder(folder, trust_remote_code=True)` opens as well.
 
-    A score is its MaxSim less the number of the text's vectors.
+    A score is its MaxSim less the number of the text's vectors. The one vector of `SentenceTransformer` is the joint
+    vector where the release holds a vector head, else v or t, and a score is a cosine.
 
     Raises:
         UserError: the share is no number from 0 to 1, or the folder cannot be written or holds other files.
