@@ -204,10 +204,12 @@ def read_vector_head(
     file = folder / VECTOR_HEAD
     with form_errors(file, "the vector head that score.json names; fit it again"):
         try:
-            assert digest(folder, VECTOR_HEAD) == kept["sha256"]
+            if digest(folder, VECTOR_HEAD) != kept["sha256"]:
+                raise ValueError("another file than the one that was kept")
             weights = safetensors.torch.load_file(file)
             check_finite(weights, file)
-            assert all(weight.is_floating_point() for weight in weights.values())
+            if not all(weight.is_floating_point() for weight in weights.values()):
+                raise ValueError("weights are floating point")
             with torch.device("meta"):
                 numbers = len(weights["phrase_layers.2.bias"])
                 linear = "patch_layers.2.bias" not in weights
