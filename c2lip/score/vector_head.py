@@ -47,7 +47,7 @@ class VectorHead(nn.Module):
         self,
         width: int,  # D, of the towers
         numbers: int = 64,  # of an image, beside its D
-        share: float = 0.25,  # m, 0 to 1, of these numbers in the joint vector
+        share: float = 0.1,  # m, 0 to 1, of these numbers in the joint vector
         linear: bool = False,  # the patches' map is one layer, for comparison
     ):
         super().__init__()
@@ -136,7 +136,7 @@ def fit_vector_head(
     phrases: Sequence[Sequence[str]],  # N, the phrases of each image, as of `phrase_texts`
     encode: Callable[[list[str]], Tensor],  # phrases → (K,D) unit, such as `Embedded.text`
     numbers: int = 64,  # of an image
-    share: float = 0.25,  # m, of these numbers in the joint vector
+    share: float = 0.1,  # m, of these numbers in the joint vector
     linear: bool = False,  # the patches' map is one layer, for comparison
     steps: int = 900,
     batch: int = 256,  # images of a step
