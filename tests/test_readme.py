@@ -102,7 +102,7 @@ def study_numbers():
     (whole,), (half,) = (values(record, binding) for record in ("readings", "readings_half"))
     frozen = read_answers("worlds_frozen")
     relations = [change(frozen, "parts", "world_sugarcrepe_2", "replace_rel", before) for before in ("base", "plain")]
-    numbers |= learned_later()
+    numbers |= learned_later() | values("vector_head", ("base, 256", "binding", "phrases"))
     return changes, numbers | {f"{float(whole) - float(half):.1f}", *(text.split(" ± ")[0] for text in relations)}
 
 
