@@ -227,7 +227,7 @@ def names_in_shards(dice, folder):
     assert {f"a/{name}" for name in whole} <= {record.key for record in found}
 
     images = sum(name.endswith("jpg") for name in members)
-    lone = sum(cause == "empty caption" for cause, _ in skips.rows.values())
+    lone = sum(cause == "image without a text" for cause, _ in skips.rows.values())
     assert images == len(found) + lone + skips.unread["jpg"], (members, skips)
 
 
