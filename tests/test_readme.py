@@ -64,12 +64,12 @@ def readme_numbers():
     numbers |= {f"{bag[name]:.1f}" for name in ("phrases", "v·t", "fewest other words")}
 
     numbers |= values("readings", ("base", "zeroshot", "object"), ("default", "parts/zeroshot", "object"))
-    rows = [("base", "binding", "phrases"), ("base, 256", "binding", "phrases"), ("base, 256", "zeroshot", "object")]
-    numbers |= values("vector_head", *rows)
+    heads = [(model, "binding", "phrases") for model in ("base", "base, 64", "base, 256")]
+    numbers |= values("vector_head", *heads, ("base, 64", "zeroshot", "object"))
     _, answers = read_scores()
     changes = [change(answers, *row) for row in (*SAID_TWICE, ("v·t", "retrieval", "t2i R@1"))]
     changes += [change(read_answers(record), "parts", "binding", "phrases") for record in WORLDS[:2]]
-    changes.append(change(read_answers("vector_head"), "v·t", "binding", "phrases", after="base, 256"))
+    changes.append(change(read_answers("vector_head"), "v·t", "binding", "phrases", after="base, 64"))
     return changes, numbers
 
 

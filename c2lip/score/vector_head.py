@@ -21,6 +21,7 @@ from ..core import Range, UserError, seeded
 from ..core.files import form_errors, replacing
 from ..losses import phrase_signs, scaled_cosines, sigmoid_loss
 from ..towers import Towers
+from ..towers.architectures import float_weights
 from ..towers.folders import VECTOR_HEAD, check_finite, digest, keep_fitted, model_home, read_fitted, release_folder
 
 # %% auto #0
@@ -28,6 +29,8 @@ __all__ = ['VectorHead', 'fit_vector_head', 'read_vector_head']
 
 # %% ../../nbs/1_method/19_vector_head.ipynb #9ef451fa
 _HIDDEN = 256  # numbers between the two layers
+_BATCH = 256  # images of a step
+_RATE = 2e-3  # the peak of one cycle
 
 
 def _layers(width, numbers):
@@ -139,8 +142,6 @@ def fit_vector_head(
     share: float = 0.1,  # m, of these numbers in the joint vector
     linear: bool = False,  # the patches' map is one layer, for comparison
     steps: int = 900,
-    batch: int = 256,  # images of a step
-    lr: float = 2e-3,  # the peak of one cycle
     seed: int = 0,  # of the first weights and of the images' order
     progress: bool = True,  # print the loss, four times
 ) -> VectorHead:
@@ -165,14 +166,14 @@ def fit_vector_head(
     with seeded(seed):
         head = VectorHead(tokens.shape[-1], numbers, share, linear).to(tokens.device)
     scale, bias = (nn.Parameter(torch.tensor(start, device=tokens.device)) for start in (math.log(10), -6.0))
-    optimizer = torch.optim.AdamW([*head.parameters(), scale, bias], lr, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
+    optimizer = torch.optim.AdamW([*head.parameters(), scale, bias], _RATE, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
     generator = torch.Generator().manual_seed(seed)
     for step in range(1, steps + 1):
-        images = torch.randint(len(tokens), (batch,), generator=generator)
+        images = torch.randint(len(tokens), (_BATCH,), generator=generator)
         mentions = [rows_of[image] for image in images.tolist()]
-        owner = torch.arange(batch).repeat_interleave(torch.tensor([len(rows) for rows in mentions]))
-        signs, rows = phrase_signs(owner, torch.cat(mentions), distinct, batch, "merge")
+        owner = torch.arange(_BATCH).repeat_interleave(torch.tensor([len(rows) for rows in mentions]))
+        signs, rows = phrase_signs(owner, torch.cat(mentions), distinct, _BATCH, "merge")
 
         cosines = scaled_cosines(head.image(tokens[images]), head.phrase(vectors[rows]), scale.exp())
         loss = sigmoid_loss(cosines + bias, signs.to(tokens.device))
@@ -206,10 +207,8 @@ def read_vector_head(
         try:
             if digest(folder, VECTOR_HEAD) != kept["sha256"]:
                 raise ValueError("another file than the one that was kept")
-            weights = safetensors.torch.load_file(file)
+            weights = float_weights(safetensors.torch.load_file(file).items())
             check_finite(weights, file)
-            if not all(weight.is_floating_point() for weight in weights.values()):
-                raise ValueError("weights are floating point")
             with torch.device("meta"):
                 numbers = len(weights["phrase_layers.2.bias"])
                 linear = "patch_layers.2.bias" not in weights

@@ -246,7 +246,8 @@ def save(
         >>> model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     """
     with release_stage(towers, Path(folder), record or {}):
-        return Path(folder)
+        pass
+    return Path(folder)
 
 # %% ../../nbs/1_method/14_release.ipynb #3a18170b
 _NO_WEIGHTS = ("attn_mask", "input_resolution", "context_length", "vocab_size", "position_ids")

@@ -4,17 +4,16 @@
 
 # %% auto #0
 __all__ = ['IMAGES', 'NOT_READ', 'SHARD_IMAGES', 'MAX_MEMBER', 'LINES', 'BadImage', 'open_image', 'has_header', 'TarPart',
-           'kind_of', 'version_of', 'walk_files', 'text_lines', 'part_of', 'left_out', 'choose_part', 'FlickrLayout',
-           'find_flickr', 'flickr_captions', 'Bar', 'check_annotation']
+           'kind_of', 'version_of', 'walk_files', 'text_lines', 'part_of', 'left_out', 'choose_part', 'Bar',
+           'check_annotation']
 
 # %% ../../../nbs/4_data/02_images.ipynb #615c67d8
-import csv
 import io
 import math
 import os
 import re
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from ...core import UserError, short
-from ...core.files import MAX_TEXT, json_object, project_of, regular
+from ...core.files import project_of, regular
 from .records import BadSample
 
 # %% ../../../nbs/4_data/02_images.ipynb #032cc4d7
@@ -235,76 +234,6 @@ def choose_part(
         raise UserError(f"{source} has the parts {', '.join(present)} and no {part}: name one of them as part")
     chosen = {name for name, its_part in part_names.items() if its_part == part}
     return chosen, Counter({left_out(other): count for other, count in counts.items() if other != part})
-
-# %% ../../../nbs/4_data/02_images.ipynb #1198b88f
-_IMAGE_FOLDERS = ("Images", "images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k[-_]images")
-_CAPTION_FILES = ("dataset_flickr*.json", "*.token", "*.token.txt", "captions.txt", "results.csv")
-
-
-class FlickrLayout(NamedTuple):
-    "Where Flickr8k or Flickr30k lies"
-
-    images: Path  # folder
-    captions: Path  # Karpathy's JSON, or a file with a caption a line
-    lists: list[Path]  # split.json or lists of names, which say the part of an image; none beside Karpathy's
-
-
-def find_flickr(
-    folder: Path,
-) -> FlickrLayout | None:  # None: it is something else
-    "The layout of a folder with captions of people and a folder of images"
-
-    def present(*patterns):
-        places = [place for pattern in patterns for place in (pattern, f"*/{pattern}")]
-        files = [file for place in places for file in sorted(folder.glob(place))]
-        return [file for file in files if "__MACOSX" not in file.parts]  # a shadow in the authors' archive
-
-    images = [place for place in present(*_IMAGE_FOLDERS) if place.is_dir()]
-    captions = present(*_CAPTION_FILES)[:1]
-    if not images or not captions:
-        return None
-    lists = present("split.json") or [file for file in present("*.txt") if part_of(file.stem)]
-    if captions[0].suffix == ".json":
-        lists = []
-    return FlickrLayout(images[-1], captions[0], lists)
-
-
-def _captions_by_image(file):
-    "Image's name → its captions, of lines `name#0<tab>caption`, or of a table whose last column has the captions"
-    text = regular(file).read_text(encoding="utf-8-sig", errors="replace")
-    captions = defaultdict(list)
-    if ".token" in file.name:
-        rows = [line.split("\t", 1) for line in text_lines(text)]
-    else:
-        delimiter = "|" if "|" in text[:200] else ","
-        head, *rows = csv.reader(text.splitlines(), delimiter=delimiter, skipinitialspace=True)
-        rows = [[row[0], delimiter.join(row[len(head) - 1 :])] for row in rows if row]
-    for name, *caption in rows:
-        captions[name.partition("#")[0]] += caption
-    return captions
-
-
-def flickr_captions(
-    file: Path,  # with a caption a line
-    lists: Iterable[Path],  # of the layout
-    part: str,  # train, val, test, or all
-) -> tuple[dict[str, list[str]], Counter[str]]:  # image's name → captions; those left out, by what `left_out` says
-    "The captions of a part, all where no list names parts; raises `UserError` for a part that there is not"
-    names_of: dict[str, list] = {}
-    for path in lists:
-        if path.suffix == ".json":
-            names_of |= json_object(path)
-        else:
-            names_of[path.stem] = text_lines(regular(path, MAX_TEXT).read_text(encoding="utf-8-sig"))
-
-    part_by_name = {Path(name).stem: part_of(key) for key, names in names_of.items() for name in names}
-    present = sorted({*part_by_name.values()}) or ["train"]
-    if part not in ("all", *present):
-        raise UserError(f"{file} has the parts {', '.join(present)} and no {part}: name one of them as part")
-    captions = _captions_by_image(file)
-    part_of_image = {name: part_by_name.get(Path(name).stem, "" if lists else "train") for name in captions}
-    chosen = {name: captions[name] for name in captions if part in ("all", part_of_image[name])}
-    return chosen, Counter(left_out(part_of_image[name]) for name in captions if name not in chosen)
 
 # %% ../../../nbs/4_data/02_images.ipynb #6fd89ec3
 class Bar(tqdm):

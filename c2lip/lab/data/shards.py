@@ -40,6 +40,7 @@ from c2lip.lab.data.records import (
     captions_of,
     check_name,
     find_column,
+    name_list,
 )
 from .tables import RECORD_SCHEMA, arrow_tables, record_row, table_rows
 
@@ -268,7 +269,7 @@ def _own_captions(sample, caption_column, skips):
     "The captions of the keys that the user names, else of the first usual key, else of the .txt; raises `BadSample`"
     facts = _facts(sample)
     if caption_column:
-        return captions_in(facts, map(str.strip, caption_column.split(",")))
+        return captions_in(facts, name_list(caption_column))
     texts = {name: caption_texts(facts.get(name)) for name in CAPTION_NAMES}
     used = next((name for name in CAPTION_NAMES if texts[name]), "txt")
     if used == "txt" and len(texts[used]) > 1:

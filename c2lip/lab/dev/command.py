@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 from ... import __version__
@@ -267,8 +268,9 @@ def _queries(query):
     if query is not None:
         yield query
         return
-    while text := input("search for (an empty line ends): ").strip():
-        yield text
+    with suppress(EOFError):  # Ctrl-D
+        while text := input("search for (an empty line ends): ").strip():
+            yield text
 
 
 def _search(query, place, count, html):

@@ -273,7 +273,7 @@ def _fit_vector(embedded, images, captions, numbers):
     "The score by a vector head, after 48 passes over the images and 900 steps at most"
     patches = embedded.patches[[embedded.row[image] for image in images]]
     steps = min(900, math.ceil(48 * len(images) / 256))
-    head = fit_vector_head(patches, phrase_texts(captions), embedded.text, numbers, steps=steps, progress=False)
+    head = fit_vector_head(patches, phrase_texts(captions), embedded.text, numbers, steps=steps)
     return Score(1.0, 0.0, vector=head, towers=embedded.towers)
 
 

@@ -13,8 +13,10 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+import jinja2
 import numpy as np
 import pandas as pd
+from PIL import ImageOps
 
 from ...core import Range, UserError, one_line, pick_device
 from c2lip.core.files import (
@@ -28,6 +30,8 @@ from c2lip.core.files import (
     sole_writer,
     write_json,
 )
+from ..attention.figures import ImageMaps, image_uri, map_columns
+from ..attention.maps import embed_phrases, encode_view, open_user_image
 from ..data.images import IMAGES, NOT_READ, BadImage, Bar, kind_of, open_image, version_of, walk_files
 from ..data.records import Skips
 from ..data.tables import in_pieces
@@ -240,12 +244,6 @@ def search_page(
     file: Path | str,  # an .html file, written over if it is there
 ):
     "Write the images found with the maps of the phrases; `UserError` where an image, or the file, cannot be used"
-    import jinja2  # here, since a search without a page starts three times as fast
-    from PIL import ImageOps
-
-    from c2lip.lab.attention.figures import ImageMaps, image_uri, map_columns
-    from c2lip.lab.attention.maps import embed_phrases, encode_view, open_user_image
-
     file = output_place(file)
     if kind_of(file) != "html":
         raise UserError(f"a page is written to a file that ends in .html, not to {file}")
