@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 import textwrap
-from contextlib import suppress
 from pathlib import Path
 
 from ... import __version__
@@ -268,9 +267,11 @@ def _queries(query):
     if query is not None:
         yield query
         return
-    with suppress(EOFError):  # Ctrl-D
+    try:
         while text := input("search for (an empty line ends): ").strip():
             yield text
+    except EOFError:  # Ctrl-D
+        print()
 
 
 def _search(query, place, count, html):
@@ -282,7 +283,8 @@ def _search(query, place, count, html):
         if html:
             search_page(index, text, hits, _absolute(html))
         hits.insert(0, "rank", hits.index + 1)
-        _print_frame(hits.round({"score": 3}).map(str))
+        hits["score"] = hits.score.map("{:.3f}".format)
+        _print_frame(hits.map(str))
         print(f"\nof {index.size:,} images in {one_line(index.folder)}" + f"; written: {html}" * bool(html))
 
 # %% ../../../nbs/dev/01_command.ipynb #199e3640
