@@ -503,7 +503,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'c2lip/lab/data/records.py'),
                                         'c2lip.lab.data.records.find_column': ( '4_data/records.html#find_column',
                                                                                 'c2lip/lab/data/records.py'),
-                                        'c2lip.lab.data.records.name_list': ('4_data/records.html#name_list', 'c2lip/lab/data/records.py'),
                                         'c2lip.lab.data.records.split_holdout': ( '4_data/records.html#split_holdout',
                                                                                   'c2lip/lab/data/records.py'),
                                         'c2lip.lab.data.records.with_phrases': ( '4_data/records.html#with_phrases',

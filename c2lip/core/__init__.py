@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # %% auto #0
-__all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'UserError', 'did_you_mean', 'check_choice',
-           'print_anything', 'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded', 'read_once',
-           'rank_and_world_size', 'Outcomes', 'in_workers', 'full_precision']
+__all__ = ['Features', 'Phrase', 'Sample', 'Texts', 'Batch', 'one_line', 'short', 'comma_list', 'UserError', 'did_you_mean',
+           'check_choice', 'print_anything', 'Range', 'seed_everything', 'pick_device', 'derive_seed', 'seeded',
+           'read_once', 'rank_and_world_size', 'Outcomes', 'in_workers', 'full_precision']
 
 # %% ../../nbs/1_method/01_core.ipynb #25630865
 class Phrase(NamedTuple):
@@ -137,6 +137,13 @@ def short(
 ) -> str:  # at most 60 characters
     "A value as a message shows it, without writing all of it out"
     return one_line(_SHORT.repr(value), 60)
+
+
+def comma_list(
+    text: str,  # with commas between
+) -> list[str]:
+    "The words of a list that a user writes in one text"
+    return [word.strip() for word in text.split(",")]
 
 
 class UserError(ValueError):

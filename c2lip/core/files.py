@@ -343,13 +343,13 @@ def whole(
         with tempfile.TemporaryDirectory(prefix=".", dir=folder) as stage:
             yield Path(stage)
             names = sorted(os.listdir(stage), key=lambda name: (name != mark, name))
-            is_ours = set(keys) <= json_object(folder / mark).keys()
-            for name in names:
-                place = folder / name
-                if os.path.lexists(place) and not (is_ours and place.is_file()):
-                    raise UserError(f"{folder} holds {name}, which is not written over: choose another folder")
-            name = f"c2lip-{folder.stat().st_uid}.lock"  # that of another user may not be opened
-            with sole_writer(tempfile.gettempdir(), "another process moves files for too long", name=name):
+            lock = f"c2lip-{folder.stat().st_uid}.lock"  # that of another user may not be opened
+            with sole_writer(tempfile.gettempdir(), "another process moves files for too long", name=lock):
+                is_ours = set(keys) <= json_object(folder / mark).keys()
+                for name in names:
+                    place = folder / name
+                    if os.path.lexists(place) and not (is_ours and place.is_file()):
+                        raise UserError(f"{folder} holds {name}, which is not written over: choose another folder")
                 for name in names:
                     Path(stage, name).replace(folder / name)
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TRIED_AT_LEAST', 'IMAGE_NAMES', 'CAPTION_NAMES', 'NUMBERS', 'Skips', 'BadSample', 'check_name', 'Caption', 'Record',
-           'caption_texts', 'captions_of', 'captions_in', 'find_column', 'name_list', 'caption_columns', 'with_phrases',
-           'Records', 'split_holdout']
+           'caption_texts', 'captions_of', 'captions_in', 'find_column', 'caption_columns', 'with_phrases', 'Records',
+           'split_holdout']
 
 # %% ../../../nbs/4_data/01_records.ipynb #ee2ecefc
 import ast
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...concepts import canonical_caption, find_phrases, noun_phrases_many
-from ...core import Phrase, Range, UserError, derive_seed, did_you_mean, one_line
+from ...core import Phrase, Range, UserError, comma_list, derive_seed, did_you_mean, one_line
 from ...core.files import is_utf8, parse_json, regular
 
 # %% ../../../nbs/4_data/01_records.ipynb #b22fd0f3
@@ -297,13 +297,6 @@ def find_column(
     raise UserError(f"{source} has no {what} column: found {', '.join(names) or 'none'}, expected {expected}{hint}")
 
 
-def name_list(
-    names: str,  # with commas between
-) -> list[str]:
-    "The names of columns that a user gives"
-    return [name.strip() for name in names.split(",")]
-
-
 def caption_columns(
     names: Iterable[str],  # the columns that there are
     source,  # for the message
@@ -312,7 +305,7 @@ def caption_columns(
     "The columns that hold captions; raise `UserError` where one is missing"
     if not chosen:
         return [find_column(names, CAPTION_NAMES, "caption", source)]
-    return [find_column(names, [name], "caption", source) for name in name_list(chosen)]
+    return [find_column(names, [name], "caption", source) for name in comma_list(chosen)]
 
 # %% ../../../nbs/4_data/01_records.ipynb #e1b1d6e6
 def with_phrases(

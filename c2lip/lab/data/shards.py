@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.compute
 
-from ...core import UserError
+from ...core import UserError, comma_list
 from ...core.files import parse_json, project_root, regular, replacing, user_path
 from c2lip.lab.data.images import (
     LINES,
@@ -40,7 +40,6 @@ from c2lip.lab.data.records import (
     captions_of,
     check_name,
     find_column,
-    name_list,
 )
 from .tables import RECORD_SCHEMA, arrow_tables, record_row, table_rows
 
@@ -269,7 +268,7 @@ def _own_captions(sample, caption_column, skips):
     "The captions of the keys that the user names, else of the first usual key, else of the .txt; raises `BadSample`"
     facts = _facts(sample)
     if caption_column:
-        return captions_in(facts, name_list(caption_column))
+        return captions_in(facts, comma_list(caption_column))
     texts = {name: caption_texts(facts.get(name)) for name in CAPTION_NAMES}
     used = next((name for name in CAPTION_NAMES if texts[name]), "txt")
     if used == "txt" and len(texts[used]) > 1:

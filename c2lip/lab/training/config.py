@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args, get_origin
 
 import c2lip
-from ...core import Range, UserError, did_you_mean, short
+from ...core import Range, UserError, comma_list, did_you_mean, short
 from ...core.files import parse_yaml, project_root, read_json, read_yaml, shipped, user_path
 
 # %% ../../../nbs/6_training/01_config.ipynb #2ff7c6ed
@@ -252,7 +252,7 @@ def _check_plain(values):
 
 def _read_list(value):
     if isinstance(value, str):
-        words = [word.strip() for word in value.strip("[] ").split(",")]
+        words = comma_list(value.strip("[] "))
         value = [_number_or_word(word) for word in words if word]
     if type(value) in (int, float):
         value = [value]  # -p seeds 2
