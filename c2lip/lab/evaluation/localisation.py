@@ -30,7 +30,7 @@ from .base import Request, Row, Suite, require_files
 from .embeddings import embed_texts, use_image
 from .scores import Values
 from ..world.captions import name_thing
-from ..world.drawn import Scene, draw_scene, object_mask
+from ..world.drawn import GRID, Scene, draw_scene, object_mask
 from ...towers import Towers
 
 # %% ../../../nbs/5_evaluation/10_localisation.ipynb #482c1c4a
@@ -115,11 +115,12 @@ def coverage(
 
 def scene_probes(
     scenes: list[Scene],  # drawn here
+    side: int = GRID,  # pixels
 ) -> list[Probe]:
     "A probe for every thing that its colour and noun single out"
     probes = []
     for scene in scenes:
-        image = draw_scene(scene)
+        image = draw_scene(scene, side)
         pairs = [thing.pair for thing in scene.things]
         for thing in scene.things:
             if pairs.count(thing.pair) == 1:
