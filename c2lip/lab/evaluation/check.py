@@ -146,7 +146,7 @@ def check_model(
     scenes = [*itertools.chain(*pairs)]
     size = towers.preprocess_cfg["size"]
     side = size if isinstance(size, int) else max(size)
-    images = [partial(draw_scene, scene, side) for scene in scenes]
+    images: list = [partial(draw_scene, scene, side) for scene in scenes]
 
     scores = {"v·t": Score(1.0, 0.0)}
     patched = images
