@@ -484,17 +484,6 @@ def test_only_regular_files_are_opened(tmp_path):
     assert (len(records), counts) == (10, {"bad text file": 1, "no text file": 1})
 
 
-def test_what_systems_and_editors_leave_is_no_data(tmp_path):
-    folder = table(tmp_path / "pairs", form="txt")
-    for name in (".ipynb_checkpoints", "@eaDir", "__MACOSX"):
-        shutil.copytree(folder, tmp_path / name)
-        shutil.move(tmp_path / name, folder / name)
-    shutil.copy(folder / "i0.png", folder / "._i0.png")
-    skips = Skips(0)
-    assert len(open_data(folder, skips=skips, index_folder=tmp_path / "cache")) == 12
-    assert skips.unread == {"hidden file or folder": 4}
-
-
 def test_an_adapter_is_no_model(tmp_path):
     model = changed_release(tmp_path / "model", CONFIG, len)
     (tmp_path / "model" / "adapter_config.json").write_text("{}")
@@ -562,15 +551,6 @@ def test_a_shards_loss_is_counted(tmp_path):
 
     write_tar(tmp_path / "c.tar", [("s.png", png), ("s.txt", "a café".encode("latin1"))])
     assert counted([tmp_path / "c.tar"]).counts == {"empty caption": 1}
-
-
-def test_members_of_a_sample_stand_together(tmp_path):
-    png = encoded(Image.new("RGB", (9, 9)))
-    write_tar(tmp_path / "0.tar", [("a.png", png), ("b.png", png), ("a.txt", b"a mug"), ("b.txt", b"a fish")])
-    message = refused(
-        lambda: read(tmp_path / "0.tar", tmp_path, 0.1), "png: members of a sample stand beside each other"
-    )
-    assert "image_folder" not in message
 
 
 def write_whole(folder, name):

@@ -32,8 +32,8 @@ LAYOUTS = yaml.safe_load((Path(__file__).parent / "data" / "layouts.yaml").read_
 
 
 def content(of):
-    "The bytes of a text; None: of an image"
-    return of.encode() if of else encoded(image(), "jpeg")
+    "The bytes of a text or of an image (None), or bytes"
+    return of.encode() if isinstance(of, str) else of or encoded(image(), "jpeg")
 
 
 SMALL = transforms.Compose([transforms.Resize(16), transforms.CenterCrop(16), transforms.ToTensor()])
@@ -139,15 +139,20 @@ def test_tables_agree(tmp_path):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_file_of_a_layout_is_read_or_counted(tmp_path, name):
-    layout = {"left out": {}, "also": {}} | LAYOUTS[name]
+    layout = {"source": ".", "captions": [], "left out": {}, "also": {}, "says": ""} | LAYOUTS[name]
     for file, of in layout["files"].items():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         if isinstance(of, dict):
             write_tar(tmp_path / file, [(member, content(data)) for member, data in of.items()])
         else:
             (tmp_path / file).write_bytes(content(of))
     skips = Skips(1)
-    assert [r.caption for r in read(tmp_path, skips)] == layout["captions"]
+    source = str(tmp_path / layout["source"])
+    if layout["says"]:
+        with pytest.raises(UserError, match=layout["says"]):
+            read(source, skips)
+        return
+    assert [r.caption for r in read(source, skips)] == layout["captions"]
     assert (skips.counts, dict(skips.unread)) == (layout["left out"], layout["also"])
     assert skips.seen == len(layout["captions"]) + len(skips.rows)
 
@@ -196,17 +201,6 @@ def test_broken_rows_are_counted(tmp_path):
     assert skips.counts == causes
     with pytest.raises(UserError, match="at most 10%"):
         read(tmp_path / "t.jsonl")
-
-
-BROKEN = {"b.json": b"{}", "c.json": b"[1, ", "d.csv": b"\xff\xfe\x00", "e.csv": b"", "f.jsonl": b"", "h.zip": b""}
-BROKEN |= {"g.csv": b"photo,captoin\n1,2\n", "i.json": b"[" * 100_000, "j.csv": b"image,caption\n" + b"x" * 200_000}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_tables_are_user_errors(tmp_path, name):
-    (tmp_path / name).write_bytes(BROKEN[name])
-    with pytest.raises(UserError, match=name):
-        read(tmp_path / name)
 
 
 def test_shards_in_every_spelling(tmp_path):
@@ -315,7 +309,7 @@ def test_index_is_what_the_source_gives(tmp_path):
     assert found[-1] == wanted[-1]
 
 
-def test_index_is_made_anew_when_the_source_changes(tmp_path, capsys):
+def test_index_is_made_anew_when_the_source_changes(tmp_path):
     def make():
         return open_data(tmp_path / "a.tar", index_folder=tmp_path / "cache")
 
@@ -329,11 +323,6 @@ def test_index_is_made_anew_when_the_source_changes(tmp_path, capsys):
     (tmp_path / "a.tar").write_bytes(changed)
     os.utime(tmp_path / "a.tar", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert "pink" in make()[0].caption, "size and time are as they were"
-    (arrow,) = [file for file in (tmp_path / "cache").glob("*.arrow") if b"pink" in file.read_bytes()]
-    for file, old, new in ((arrow, b"pink", b"grey"), (arrow.with_suffix(".json"), b": 5", b": 9")):
-        file.write_bytes(file.read_bytes().replace(old, new))
-        assert "pink" in make()[0].caption
-        assert "is damaged" in capsys.readouterr().out
     (tmp_path / "a.tar").write_bytes(b"no tar")
     with pytest.raises(UserError, match="damaged shard"):
         make()

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -71,11 +70,6 @@ def small_gpu(patch):
         return train(settings, folder, setup)
 
     patch.setattr(room, "train", fits)
-
-
-def port(patch):
-    patch.taken = socket.create_server(("", 0))
-    patch.setenv("MASTER_PORT", str(patch.taken.getsockname()[1]))
 
 
 def small_disk(patch, free):

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from conftest import on_ranks
 
-from c2lip.lab.training import checkpoint as checkpoint_room
 from c2lip.lab.training import fit as fit_room
 from c2lip.lab.training import run as run_room
 from c2lip.lab.training.log import Files, read_log
@@ -62,7 +61,7 @@ def arm(place, step):
     if place == "writing":
         wrap(torch, "save", lambda state, path: (Path(path).write_bytes(b"half a file"), strike()))
     if place == "written":
-        wrap(checkpoint_room, "_digest", strike)  # the file is there without its digest
+        wrap(os, "fsync", strike)  # the file is there, under its temporary name
     if place == "time":
         threading.Timer(0.3 + 0.08 * step, die).start()
 

@@ -7,7 +7,6 @@ __all__ = ['EMBEDDED', 'VECTOR_HEAD', 'RELEASED', 'base_folder', 'model_home', '
            'keep_fitted', 'read_fitted', 'phrase_share', 'release_folder', 'own_names', 'check_finite', 'load_folder']
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #097b8b70
-import functools
 import hashlib
 import logging
 import warnings
@@ -30,7 +29,7 @@ from c2lip.core.files import (
     user_path,
     write_json,
 )
-from .architectures import refuse_adapter, side_of
+from .architectures import refuse_adapter, refuse_pointer, side_of
 from c2lip.towers.foreign import (
     check_tokenizer,
     foreign_config,
@@ -93,7 +92,9 @@ def _weights_file(folder):
         raise UserError(f"{folder} holds no weights ({_WEIGHTS[0]}); a pickle is never opened: {_CONVERT}")
     if names is files and len(files) > 1:
         raise UserError(f"{folder} holds several weights ({', '.join(files)}): call the right ones {_WEIGHTS[0]}")
-    return folder / names[0]
+    file = folder / names[0]
+    refuse_pointer(file)
+    return file
 
 
 def digest(
@@ -118,11 +119,6 @@ def release_record(
                 raise UserError(f"{file} is no record of a release: an object; files, settings, made_from are objects")
             return record
     return {}
-
-
-@functools.lru_cache  # once in a process, which may load a folder often
-def _say_once(line):
-    print(line)
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #b88769e0
 _FITTED = "score.json"
@@ -151,9 +147,6 @@ def read_fitted(
     "What was fitted to the weights of a model; `UserError` where it is of others, or damaged"
     home = model_home(model)
     for folder in (home, home / "model"):
-        for name in ("parts.json", "presence.json"):
-            if (folder / name).is_file():
-                _say_once(f"{folder / name} is of an earlier version and is not read: fit it anew, into {_FITTED}")
         if (folder / _FITTED).is_file():
             content = json_object(folder / _FITTED)
             if content.pop("sha256", None) != digest(folder):
@@ -173,8 +166,6 @@ def phrase_share(
 def _check_digests(folder):
     "Raise `UserError` where the files of a release are not those that its record was written with"
     record = release_record(folder)
-    if not record and not _is_foreign(folder):  # a folder of transformers has none
-        _say_once(f"{folder} has no record.json: whether its files are as they were released is not known")
     digests = {**(record.get("files") or {}), _WEIGHTS[0]: record.get("sha256")}
     for name in RELEASED:
         recorded = digests.get(name)

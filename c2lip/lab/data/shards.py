@@ -26,6 +26,7 @@ from c2lip.lab.data.images import (
     MAX_MEMBER,
     SHARD_IMAGES,
     TarPart,
+    check_name,
     text_lines,
     version_of,
 )
@@ -38,7 +39,6 @@ from c2lip.lab.data.records import (
     caption_texts,
     captions_in,
     captions_of,
-    check_name,
     find_column,
 )
 from .tables import RECORD_SCHEMA, arrow_tables, record_row, table_rows
@@ -320,15 +320,15 @@ def shard_records(
         try:
             check_name(key + path)
             if not images:
-                raise BadSample("text without an image", f"{members}: {_TOGETHER}")
+                raise BadSample("text without an image", _TOGETHER)
             if not (row or {"txt", "json"} & sample.keys()):
-                raise BadSample("image without a text", f"{members}: {_TOGETHER}")
+                raise BadSample("image without a text", _TOGETHER)
             captions = captions_of([row["caption"]], row) if row else _own_captions(sample, caption_column, skips)
             if key in records:
                 raise BadSample("duplicate key")
             records[key] = Record.of(key, images[0], captions)
         except BadSample as e:
-            skips.add(key, e.cause, e.detail)
+            skips.add(f"{key} ({members})", e.cause, e.detail)
     return list(records.values())
 
 

@@ -9,8 +9,10 @@ __all__ = ['PIECE', 'Tables', 'Shards', 'Folder', 'Flickr', 'find_source', 'inde
 import hashlib
 import json
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,9 +40,13 @@ from c2lip.lab.data.images import (
     NOT_READ,
     Bar,
     TarPart,
+    check_name,
     choose_part,
     kind_of,
+    missing_file,
     part_of,
+    place_names,
+    refuse_format,
     text_lines,
     version_of,
     walk_files,
@@ -53,11 +59,10 @@ from c2lip.lab.data.records import (
     Skips,
     caption_texts,
     captions_of,
-    check_name,
     with_phrases,
 )
 from .shards import LOST, check_shards, shard_paths, shard_records
-from .tables import RECORD_SCHEMA, TABLES, in_pieces, place_names, record_row, table_records, tables_in
+from .tables import RECORD_SCHEMA, TABLES, in_pieces, record_row, table_records, tables_in
 from ..world.captions import train_records
 from ..world.cutouts import is_world, open_world
 
@@ -135,8 +140,7 @@ def _read_captions(image, text, skips):
     check_name(image)
     if kind_of(image) == "txt":
         raise BadSample("text without an image")
-    if kind_of(image) in NOT_READ:
-        raise BadSample("image of a format that is not read", f"save it as .jpg or .png: {image}")
+    refuse_format(image)
     if not text:
         raise BadSample("no text file", str(image.with_suffix(".txt")))
     try:
@@ -146,6 +150,11 @@ def _read_captions(image, text, skips):
     if len(lines) > 1:
         skips.unread[LINES] += 1
     return captions_of(lines, {})
+
+
+def _stem(path):
+    "What an image and its text have in common, however a system writes accents"
+    return unicodedata.normalize("NFC", str(path.with_suffix("")))
 
 
 class Folder(Tables):
@@ -162,10 +171,10 @@ class Folder(Tables):
         skips.unread.update(left)
 
         files = {name: path for name, path in files.items() if name in chosen}
-        texts = {path.with_suffix(""): path for path in files.values() if kind_of(path) == "txt"}
-        images = {path.with_suffix("") for path in files.values() if kind_of(path) != "txt"}
+        texts = {_stem(path): path for path in files.values() if kind_of(path) == "txt"}
+        images = {_stem(path) for path in files.values() if kind_of(path) != "txt"}
         for name, path in files.items():
-            stem = path.with_suffix("")
+            stem = _stem(path)
             if kind_of(path) == "txt" and stem in images:
                 continue
             skips.seen += 1
@@ -187,7 +196,7 @@ class Flickr(Tables):
             try:
                 check_name(file)
                 if not os.path.isfile(file):
-                    raise BadSample("missing file", str(file))
+                    raise missing_file(file)
                 yield Record.of(name, file, captions_of(caption_texts(texts), {}))
             except BadSample as e:
                 skips.add(name, e.cause, e.detail)
@@ -205,7 +214,7 @@ def _find_in_folder(path):
     places = [str(file) for kind in ("tar", "parquet") for file in sorted(path.glob(f"*.{kind}"))]
     if not places:
         usual = "captions.{" + ",".join(TABLES) + "}"
-        named = [file.name for file in sorted(path.iterdir()) if kind_of(file) in TABLES]
+        named = [file.name for file in sorted(path.iterdir()) if kind_of(file) in (*TABLES, "gz", "zip", "arrow")]
         raise UserError(
             f"{path} holds no {usual}, no images with .txt files, no .tar shards and no .parquet tables; "
             f"other tables are named one by one: {', '.join(named[:5]) or 'there is none'}"
@@ -213,14 +222,14 @@ def _find_in_folder(path):
     return places
 
 
-def _find_at(path):
-    "The places of the one path that was named"
-    check_exists("data", path)
-    if path.is_dir():
-        return _find_in_folder(path)
-    if kind_of(path) not in (*TABLES, "tar"):
-        raise UserError(f"{path} is neither a table ({', '.join(TABLES)}) nor a tar shard")
-    return [str(path)]
+def _check_kinds(places):
+    "Raise `UserError` where a place that was named is neither a table nor a shard"
+    for place in places:
+        if kind_of(place) not in (*TABLES, "tar"):
+            raise UserError(
+                f"{place} is neither a table ({', '.join(TABLES)}) nor a tar shard: an archive is unpacked first, of "
+                "images their folder is named, datasets' to_parquet writes a table of .arrow files"
+            )
 
 # %% ../../../nbs/4_data/06_sources.ipynb #85946423
 def find_source(
@@ -240,10 +249,13 @@ def find_source(
         if flickr:
             form = Tables if flickr.captions.suffix == ".json" else Flickr
             return form([str(flickr.captions)], image_folder or flickr.images, part=part, lists=flickr.lists)
-        places = _find_at(Path(places[0]))
+        check_exists("data", Path(places[0]))
+        if os.path.isdir(places[0]):
+            places = _find_in_folder(Path(places[0]))
     if os.path.isdir(places[0]):
         return Folder(places, part=part)
 
+    _check_kinds(places)
     names = place_names(places)
     chosen, left = choose_part(names.values(), part, source)
     places = [place for place, name in names.items() if name in chosen]
@@ -300,7 +312,7 @@ class Index(Records):
         return self.table[name].to_numpy()[self.rows]
 
 # %% ../../../nbs/4_data/06_sources.ipynb #d82f37ab
-_INDEX_FORMAT = 15  # changes with what an index holds: an older one is not found
+_INDEX_FORMAT = 16  # changes with what an index holds: an older one is not found
 
 
 def _index_part(source, rules, part):
@@ -321,31 +333,18 @@ def _write_index(path, source, workers, rules):
             file.write_table(part)
 
     notes = dict(seen=skips.seen, left_out=skips.rows, unread=skips.unread)
-    write_json(path.with_suffix(".json"), notes | {"sha256": _digest(arrow, notes)})
+    write_json(path.with_suffix(".json"), notes)
     return Index(arrow), skips
-
-
-def _digest(arrow, notes):
-    "One digest of an index and of what was left out of it"
-    with regular(arrow).open("rb") as file:
-        total = hashlib.file_digest(file, "sha256")
-    total.update(json.dumps(notes, sort_keys=True).encode())
-    return total.hexdigest()
 
 
 def _load_index(path):
     "(index, what was left out), or None where there is none that can be used"
-    arrow = path.with_suffix(".arrow")
     notes = json_object(path.with_suffix(".json"))
-    recorded = notes.pop("sha256", None)
-    if not recorded:
-        return None
-    if arrow.is_file() and recorded == _digest(arrow, notes):
+    with suppress(OSError, LookupError, TypeError, ValueError):
         skips = Skips(seen=notes["seen"], unread=Counter(notes["unread"]))
         skips.rows = notes["left_out"]
         if not any(os.path.isfile(detail) for _, detail in skips.rows.values()):
-            return Index(arrow), skips
-    print(f"{path} is damaged, or lacks images that are there now; it is made anew")
+            return Index(path.with_suffix(".arrow")), skips
     return None
 
 # %% ../../../nbs/4_data/06_sources.ipynb #3b10ddfa

@@ -6,13 +6,13 @@
 __all__ = ['binding', 'run_disk_errors', 'sole_run', 'save_checkpoint', 'read_checkpoint', 'load_checkpoint']
 
 # %% ../../../nbs/6_training/06_checkpoint.ipynb #4067c6bf
-import hashlib
 import os
 import shutil
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from zipfile import ZipFile
 
 import torch
 
@@ -42,38 +42,17 @@ def binding(
     return fixed
 
 # %% ../../../nbs/6_training/06_checkpoint.ipynb #8d4365f2
-def _digest(path, size):
-    "The SHA-256 of the first `size` bytes of a file"
-    sha = hashlib.sha256()
-    with open(path, "rb") as f:
-        while size > 0 and (data := f.read(min(size, 2**20))):
-            sha.update(data)
-            size -= len(data)
-    return sha.digest()
-
-
-def _write(state, path):
-    "Write `state` and its digest, flushed to the disk"
-    torch.save(state, path)
-    with open(path, "ab") as f:
-        f.write(_digest(path, path.stat().st_size))
-        f.flush()
-        os.fsync(f.fileno())
-
-
 _PARTS = {"step": int, "settings": dict, "model": dict, "objective": dict, "optimizer": dict}
 
 
 def _read(path):
     "The state in a checkpoint, None where it is damaged"
     try:
-        size = regular(path).stat().st_size - 32
-        with open(path, "rb") as f:
-            f.seek(size)
-            intact = f.read() == _digest(path, size)
-        state = torch.load(path, map_location="cpu", weights_only=True) if intact else {}
+        with ZipFile(regular(path)) as archive:
+            intact = archive.testzip() is None
+        state = torch.load(path, map_location="cpu", weights_only=True)
         whole = all(isinstance(state[part], kind) for part, kind in _PARTS.items()) and state["step"] >= 0
-        return state if whole else None
+        return state if intact and whole else None
     except Exception:
         return None  # whatever a damaged or hostile file does to the reader
 
@@ -120,7 +99,7 @@ def save_checkpoint(
 
     try:
         with replacing(path) as temp:
-            _write(state, temp)
+            torch.save(state, temp)
             if path.exists():
                 path.replace(path.with_name("checkpoint.previous.pt"))
         handle = os.open(folder, os.O_RDONLY)

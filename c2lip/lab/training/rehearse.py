@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
@@ -24,7 +23,9 @@ from huggingface_hub.constants import HF_HOME
 
 from ...core import UserError, one_line, pick_device
 from ...core.files import cache_folder, project_root, user_path
-from ..data.images import BadImage, TarPart, has_header, open_image
+from ..data.images import SHARD_IMAGES, BadImage, TarPart, has_header, open_image
+from ..data.records import Skips
+from ..data.shards import shard_samples
 from ..data.sources import Index, find_source
 from ..evaluation.base import Request, suite_table
 from ..evaluation.published import layouts, published
@@ -89,15 +90,6 @@ def _check_device(run):
             raise UserError(f"GPU {number} is in use: end what holds its memory (nvidia-smi)")
         if about.major < 8 and cfg.precision != "float32":
             raise UserError(f"GPU {number} has no bf16: take -p precision float32")
-
-
-def _check_port(run):
-    port = int(os.environ.get("MASTER_PORT", 0))  # without it torchrun looks for a free one
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as e:
-        raise UserError(f"MASTER_PORT: {e.strerror}; export another, or unset it") from None
-    yield f"port {port or 'free to choose'}"
 
 # %% ../../../nbs/6_training/13_rehearse.ipynb #fbdfe5f9
 def _read_suite(run, name):
@@ -167,6 +159,12 @@ def _is_whole(shard):
     return False  # missing, or shorter
 
 
+def _first_image(shard):
+    samples = shard_samples(shard, Skips())
+    images = (sample[kind] for sample in samples for kind in SHARD_IMAGES if kind in sample)
+    return next(images, TarPart(shard, 0, 0))
+
+
 def _check_shards(run):
     "All shards that are named, or that a prepared table names: of one data set, and whole"
     table = run.records.table if isinstance(run.records, Index) else None
@@ -185,10 +183,12 @@ def _check_shards(run):
         raise UserError(f"{len(cut)} of {len(shards)} shards are missing or cut short, such as {cut[0]}: fetch them")
     yield f"{len(shards)} shards are whole"
 
+    images = [_first_image(shard) for shard in shards if shard not in named]
     if named:
         places = table.select(["shard", "offset", "size"]).to_pandas()
         one_of_each = places.groupby("shard").sample(1, random_state=0)
-        _check_share(run, [TarPart(*row) for row in one_of_each.itertuples(index=False)], has_header)
+        images += [TarPart(*row) for row in one_of_each.itertuples(index=False)]
+    _check_share(run, images, has_header)
 
 # %% ../../../nbs/6_training/13_rehearse.ipynb #193379ea
 def _check_share(run, images, is_right):
@@ -311,7 +311,6 @@ def _plan(run):
 _REHEARSED = {
     "call": (_check_call, "settings"),
     "device": (_check_device, "settings"),
-    "port": (_check_port, "settings"),
     "suites": (_check_suites, "settings"),
     "base": (_check_base, "settings"),
     "data": (_check_data, "settings"),
