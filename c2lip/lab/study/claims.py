@@ -163,10 +163,13 @@ def _make_variants(names, vary, losses, short):
     return list(variants.values())
 
 # %% ../../../nbs/9_study/10_claims.ipynb #8f867c93
+_PLANS = ("methods", "blocks")
+"Plans that ship"
+
+
 def _read_plan(plan):
     "A plan, with those of its blocks that are run"
-    ships = shipped(f"{plan}.yaml")
-    path = ships if ships.exists() else project_root() / user_path(plan)
+    path = shipped(f"{plan}.yaml") if plan in _PLANS else project_root() / user_path(plan)
     file = read_yaml(path)
     with form_errors(path, "losses, short and blocks, as data/methods.yaml has them"):
         blocks = {name: entry for name, entry in file["blocks"].items() if "losses" in entry}
