@@ -81,7 +81,6 @@ outputs: $(STAMP) ## run notebooks and store what they show (ARGS="train rooms")
 
 site: $(SITE)     ## the book, with search, and a page that runs two models: _site/html/index.html
 	@$(VENV)/site/bin/python docs/build.py _site
-	@$(BIN)/python docs/page.py _site/html/maps.html
 
 $(SITE): $(STAMP) docs/requirements.txt
 	@echo "c2lip: making $(VENV)/site"
@@ -89,9 +88,9 @@ $(SITE): $(STAMP) docs/requirements.txt
 	@$(BIN)/python docs/install.py $(VENV)/site/bin/python -r docs/requirements.txt
 	@touch $@
 
-pictures: $(STAMP) ## README's moving picture and a preview for links, of the page (needs Chromium)
-	@$(BIN)/python docs/page.py $(VENV)/page.html
-	@$(BIN)/python docs/pictures.py $(VENV)/page.html
+pictures: $(STAMP) ## the page docs/maps.html, and of it README's moving picture and a preview for links (needs Chromium)
+	@$(BIN)/python docs/page.py docs/maps.html
+	@$(BIN)/python docs/pictures.py docs/maps.html
 
 exercises: $(STAMP) ## rooms without bodies, for you to fill in (FOLDER=my_exercises)
 	@$(BIN)/python docs/exercises.py make $(FOLDER)

@@ -28,6 +28,7 @@ from exercises import ROOT, read_room, room_file, rows, without_body
 from reference import reference_pages
 
 HERE = Path(__file__).resolve().parent
+PAGE = HERE / "maps.html"  # that runs two models, of docs/page.py
 NBS = ROOT / "nbs"
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "docs/cards.md", "docs/glossary.md")  # pages of the site too
 LAUNCHERS = "train evaluate compare explore walkthrough study pretrain".split()
@@ -73,6 +74,8 @@ class Site:
             if not target.exists():
                 self.dead.append(f"{home.relative_to(ROOT)}: {link}")
                 return match.group(0)
+            if target == PAGE:  # Sphinx would make a download of it
+                return f'<a href="{os.path.relpath(PAGE.name, here)}">{label[1:-1]}</a>'
             place = self.place_of(target)
             if place is None:
                 words, path = label.strip("![]"), target.relative_to(ROOT).as_posix()  # a file of the clone, no page
@@ -199,9 +202,9 @@ def write_source(source: Path, only: tuple[str, ...] = ()) -> Site:
     return site
 
 
-def dead_links(home: Path, later=("maps.html",)) -> list[str]:  # `later`: pages that are added to the built site
+def dead_links(home: Path) -> list[str]:
     "Links and anchors of built pages that lead nowhere, and files that a page would take from another host"
-    texts = {page: page.read_text(encoding="utf8") for page in home.rglob("*.html") if page.name not in later}
+    texts = {page: page.read_text(encoding="utf8") for page in home.rglob("*.html")}
     names = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in texts.items()}
     dead = []
     for page, text in texts.items():
@@ -212,7 +215,7 @@ def dead_links(home: Path, later=("maps.html",)) -> list[str]:  # `later`: pages
         for link in re.findall(r'<a\b[^>]*\bhref="([^"]+)"', text):
             to = urlsplit(unescape(link))
             target = Path(os.path.normpath(page.parent / unquote(to.path))) if to.path else page
-            if to.scheme or to.path in later:
+            if to.scheme:
                 continue
             if not target.exists() or to.fragment and unquote(to.fragment) not in names.get(target, ()):
                 dead.append(f"{page.relative_to(home)}: {link}")
@@ -234,6 +237,7 @@ def main(folder: str = "_site", *only: str):
     shutil.rmtree(place / "html" / ".doctrees", ignore_errors=True)
     if failed:
         raise SystemExit(failed)
+    shutil.copy(PAGE, place / "html")
     if dead := dead_links(place / "html"):
         raise SystemExit("dead links:\n" + "\n".join(dead))
     pages = len([*(place / "html").rglob("*.html")])

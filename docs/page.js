@@ -382,13 +382,14 @@ const c2lip = (() => {
     return Object.entries(rivals(phrase, truth)).map(([kind, others]) =>
       [kind, 1 + others.filter(other => dot(embed(m, other), seen.image) >= fit).length, 1 + others.length]);
   }
-  function doubts(name, drawn, ranked) { // ranked: phrase → its ranks
-    const found = drawn ? [] : [`${name} has seen scenes of one world alone: it has no reason to know this image`];
-    for (const [phrase, own] of ranked) {
-      const strange = wordsOf(phrase).filter(w => !small.has(w.lower) && !known.has(w.lower)).map(w => w.text);
-      if (strange.length) found.push(`${name} has never read “${strange.join('”, “')}”`);
-      else if (own.length && own.every(([, rank, count]) => 2 * rank > count + 1)) found.push(`to ${name}, most rivals fit better than “${phrase}”`);
-    }
+  function doubts(drawn, ranked) { // ranked: phrase → its ranks; what stands behind the name of the model
+    const found = drawn ? [] : ['never saw such an image, only scenes of one world'];
+    const strangeOf = phrase => wordsOf(phrase).filter(w => !small.has(w.lower) && !known.has(w.lower)).map(w => w.text);
+    const strange = new Set(ranked.flatMap(([phrase]) => strangeOf(phrase)));
+    if (strange.size) found.push(`never read “${[...strange].join('”, “')}”`);
+    for (const [phrase, own] of ranked)
+      if (!strangeOf(phrase).length && own.length && own.every(([, rank, count]) => 2 * rank > count + 1))
+        found.push(`most rivals fit better than “${phrase}”`);
     return found;
   }
 
@@ -450,6 +451,7 @@ const c2lip = (() => {
   function say(text, wrong = false) {
     at('status').textContent = wrong ? `${text} (unchanged: ${now.scene.name})` : text;
     at('status').className = wrong ? 'c2lip-wrong' : '';
+    at('maps').classList.remove('stale');
   }
 
   function captioned(caption, typed = []) { // the phrases on show stay where the caption has them all, or they were typed
@@ -601,21 +603,23 @@ const c2lip = (() => {
     const {kind, scale} = now.how, notes = [];
     if (!phrases.length) return `${now.scene.name}: type a phrase, or a caption to take phrases from`;
     let label = D.labels[kind] + (kind == 'softmax' ? ` at β = ${+scale.toPrecision(3)}` : '');
-    D.names.forEach((name, m) => notes.push(...doubts(name, now.scene.things.length > 0, phrases.map((p, i) => [p, ranked[i][m]]))));
+    const reasons = D.names.map((_, m) => doubts(now.scene.things.length > 0, phrases.map((p, i) => [p, ranked[i][m]])));
+    for (const reason of new Set(reasons.flat()))
+      notes.push(`${D.names.filter((_, m) => reasons[m].includes(reason)).join(', ')}: ${reason}`);
     const titles = list => list.map(p => `“${p}”`).join(', ');
     const absent = now.scene.things.length ? phrases.filter(p => !outlinesOf(p).length) : [];
     if (absent.length) notes.push(`nothing in this scene is called ${titles(absent)}`);
     return [`${now.scene.name}: ${titles(phrases)}`, D.names.join(' → '), label, ...notes].join(' · ');
   }
 
-  function show(phrases = now.phrases) { // draw what is chosen; what cannot be drawn changes the status alone
+  function show(phrases = now.phrases, write = true) { // draw what is chosen; what cannot be drawn changes the status alone
     if (!now.seen) return;
     const begun = performance.now();
     if (phrases.length > 4) return say(`at most four phrases at a time, got ${phrases.length}`, true);
     const long = phrases.find(phrase => tokenize(phrase).length == CONTEXT);
     if (long) return say(`the phrase is longer than the ${CONTEXT} tokens the model reads: ${long.slice(0, 40)}…`, true);
     now.phrases = phrases;
-    at('phrase').value = phrases.join(' | ');
+    if (write) at('phrase').value = phrases.join(' | '); // not under the hands of who types
     chips(phrases);
     setTimeout(compareCaptions); // after the maps
     const truth = [...(now.scene.truth || []), ...phrasesOf(now.scene.caption), ...phrasesOf(at('caption').value)];
@@ -675,8 +679,15 @@ const c2lip = (() => {
     }
     controls();
     at('caption').addEventListener('change', () => captioned(at('caption').value.trim()));
-    at('phrase').addEventListener('change', () => typed().length ? show(typed()) :
-      say('the phrase is empty; type a few words such as: a red mug', true));
+    let pause;
+    const read = write => typed().length ? show(typed(), write) :
+      write && say('the phrase is empty; type a few words such as: a red mug', true);
+    at('phrase').addEventListener('change', () => read(true));
+    at('phrase').addEventListener('input', () => { // after a pause; until then the maps are those of other words
+      at('maps').classList.add('stale');
+      clearTimeout(pause);
+      pause = setTimeout(() => read(false), 600);
+    });
     at('own').addEventListener('change', e => e.target.files[0] && own(e.target.files[0]));
     for (const question of D.questions)
       at('questions').append(make('button', {className: 'chip', textContent: question, title: `${question}: show the answer beside`, onclick: () => {

@@ -13,7 +13,7 @@ from playwright.sync_api import sync_playwright
 
 IMAGES = Path(__file__).resolve().parent.parent / "nbs" / "images"
 SCENE = 19  # two mugs and two boats, each in red and in green: every word is true of two things
-SECONDS, BYTES = 5, 1.5e6  # at most
+SECONDS, BYTES = 8, 1.5e6  # at most
 
 # the stage beside two maps, and nothing else
 CLOSE = """
@@ -23,6 +23,9 @@ main { display: grid; grid-template-columns: 248px 1fr; gap: 0 20px; padding: 14
 #arrange { display: block; } .c2lip-panels { flex-wrap: nowrap !important; } main .row { margin: 0 0 10px; }
 #phrase { font-size: 19px; } body { background: #fff; }
 """
+
+SAY = """() => document.getElementById('phrase').after(
+    Object.assign(document.createElement('b'), {id: 'said', style: 'flex: 0 0 160px'}))"""
 
 
 def shot(page, **how) -> Image.Image:
@@ -36,22 +39,23 @@ def play(page) -> list[tuple[Image.Image, int]]:  # frames and their millisecond
     page.add_style_tag(content=CLOSE)
     page.evaluate(f"document.querySelector('#scenes button:nth-child({SCENE})').click()")
     page.wait_for_timeout(2000)
+    page.evaluate(SAY)
     page.click("#handles button[aria-label^='a red mug']")
     page.fill("#phrase", "a green mug")
-    page.press("#phrase", "Enter")
-    page.wait_for_timeout(1000)
-    frames = [(shot(page), 900)]
+    page.wait_for_timeout(1500)
+    frames = [(shot(page), 2000)]
 
     page.fill("#phrase", "")
     for letter in "a red mug":
         page.type("#phrase", letter)
+        page.wait_for_timeout(200)  # the maps of the other phrase fade
         frames.append((shot(page), 80))
-    page.press("#phrase", "Enter")
-    page.wait_for_timeout(1000)
-    frames.append((shot(page), 1400))
+    page.wait_for_timeout(1500)
+    frames.append((shot(page), 2000))
     page.evaluate("document.getElementById('exchange').click()")
+    page.evaluate("document.getElementById('said').textContent = 'colours exchanged'")
     page.wait_for_timeout(2000)
-    return [*frames, (shot(page), 1900)]
+    return [*frames, (shot(page), 2000)]
 
 
 def write_gif(frames: list[tuple[Image.Image, int]], file: Path):

@@ -109,7 +109,7 @@ def test_explore_writes_the_figure(tmp_path, monkeypatch, capsys):
 
     shown = capsys.readouterr().out
     assert "mine.png: “a mug”, “a red wall”" in shown
-    assert "has no reason to know this image" in shown
+    assert "never saw such an image" in shown
 
     written = sorted(path.name for path in (tmp_path / "maps").iterdir())
     assert written == ["maps.json", "maps.pdf", "maps.png", "maps.svg"]

@@ -38,7 +38,7 @@ def test_a_gallery_of_cut_outs():
     (score,) = explorer.shown.scores[0].values()
     assert score.ranks["nouns"][1] > len(emoji.nouns) - 4
     assert score.ranks["colours"][1] > 6
-    assert "has seen scenes of one world alone" in explorer.status
+    assert "never saw such an image" in explorer.status
     assert "never read" in explorer.status
 
     explorer.menu.of("base").data = "cutouts"

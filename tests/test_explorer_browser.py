@@ -249,7 +249,7 @@ def test_a_visit(page, tmp_path):
     assert not page.locator(".c2lip-wrong").count()
     assert page.get_attribute(FIGURE, "src") != shown
     assert page.locator(FIGURE).count() == 1
-    assert "no reason to know this image" in enter(page, PHRASE, "a red mug")
+    assert "never saw such an image" in enter(page, PHRASE, "a red mug")
     assert not page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']").count()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from conftest import BROWSER, ROOT
 from fastcore.test import test_close as close
@@ -199,6 +200,27 @@ def test_a_models_name_stays_in_the_pages_data(tmp_path, monkeypatch):
     assert "<" not in held
 
 
+def test_the_page_of_the_clone_is_fresh(maps):
+    "docs/maps.html is what docs/page.py writes, but for the last bits of numbers"
+
+    def parts(text):
+        "The page without its data, and its data"
+        before, _, rest = text.partition('id="data">')
+        data, _, after = rest.partition("</script>")
+        return before + after, json.loads(data)
+
+    text, held = parts(build.PAGE.read_text(encoding="utf8"))
+    fresh_text, fresh = parts(Path(maps.removeprefix("file://")).read_text(encoding="utf8"))
+    assert text == fresh_text, "make pictures writes it anew"
+    for stored, made in zip(held.pop("models"), fresh.pop("models"), strict=True):
+        stored, made = (safetensors.torch.load(base64.b64decode(model)) for model in (stored, made))
+        assert stored.keys() == made.keys()
+        assert all(torch.allclose(stored[name], made[name], atol=1e-5) for name in stored)
+    close(np.ravel(held.pop("weights")), np.ravel(fresh.pop("weights")), 1e-5)
+    assert held == fresh, "make pictures writes it anew"
+    assert build.PAGE.stat().st_size < 7e6
+
+
 @pytest.fixture(scope="module")
 def maps(tmp_path_factory):
     "The address of the page"
@@ -308,6 +330,9 @@ def test_the_page_answers_as_the_notebook_does(maps, tmp_path):
                 other = np.asarray(Image.open(io.BytesIO(base64.b64decode(values))).convert("RGB"), float)
                 assert np.abs(other - np.floor(pixels * 255 + 0.5)).max() <= 2
         assert check_scores(page, scenes[2].image, 6e-4)[0] == [CAPTION, SWAPPED]
+        page.fill("#phrase", "a red kite")  # and no Enter
+        page.locator("#maps.stale").wait_for(state="attached")
+        page.locator("#maps:not(.stale) .c2lip-phrase", has_text="a red kite").wait_for()
         page.fill("#caption", "nothing at all")  # a caption without a phrase is its own
         page.press("#caption", "Enter")
         assert check_scores(page, scenes[2].image, 6e-4)[0] == ["nothing at all"]

@@ -195,6 +195,7 @@ def _show(chosen, menu):
     models = [menu.of(name) for name in chosen.model]
     true = _true_phrases(chosen)
     world = open_world(menu.data)
+    readers: dict[str, list[str]] = {}  # reason → the models that it is true of
     for name, model in zip(chosen.model, models):
         view = model.view(exhibit)
         scores = {p: questions.score_phrase(p, view, model.embed, true, world) for p in chosen.phrase}
@@ -202,7 +203,9 @@ def _show(chosen, menu):
         same_world = model.data == menu.data
         shown.scores.append(scores)
         familiar = same_world and bool(exhibit.scene)
-        shown.doubts += questions.doubts(_short_name(name), embedded, familiar, scores, world if same_world else DRAWN)
+        for reason in questions.doubts(embedded, familiar, scores, world if same_world else DRAWN):
+            readers.setdefault(reason, []).append(_short_name(name))
+    shown.doubts = [f"{', '.join(names)}: {reason}" for reason, names in readers.items()]
     absent = [title for title, outline in zip(shown.titles, outlines) if exhibit.scene and outline is None]
     if absent:
         shown.doubts.append(f"nothing in this scene is called {', '.join(absent)}")

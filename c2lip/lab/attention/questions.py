@@ -286,20 +286,21 @@ def _strange_words(phrase, world):
 
 
 def doubts(
-    name: str,  # of the model
-    embedded: bool,  # it is the embedded base, or made from it
+    embedded: bool,  # the model is the embedded base, or made from it
     familiar: bool,  # the image is a scene of the world that it has seen
     scores: dict[str, PhraseScore],  # phrase → how it fits, to this model
     world: World = DRAWN,  # that it has seen
-) -> list[str]:  # a sentence each
+) -> list[str]:  # to stand behind the name of the model
     "Why the maps of a model may mean nothing"
     reasons = []
+    strange = [word for phrase in scores for word in _strange_words(phrase, world)] if embedded else []
     if embedded and not familiar:
-        reasons.append(f"{name} has seen scenes of one world alone: it has no reason to know this image")
+        reasons.append("never saw such an image, only scenes of one world")
+    if strange:
+        reasons.append(f"never read “{'”, “'.join(dict.fromkeys(strange))}”")
+
     for phrase, score in scores.items():
-        strange = _strange_words(phrase, world) if embedded else []
-        if strange:
-            reasons.append(f"{name} has never read “{'”, “'.join(strange)}”")
-        elif score.ranks and all(2 * rank > count + 1 for rank, count in score.ranks.values()):
-            reasons.append(f"to {name}, most rivals fit better than “{phrase}”")
+        known = not embedded or not _strange_words(phrase, world)
+        if known and score.ranks and all(2 * rank > count + 1 for rank, count in score.ranks.values()):
+            reasons.append(f"most rivals fit better than “{phrase}”")
     return reasons
