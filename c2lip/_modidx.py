@@ -934,8 +934,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                 'c2lip/lab/evaluation/published.py'),
                                                 'c2lip.lab.evaluation.published.brief': ( '5_evaluation/published.html#brief',
                                                                                           'c2lip/lab/evaluation/published.py'),
-                                                'c2lip.lab.evaluation.published.briefest': ( '5_evaluation/published.html#briefest',
-                                                                                             'c2lip/lab/evaluation/published.py'),
                                                 'c2lip.lab.evaluation.published.floor_tables': ( '5_evaluation/published.html#floor_tables',
                                                                                                  'c2lip/lab/evaluation/published.py'),
                                                 'c2lip.lab.evaluation.published.layout_table': ( '5_evaluation/published.html#layout_table',

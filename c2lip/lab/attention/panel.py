@@ -43,7 +43,7 @@ def _widget_of(key, control):
         case "buttons":
             return widgets.ToggleButtons(options=[(text, value) for value, text in control.choices.items()])
         case "text":
-            widget = widgets.Text(description=f"{name} ↵", placeholder=control.help)
+            widget = widgets.Text(description=name, placeholder=control.help)
         case "log":
             widget = widgets.FloatLogSlider(description=name, value=10, min=0, max=2, step=0.05, readout_format=".3g")
         case _:

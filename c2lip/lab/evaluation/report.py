@@ -13,7 +13,7 @@ import math
 import textwrap
 import zlib
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,11 +22,13 @@ from typing import NamedTuple
 import pandas as pd
 
 from ...core.files import markdown_table, read_yaml, replacing, shipped
-from .results import FLOORS, FRAME, change_text, split_changes, summarise
+from .results import FLOORS, change_text, split_changes, summarise
 
 # %% ../../../nbs/5_evaluation/12_report.ipynb #0c1f2a06
 @cache
-def read_layouts() -> dict:  # suites, words, models, means, first_look, layouts, rows: see the comments in the file
+def read_layouts() -> (
+    dict
+):  # suites, words, models, means, first_look, layouts, rows, first table: see the comments in the file
     "data/layouts.yaml: what rows are called, and in which order tables print them"
     return read_yaml(shipped("layouts.yaml"))
 
@@ -232,20 +234,12 @@ def _as_html(table):
 
 # %% ../../../nbs/5_evaluation/12_report.ipynb #935e0f1e
 def _folded_html(table):
-    "HTML; of more than 40 rows those of one a group, its average or its first, above the whole table"
+    "HTML; more than 40 rows are folded"
     if len(table.rows) <= 40:
         return _as_html(table)
 
-    row_of: dict[str, tuple] = {}
-    for names, cells in zip(table.rows, table.cells):
-        group, name = names
-        if group not in row_of or name in ("average", "phrases"):
-            row_of[group] = (names, cells)
-    rows, cells = zip(*row_of.values())
-
-    short = _as_html(replace(table, rows=rows, cells=cells))
     fold = _as_html(replace(table, caption=""))
-    return f"{short}<details><summary>all {len(table.rows)} rows</summary>{fold}</details>"
+    return f"<details><summary>{html.escape(table.caption)}: {len(table.rows)} rows</summary>{fold}</details>"
 
 # %% ../../../nbs/5_evaluation/12_report.ipynb #0c1f2a11
 _KEY = ["model", "suite", "name"]
@@ -360,25 +354,20 @@ def frame_table(
     return Table(rows, heads, list(zip(*columns.values())), caption)
 
 
-_SCORES = r"^(mixture|vector|phrases|parts)/"  # older records have the first
-
-
 def score_table(
     frame: pd.DataFrame,  # of results, by v·t and by scores beside it
     caption: str = "",  # a line above it
-    rows: Iterable[tuple[str, str]] | None = None,  # (suite, name) of those to show; None: the main ones
 ) -> Table:
-    "Rows of a frame of results, every model by each score, side by side, with their changes"
-    frame = pd.concat([group for _, group in frame.groupby("model", sort=False)])
-    scores = frame.suite.str.extract(_SCORES, expand=False)
-    suites = frame.suite.str.replace(_SCORES, "", regex=True)
-    models = frame.model.map(model_label) + ", " + scores.fillna("v·t")
-    models = models.mask(frame.model.isin(FLOORS), frame.model)
+    "A table for a first look, every row by each score; of other suites the rows that there are"
+    parts = []
+    for group, rows in read_layouts()["first table"].items():
+        for suite, name in rows:
+            score, _, _ = suite.rpartition("/")
+            part = pick_rows(frame, [(suite, name)])
+            parts.append(part.assign(suite=group, name=score or "v·t"))
 
-    measured = set(zip(frame.suite, frame.name))
-    keys = measured.intersection(rows or row_list("two scores"))
-    if not keys:
-        beside = scores.notna()
-        keys = measured.intersection(zip(suites[beside], frame.name[beside])) or measured
-    together = frame.reindex(columns=FRAME).assign(suite=suites, model=models)
-    return frame_table(pick_rows(together, keys), caption)
+    first = pd.concat(parts, ignore_index=True)
+    if first.empty:
+        return frame_table(frame, caption)
+    ordered = first.sort_values("model", key=lambda model: ~model.isin(FLOORS), kind="stable")
+    return frame_table(ordered[ordered.model != "blind"], caption)

@@ -14,7 +14,7 @@ import pandas as pd
 from torch.utils.tensorboard import SummaryWriter
 
 from ..evaluation.embeddings import fit_scores
-from ..evaluation.published import HALVES, brief, briefest, floor_tables
+from ..evaluation.published import HALVES, brief, floor_tables
 from ..evaluation.report import Table, frame_table, score_table
 from ..evaluation.results import count_changes, name_models, results_frame
 from ..evaluation.suites import choose_benchmark, evaluate, read_folder
@@ -104,7 +104,7 @@ class RunTable:
         "Print a few rows for a terminal, and where everything lies"
         folder = self.setup.folder
         if self.suites:
-            print(frame_table(briefest(self.frame), self.verdict()))
+            print(score_table(self.frame, self.verdict()))
             print(f"\nall rows: {folder / 'table.md'}")
 
         print(f"the tuned model: {folder / 'model'}")
