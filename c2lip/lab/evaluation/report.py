@@ -26,9 +26,7 @@ from .results import FLOORS, change_text, split_changes, summarise
 
 # %% ../../../nbs/5_evaluation/12_report.ipynb #0c1f2a06
 @cache
-def read_layouts() -> (
-    dict
-):  # suites, words, models, means, first_look, layouts, rows, first table: see the comments in the file
+def read_layouts() -> dict:  # its parts are told by the comments in the file
     "data/layouts.yaml: what rows are called, and in which order tables print them"
     return read_yaml(shipped("layouts.yaml"))
 
