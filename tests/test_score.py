@@ -1,6 +1,10 @@
 """The score: phrases as MaxSim on every kind of towers, presence, and the folders of sentence-transformers."""
 
+import re
+
+import faiss
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from PIL import Image
@@ -25,6 +29,7 @@ from c2lip.score import (
     to_sentence_transformers,
 )
 from c2lip.towers import load, save
+from c2lip.towers.onnx import export_onnx
 from c2lip.towers.transformers import to_hugging_face
 
 TEXTS = ["A red mug on the left of a blue fish.", "two hats beside a boat and a key", "nothing at all", "été"]
@@ -155,17 +160,59 @@ def test_plain_folders(towers, images, tmp_path):
         assert np.abs(scores.numpy() - wanted).max() < 1e-5
 
 
-def test_a_plain_folder_serves_the_vector_head(images, tmp_path):
-    "Stock SentenceTransformer, one vector and its cosine: the score that the library gives"
+@pytest.fixture(scope="module")
+def headed(images, tmp_path_factory):
+    "A model with a vector head, and its score of the images (N,T)"
     embedded = Embedded.of(load("tuned"), images)
     head = fit_vector_head(embedded.patches, phrase_texts(TEXTS * 2)[:7], embedded.text, 6, steps=4, progress=False)
-    head.keep(save(embedded.towers, tmp_path / "release"))
-    towers = load(tmp_path / "release")
+    folder = save(embedded.towers, tmp_path_factory.mktemp("headed") / "release")
+    head.keep(folder)
+    towers = load(folder)
+    return towers, Score.load(towers, "vector").of(images, TEXTS)
+
+
+def test_a_plain_folder_serves_the_vector_head(headed, images, tmp_path):
+    "Stock SentenceTransformer and FAISS: one vector, by cosine the score and the order that the library gives"
+    towers, wanted = headed
     to_sentence_transformers(towers, tmp_path / "served", share=0.0)
     model = SentenceTransformer(str(tmp_path / "served"), trust_remote_code=True)
-    served = model.similarity(model.encode(images), model.encode(TEXTS))
     assert model.encode(TEXTS[:1]).shape == (1, 70)
-    assert (served - Score.load(towers, "vector").of(images, TEXTS)).abs().max() < 1e-5
+    assert (model.similarity(model.encode(images), model.encode(TEXTS)) - wanted).abs().max() < 1e-5
+    images[0].save(tmp_path / "one.png")
+    assert np.array_equal(model.encode([str(tmp_path / "one.png")]), model.encode(images[:1]))
+
+    index = faiss.IndexFlatIP(70)
+    index.add(model.encode(images))
+    values, order = index.search(model.encode(TEXTS), len(images))
+    assert np.abs(values - wanted.T.sort(descending=True).values.numpy()).max() < 1e-5
+    assert np.abs(values - np.take_along_axis(wanted.T.numpy(), order, 1)).max() < 1e-5
+
+
+def test_one_call_of_onnxruntime_gives_the_vector(headed, images, tmp_path):
+    "Of images and of a text with its phrases; the text alone asks by v·t; of nothing there is nothing"
+    towers, wanted = headed
+    assert export_onnx(towers, tmp_path / "onnx") < 1e-5
+    session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"))
+    pixels = torch.stack([towers.preprocess(image) for image in images]).numpy()
+    for text, phrases, scores in zip(TEXTS, phrase_texts(TEXTS), wanted.T.numpy()):
+        ids = towers.token_ids([text, *phrases]).numpy()
+        v, _, t, image, asked = session.run(None, {"images": pixels, "ids": ids})
+        assert np.abs(image @ asked[0] - scores).max() < 1e-5
+
+        *_, alone = session.run(None, {"images": pixels[:0], "ids": ids[:1]})
+        assert np.abs(image @ alone[0] - 0.9 * v @ t[0]).max() < 1e-5
+    *_, nothing = session.run(None, {"images": pixels, "ids": ids[:0]})
+    assert nothing.shape == (0, 70)
+
+
+def test_a_folder_says_how_it_is_opened(served, tmp_path):
+    towers, _ = served
+    for share, kind in ((0.5, "MultiVectorEncoder"), (0.0, "SentenceTransformer")):
+        to_sentence_transformers(towers, tmp_path / kind, share)
+        (called,) = re.findall(
+            r'= (\w+)\("FOLDER", trust_remote_code=True\)', (tmp_path / kind / "README.md").read_text()
+        )
+        assert called == kind
 
 
 def test_a_folder_of_others_stays(tmp_path):

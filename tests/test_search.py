@@ -14,6 +14,7 @@ MISTAKES = {
     "index .": "an index of another folder",
     "search mug --index images": "images cannot be searched (there is no index",
     "search \t": "the search is empty",
+    "index images --vectors -1": "must be a number from 0 to 1000",
     "search mug -n 0": "must be a number from 1 to 1000",
     "search mug --html page.png": "a file that ends in .html, not to",
     "search mug --html nowhere/page.html": "cannot be written (No such file",
@@ -65,7 +66,13 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
 
     shown = capsys.readouterr().out.splitlines()
     assert max(map(len, shown[1:12])) <= 80
-    assert "of 12 images in" in shown[-1]
+    assert "by phrases, of 12 images in" in shown[-1]
+    assert (
+        main(["index", "images", "--vectors", "0", "--out", "small"])
+        == main(["search", "mug", "--index", "small"])
+        == 0
+    )
+    assert "by v·t, of 12 images in" in capsys.readouterr().out.splitlines()[-1]
     assert main(["search", "a <red> mug", "--html", "page.html", "-n", "4"]) == 0
 
     page = (tmp_path / "page.html").read_text()

@@ -212,12 +212,6 @@ def others(tmp_path_factory):
     return made
 
 
-def traced(model, path):
-    "An archive of OpenAI's form: the code of the model beside its weights"
-    inputs = (torch.zeros(1, 3, 96, 96), torch.ones(1, 48, dtype=torch.long))
-    torch.jit.trace(model, inputs, check_trace=False, strict=False).save(path)
-
-
 def renamed(state, before):
     return {f"{before}{name}": weight for name, weight in state.items()}
 
@@ -241,18 +235,15 @@ FORMS = {  # file → what it holds of a state, or writes with the model
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-@pytest.mark.parametrize("form", [*FORMS, "openai.pt", "transformers.bin", "transformers.safetensors"])
+@pytest.mark.parametrize("form", [*FORMS, "transformers.bin", "transformers.safetensors"])
 def test_a_file_of_another_tool_is_what_it_was(form, kind, others, tmp_path):
     "Its release gives the embeddings that open_clip's own load of the model gives, bit by bit"
     model, folder, transformers, before = others[kind]
     state = model.state_dict()
     path = tmp_path / form
-    if form == "openai.pt":
-        traced(model, path)
-    else:
-        content = transformers if "transformers" in form else FORMS[form](state)
-        write = safetensors.torch.save_file if path.suffix == ".safetensors" else torch.save
-        write(content, path)
+    content = transformers if "transformers" in form else FORMS[form](state)
+    write = safetensors.torch.save_file if path.suffix == ".safetensors" else torch.save
+    write(content, path)
     release = convert(path, tmp_path / "release", str(before), "ema" if form == "ema.pt" else "")
 
     stock, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{release}")
@@ -298,3 +289,13 @@ def test_a_file_that_is_refused(fault, tmp_path, capsys):
     assert re.search(says, told) and told.count("\n") == 1, told
     assert not (tmp_path / "opened").exists()
     assert not (tmp_path / "made").exists()
+
+
+def test_a_torchscript_archive_is_refused(tmp_path):
+    class Scaled(torch.nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+    torch.jit.script(Scaled()).save(tmp_path / "w.pt")
+    with pytest.raises(UserError, match=r"weights and plain data \(TorchScript\), which is never run"):
+        convert(tmp_path / "w.pt", tmp_path / "made", "base_clip")

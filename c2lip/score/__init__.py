@@ -36,6 +36,7 @@ from c2lip.score.vectors import (  # noqa: F401
     compress,
     encode_images,
     encode_texts,
+    joint_vectors,
     maxsim,
     phrase_texts,
     restore,
@@ -48,15 +49,15 @@ from ..towers.folders import keep_fitted, read_fitted
 _all_ = ["PhrasePresence", "PresenceCurve", "fit_curve", "fit_presence", "phrases_of_others", "presence"]
 _all_ += ["Head", "Relation", "fit_head", "pair_features", "relations_many"]
 _all_ += ["SentenceModule", "Store", "best_patch", "compress", "encode_images", "encode_texts", "maxsim"]
-_all_ += ["phrase_texts", "restore", "text_vectors", "to_sentence_transformers"]
+_all_ += ["joint_vectors", "phrase_texts", "restore", "text_vectors", "to_sentence_transformers"]
 _all_ += ["VectorHead", "fit_vector_head", "read_vector_head"]
 
 # %% auto #0
 __all__ = ['PATCHES', 'similarity', 'vt_of_pairs', 'Embedded', 'Score', 'scores_of', 'PhrasePresence', 'PresenceCurve',
            'fit_curve', 'fit_presence', 'phrases_of_others', 'presence', 'Head', 'Relation', 'fit_head',
            'pair_features', 'relations_many', 'SentenceModule', 'Store', 'best_patch', 'compress', 'encode_images',
-           'encode_texts', 'maxsim', 'phrase_texts', 'restore', 'text_vectors', 'to_sentence_transformers',
-           'VectorHead', 'fit_vector_head', 'read_vector_head']
+           'encode_texts', 'maxsim', 'joint_vectors', 'phrase_texts', 'restore', 'text_vectors',
+           'to_sentence_transformers', 'VectorHead', 'fit_vector_head', 'read_vector_head']
 
 # %% ../../nbs/1_method/23_score.ipynb #e94175dc
 PATCHES = ("best", "attention")  # what a phrase is compared with

@@ -79,9 +79,9 @@ class VectorHead(nn.Module):
         self,
         phrases: Sequence[Tensor],  # T of (P,D) unit
     ) -> Tensor:  # (T,numbers) unit
-        "ψ of texts, by their phrases"
-        means = [self.phrase(stated).mean(0) for stated in phrases]
-        return F.normalize(torch.stack(means), dim=-1)
+        "ψ of texts, by their phrases; 0 where a text has none"
+        sums = [self.phrase(stated).sum(0) for stated in phrases]
+        return F.normalize(torch.stack(sums), dim=-1)
 
     def join(
         self,

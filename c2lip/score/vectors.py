@@ -18,16 +18,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 from .. import encoding
 from ..concepts import noun_phrases_many
-from ..core import Range, UserError, check_choice, read_once, short
-from ..core.files import write_json
+from ..core import Range, UserError, check_choice, read_once
+from ..core.files import shipped, write_json
 from ..encoding import evaluating
-from .vector_head import read_vector_head
+from .vector_head import VectorHead, read_vector_head
 from ..towers import Towers, load, release_stage, save
 from ..towers.folders import keep_fitted, phrase_share, read_fitted, release_record
 
 # %% auto #0
 __all__ = ['encode_images', 'Store', 'compress', 'restore', 'phrase_texts', 'text_vectors', 'best_patch', 'encode_texts',
-           'maxsim', 'SentenceModule', 'to_sentence_transformers']
+           'maxsim', 'joint_vectors', 'SentenceModule', 'to_sentence_transformers']
 
 # %% ../../nbs/1_method/21_vectors.ipynb #95f92f42
 def encode_images(
@@ -231,6 +231,25 @@ def maxsim(
         scores.append(best.sum(0) - len(text))
     return np.stack(scores)
 
+
+def joint_vectors(
+    arrays: Sequence[np.ndarray],  # n of `encode_images`, or of `encode_texts` with a share above 0
+    head: VectorHead | None,  # of the model; None: v or t alone
+    texts: bool = False,  # whether they are texts
+) -> Tensor:  # (n,D+numbers) unit
+    """One vector of each image or text, whose cosine is the score *vector*.
+
+    Example:
+        >>> joint_vectors([np.eye(3, dtype=np.float32)], None).tolist()
+        [[1.0, 0.0]]
+    """
+    unit = [F.normalize(torch.from_numpy(array[:, :-1]), dim=-1) for array in arrays]
+    pooled = torch.stack([rows[0] for rows in unit])
+    if head is None:
+        return pooled
+    parts = [rows[1:] for rows in unit]
+    return head.join(pooled, head.text(parts) if texts else head.image(torch.stack(parts)))
+
 # %% ../../nbs/1_method/21_vectors.ipynb #6155bb8c
 _IMAGE_NAME = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?)$", re.I)
 
@@ -256,6 +275,7 @@ class SentenceModule(torch.nn.Module):
         self.towers = towers
         self.store = Store(vectors, numbers="float32")
         self.head = read_vector_head(towers)
+        self.share = phrase_share(towers.name)  # 0: one vector
 
     @classmethod
     def load(cls, folder: str) -> SentenceModule:  # as it was written
@@ -273,34 +293,27 @@ class SentenceModule(torch.nn.Module):
         save(self.towers, folder, release_record(Path(self.towers.name)))
 
     def preprocess(self, inputs: list, task: str | None = None) -> dict:  # of one kind
-        "Texts and images stay as they are; `UserError` for names of images, whose words would be encoded"
-        names = [text for text in inputs if isinstance(text, str) and _IMAGE_NAME.search(text)]
-        if names:
-            raise UserError(f"{short(names[0])} is the name of an image, not a text: give the image, opened by PIL")
-        return {"text" if isinstance(inputs[0], str) else "image": inputs}
+        "Texts and images stay as they are; a name of an image is opened, as sentence-transformers does it"
+        from transformers.image_utils import load_image
 
-    def _sentence_vectors(self, features, rows):
-        "(B,D) v or t, or the joint vectors (B,D+numbers) of a vector head"
-        if self.head is None:
-            return F.normalize(torch.stack([row[0, :-1] for row in rows]), dim=-1)
-        if "text" in features:
-            arrays = encode_texts(self.towers, features["text"], 0.5)
+        is_name = [isinstance(value, str) and bool(_IMAGE_NAME.search(value)) for value in inputs]
+        opened = [load_image(value) if named else value for value, named in zip(inputs, is_name)]
+        return {"text" if isinstance(opened[0], str) else "image": opened}
+
+    def forward(self, features: dict) -> dict:  # sentence_embedding (B,·), or token_embeddings (B,·,D+1) and mask
+        "The vectors of texts or images, without gradients"
+        is_text = "text" in features
+        if is_text:
+            arrays = encode_texts(self.towers, features["text"], self.share or 0.5)
         else:
             arrays = encode_images(self.towers, features["image"])
-        unit = [F.normalize(torch.from_numpy(array[:, :-1]), dim=-1) for array in arrays]
-        pooled = torch.stack([vectors[0] for vectors in unit])
-        parts = [vectors[1:] for vectors in unit]
-        mapped = self.head.text(parts) if "text" in features else self.head.image(torch.stack(parts))
-        return self.head.join(pooled, mapped).to(rows[0].device)
+        device = self.model.logit_scale.device
+        if not self.share:
+            features["sentence_embedding"] = joint_vectors(arrays, self.head, is_text).to(device)
+            return features
 
-    def forward(self, features: dict) -> dict:  # token_embeddings (B,·,D+1), attention_mask; sentence_embedding (B,D)
-        "The vectors of texts or images, without gradients"
-        if "text" in features:
-            arrays = encode_texts(self.towers, features["text"])
-        else:
-            arrays = [compress(image, self.store) for image in encode_images(self.towers, features["image"])]
-        rows = [torch.from_numpy(array).to(self.model.logit_scale.device) for array in arrays]
-        features["sentence_embedding"] = self._sentence_vectors(features, rows)
+        kept = arrays if is_text else [compress(image, self.store) for image in arrays]
+        rows = [torch.from_numpy(array).to(device) for array in kept]
         features["token_embeddings"] = pad_sequence(rows, batch_first=True)
         features["attention_mask"] = pad_sequence([torch.ones_like(row[:, 0]) for row in rows], batch_first=True)
         return features
@@ -314,8 +327,8 @@ def to_sentence_transformers(
 ):
     """Write a release that `MultiVectorEncoder(folder, trust_remote_code=True)` opens as well.
 
-    A score is its MaxSim less the number of the text's vectors. The one vector of `SentenceTransformer` is the joint
-    vector where the release holds a vector head, else v or t, and a score is a cosine.
+    A score is its MaxSim less the number of the text's vectors. With share 0 `SentenceTransformer` opens it: a score is
+    the cosine of joint vectors where the release holds a vector head, else v·t. Its README.md says so.
 
     Raises:
         UserError: the share is no number from 0 to 1, or the folder cannot be written or holds other files.
@@ -333,3 +346,5 @@ def to_sentence_transformers(
         keep_fitted(stage, {"phrases": {"cosine": 1 - share, "phrases": share}})
         write_json(stage / "modules.json", [module])
         write_json(stage / "config_sentence_transformers.json", {"model_type": kind, "made_by": "c2lip"})
+        with open(stage / "README.md", "a", encoding="utf8") as card:
+            card.write(shipped(f"card_{kind}.md").read_text(encoding="utf8"))

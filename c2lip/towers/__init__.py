@@ -7,10 +7,8 @@ __all__ = ['HIDDEN_SETTINGS', 'origin', 'release_stage', 'save', 'convert', 'add
            'is_siglip_tower', 'load', 'resolve']
 
 # %% ../../nbs/1_method/14_release.ipynb #e93962a1
-import io
 import pickle
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +20,6 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from ..core import UserError, one_line
 from c2lip.core.files import (
@@ -47,6 +44,7 @@ from c2lip.towers.folders import (
     keep_fitted,
     model_home,
     own_names,
+    quiet_loading,
     read_fitted,
     release_folder,
     release_record,
@@ -253,57 +251,25 @@ def save(
 _NO_WEIGHTS = ("attn_mask", "input_resolution", "context_length", "vocab_size", "position_ids")
 
 
-class _Module:
-    "A module of a TorchScript archive: its attributes, without its code"
-
-
-def _without_code(file):
-    "A TorchScript archive in the form of torch.save; any other file as it is"
-    if not zipfile.is_zipfile(file):
-        return file
-    with zipfile.ZipFile(file) as archive:
-        entries = archive.infolist()
-        kept = [entry for entry in entries if not re.search("/(code/|constants.pkl)", entry.filename)]
-        if len(kept) == len(entries):
-            return file
-        if sum(entry.file_size for entry in kept) > file.stat().st_size:
-            raise UserError("its weights are compressed, and torch writes no such archive")
-
-        copy = io.BytesIO()
-        with zipfile.ZipFile(copy, "w") as archive_of_weights:
-            for entry in kept:
-                archive_of_weights.writestr(entry.filename, archive.read(entry))
-    copy.seek(0)
-    return copy
-
-
 def _read_tensors(file):
     "What a file of weights holds; nothing of it is run"
     if file.suffix.lower() == ".safetensors":
         return safetensors.torch.load_file(file)
-
-    opened = _without_code(file)
-    modules: list[Any] = []
-    if opened is not file:
-        names = get_unsafe_globals_in_checkpoint(opened)
-        modules = [(_Module, name) for name in names if name.startswith("__torch__.")]
-        opened.seek(0)
     try:
-        with safe_globals(modules):
-            return torch.load(opened, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, LookupError) as e:
-        match = re.search(r"GLOBAL (\S+)", str(e))
-        more = match[1] if match else "it is no whole file of torch: fetch it anew"
+        with quiet_loading():
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, LookupError, RuntimeError) as e:
+        match = re.search(r"(?<=GLOBAL )\S+|TorchScript", str(e))
+        more = match[0] if match else "it is no whole file of torch: fetch it anew"
         raise UserError(f"more than weights and plain data ({more}), which is never run; save its state_dict") from None
 
 
 def _flat(value, name=()):
-    "Names and tensors in nested dictionaries and modules"
-    entries = vars(value) if isinstance(value, _Module) else value
+    "Names and tensors in nested dictionaries"
     if isinstance(value, Tensor):
         yield ".".join(name), value
-    elif isinstance(entries, dict):
-        for key, entry in entries.items():
+    elif isinstance(value, dict):
+        for key, entry in value.items():
             yield from _flat(entry, (*name, str(key)))
 
 # %% ../../nbs/1_method/14_release.ipynb #6351c019
@@ -358,9 +324,13 @@ def convert(
     alone takes the text tower of `model`, whose own weights are then needed.
 
     Raises `UserError` where the file holds more than weights and plain data, has layers of LoRA that are not merged,
-    holds several models, or lacks a weight of `model`.
+    holds several models, or lacks a weight of `model`, or where the folder holds a release already.
     """
     file = Path(file)
+    if file.is_dir():
+        raise UserError(f"{file} is a folder, which is read as it is: give it as the model, of load, train or evaluate")
+    if (Path(folder) / RELEASED[0]).exists():
+        raise UserError(f"{folder} holds a model already: choose another folder, or delete it")
     try:
         entries = [*_flat(_read_tensors(regular(file)))]
         if any("lora_" in name for name, _ in entries):

@@ -258,12 +258,13 @@ def _add_index(p):
     add("folder", metavar="FOLDER", help="of images, with all below it; the same command brings the index up to date")
     add("--model", default="tuned", metavar="MODEL", help="what train takes as model (default: tuned, of drawn scenes)")
     add("--out", dest="place", default="search-index", metavar="FOLDER", help="of the index (default: search-index)")
+    add("--vectors", type=int, default=12, metavar="N", help="of an image's patches; 0: search by one vector an image")
 
 
-def _index(folder, model, place):
+def _index(folder, model, place, vectors):
     from c2lip.lab.serve.search import index_images  # heavy (torch, open_clip)
 
-    print(index_images(_absolute(folder), _absolute(place), _folder_or_name(model)))
+    print(index_images(_absolute(folder), _absolute(place), _folder_or_name(model), vectors=vectors))
 
 
 def _add_search(p):
@@ -297,7 +298,10 @@ def _search(query, place, count, html):
         hits.insert(0, "rank", hits.index + 1)
         hits["score"] = hits.score.map("{:.3f}".format)
         _print_frame(hits.map(str))
-        print(f"\nof {index.size:,} images in {one_line(index.folder)}" + f"; written: {html}" * bool(html))
+        print(
+            f"\nby {index.score}, of {index.size:,} images in {one_line(index.folder)}"
+            + f"; written: {html}" * bool(html)
+        )
 
 # %% ../../../nbs/dev/01_command.ipynb #199e3640
 def _add_list(p):

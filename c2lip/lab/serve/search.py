@@ -12,10 +12,13 @@ import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 import numpy as np
 import pandas as pd
+import torch
+import torch.nn.functional as F
 from PIL import ImageOps
 
 from ...core import Range, UserError, one_line, pick_device
@@ -35,12 +38,22 @@ from ..attention.maps import embed_phrases, encode_view, open_user_image
 from ..data.images import IMAGES, NOT_READ, BadImage, Bar, kind_of, open_image, version_of, walk_files
 from ..data.records import Skips
 from ..data.tables import in_pieces
-from ...score import Store, compress, encode_images, encode_texts, maxsim, phrase_texts
-from ...towers import load, origin
+from c2lip.score import (
+    Store,
+    VectorHead,
+    compress,
+    encode_images,
+    encode_texts,
+    maxsim,
+    phrase_texts,
+    read_vector_head,
+)
+from ...towers import Towers, load, origin
+from ...towers.folders import phrase_share, read_fitted
 
 # %% ../../../nbs/8_serve/01_search.ipynb #4956c0f2
-_STORE = Store()
 _ABOUT = "c2lip-index.json"
+_OLDER = {"vectors": 12, "vector_head": None}  # of an index that does not say it
 _BLOCK = re.compile("[0-9a-f]{16}[.]npy")  # the name of a block
 
 
@@ -68,25 +81,44 @@ def _open(towers, keys, skips):
     return pixels
 
 
-def _columns(towers, key):
-    "The columns of a block: key, v (D,) and patches (vectors,D+1)"
-    D = towers.config["embed_dim"]
-    return np.dtype([("key", key), ("v", "f4", D), ("patches", "i1", (_STORE.vectors, D + 1))])
+class _Form(NamedTuple):
+    "What an index keeps of an image"
+
+    towers: Towers
+    head: VectorHead | None  # of the towers
+    vectors: int  # of its patches
+
+    def columns(self, key):
+        "The columns of a block: key, v (D,), mapped (numbers,) by the head, and patches (vectors,D+1)"
+        D = self.towers.config["embed_dim"]
+        numbers = self.head.phrase_layers[-1].out_features if self.head else 0
+        patches = ("patches", "i1", (self.vectors, D + 1))
+        return np.dtype([("key", key), ("v", "f4", D), ("mapped", "f4", numbers), patches])
+
+    def made_by(self):
+        "The origin of the towers, and of their head"
+        kept = read_fitted(self.towers.name).get("vector", {})
+        return origin(self.towers) | {"vectors": self.vectors, "vector_head": kept.get("sha256")}
 
 
-def _rows(towers, pixels):
+def _rows(form, pixels):
     "The rows of images, key → pixels"
-    columns = _columns(towers, np.array([*pixels]).dtype)
-    rows = []
-    for key, image in zip(pixels, encode_images(towers, [*pixels.values()])):
-        patches = compress(image, _STORE)[1:]
-        rows.append((key, image[0, :-1], np.resize(patches, columns["patches"].shape)))  # some twice where they are few
-    return np.array(rows, columns)
+    images = encode_images(form.towers, [*pixels.values()])
+    rows = np.zeros(len(pixels), form.columns(np.array([*pixels]).dtype))
+    rows["key"] = [*pixels]
+    rows["v"] = [image[0, :-1] for image in images]
+    if form.head:
+        patches = torch.from_numpy(np.stack(images))[:, 1:, :-1]
+        rows["mapped"] = form.head.image(patches)
+    for row, image in zip(rows["patches"], images):
+        if form.vectors:
+            row[:] = np.resize(compress(image, Store(form.vectors))[1:], row.shape)  # some twice where they are few
+    return rows
 
 # %% ../../../nbs/8_serve/01_search.ipynb #8731b211
-def _check_rows(rows, towers):
+def _check_rows(rows, form):
     "Raise `ValueError` where rows are not those of a model: other columns, or vectors that are none"
-    columns = _columns(towers, rows.dtype["key"])
+    columns = form.columns(rows.dtype["key"])
     if rows.ndim != 1:
         raise ValueError(rows.shape)
     if rows.dtype != columns:
@@ -96,15 +128,15 @@ def _check_rows(rows, towers):
     if not np.allclose(lengths, 1, atol=1e-3):
         raise ValueError(lengths)
     marks = rows["patches"][..., :-1]
-    if not marks.any(-1).all():
+    if not marks.any(-1).all() or not np.isfinite(rows["mapped"]).all():
         raise ValueError(rows)
 
 
-def _read_block(file, towers, folder):
+def _read_block(file, form, folder):
     "The rows of a block; raises `OSError`, or `UserError` where it is not what was written"
     with form_errors(file, "a block of an index"):
         rows = np.load(regular(file), "r")
-        _check_rows(rows, towers)
+        _check_rows(rows, form)
         for key in rows["key"].tolist():
             path = _path_of(key)
             if not path.startswith(f"{folder}{os.sep}"):
@@ -119,13 +151,13 @@ def _recorded(about):
     return [name for name in about.get("blocks", []) if _BLOCK.fullmatch(str(name))]
 
 
-def _kept(place, names, keys, towers, folder):
+def _kept(place, names, keys, form, folder):
     "The blocks that are whole, with no image but those that are there, and their keys; the others go"
     kept = []
     written = set()
     for name in dict.fromkeys(names):
         with suppress(OSError, UserError):
-            rows = _read_block(place / name, towers, folder)
+            rows = _read_block(place / name, form, folder)
             block = set(rows["key"].tolist())
             if block <= keys:
                 kept.append(name)
@@ -151,9 +183,11 @@ def index_images(
     place: Path | str = "search-index",  # folder of the index, from the root if relative; made if missing
     model: str = "tuned",  # whose visual tokens are known
     block: int = 256,  # images that are written at a time
+    vectors: int = 12,  # of an image's patches; 0: none, and a search is by *vector*, without a vector head by v·t
 ) -> str:  # what was done, in a line
     """Index the images of a folder, or bring their index up to date; killed, it goes on from there. Raise `UserError`
     where there is no image, where the place holds another index, or the disk refuses"""
+    Range(0, 1000).check("the number of vectors", vectors)
     folder = Path(folder).resolve()
     target = output_place(place)
     skips = Skips(limit=1)
@@ -163,20 +197,22 @@ def index_images(
 
     towers = load(model)
     towers.model.to(pick_device())
-    about = origin(towers) | {"model": towers.name, "folder": str(folder)}
+    form = _Form(towers, read_vector_head(towers), vectors)
+    about = form.made_by() | {"model": towers.name, "folder": str(folder)}
     file = target / _ABOUT
-    before = json_object(file)
+    before = _OLDER | json_object(file)
     if os.path.lexists(file) and not about.items() <= before.items():
-        raise UserError(f"{place} is an index of another folder, or by other weights: choose another place (--out)")
+        other = "another folder, of other vectors, or by other weights"
+        raise UserError(f"{place} is an index of {other}: choose another place (--out)")
 
     with disk_errors(target), sole_writer(target, f"{target} is written by another process now"):
-        names, written = _kept(target, _recorded(before), keys, towers, folder)
+        names, written = _kept(target, _recorded(before), keys, form, folder)
         write_json(file, about | {"blocks": names})
         new = keys - written
         for piece in Bar(list(in_pieces(sorted(new), block)), "index", unit="block"):
             pixels = _open(towers, piece, skips)
             if pixels:
-                names.append(_write(target, _rows(towers, pixels)))
+                names.append(_write(target, _rows(form, pixels)))
                 write_json(file, about | {"blocks": names})
     skips.check(folder)
     return f"{len(new):,} images read; {skips}; index: {place}"
@@ -195,45 +231,63 @@ class ImageIndex:
         try:
             if not os.path.lexists(file):
                 raise UserError("there is no index")
-            about = json_object(file)
+            about = _OLDER | json_object(file)
             with form_errors(place, "what c2lip index wrote"):
                 self.folder = os.path.join(about["folder"], "")[:-1]
                 self.towers = load(about["model"])
-                blocks = [_read_block(target / name, self.towers, self.folder) for name in _recorded(about)]
+                self.head = read_vector_head(self.towers)
+                form = _Form(self.towers, self.head, about["vectors"])
+                blocks = [_read_block(target / name, form, self.folder) for name in _recorded(about)]
                 self.rows = [row for block in blocks for row in block]
                 self.size = len(self.rows)
                 self.v = np.concatenate([block["v"] for block in blocks])
-            if not origin(self.towers).items() <= about.items():
+                self.mapped = np.concatenate([block["mapped"] for block in blocks])
+                self.share = phrase_share(self.towers.name)
+                self.first = "vector" if self.head else "v·t"  # the score that fetches
+                self.score = "phrases" if form.vectors else self.first  # the score that orders
+            if not form.made_by().items() <= about.items():
                 raise UserError(f"{about['model']} has other weights now")
         except (OSError, UserError) as e:
             raise UserError(f"{place} cannot be searched ({e}): c2lip index mends it, or makes another one") from None
+
+    def _by_vector(self, query, phrases):
+        "(N,) v·t, (N,) the score that fetches, and the halves of t and the phrases"
+        [halves] = encode_texts(self.towers, [query], 0.5, [phrases])
+        text = F.normalize(torch.from_numpy(halves[:, :-1]), dim=-1)
+        cosines = self.v @ text[0].numpy()
+        if self.head is None:
+            return cosines, cosines, halves
+        share = self.head.share
+        mapped = self.head.text([text[1:]])[0]
+        return cosines, (1 - share) * cosines + share * self.mapped @ mapped.numpy(), halves
 
     def search(
         self,
         query: str,  # what is looked for
         count: int = 10,  # images to give
-        first: int = 1000,  # images that v·t fetches
-    ) -> pd.DataFrame:  # score, by v·t (the rank, from 1), fits least (a phrase), file; fewer where there are fewer
-        "The images that fit a text best by the score of its phrases, the best first; `UserError` for an empty text"
+        first: int = 1000,  # images that the vector, or v·t, fetches
+    ) -> pd.DataFrame:  # score, file; by phrases also the rank in what fetched, from 1, and what fits least
+        "The images that fit a text best by `self.score`, the best first; `UserError` for an empty text"
         Range(1, first).check("the number of images", count)
         query = query.encode("utf8", "ignore").decode()  # half a surrogate is no letter
         if not query.strip():
             raise UserError("the search is empty; type a few words such as: a red mug and a blue fish")
         phrases = phrase_texts([query])[0]
-        text, alone = encode_texts(self.towers, [query, query], phrases=[phrases, []])
-
-        fetched = np.argsort(self.v @ -alone[0, :-1])[:first]
+        cosines, scores, halves = self._by_vector(query, phrases)
+        fetched = np.argsort(-scores)[:first]
         rows = [self.rows[i] for i in fetched]
-        shares = maxsim([phrase[None] for phrase in text[1:]], [row["patches"] for row in rows])
-        scores = self.v[fetched] @ text[0, :-1] + shares.sum(0)
+        scores = scores[fetched]
+        fits = np.zeros(0)
+        if self.score == "phrases":
+            fits = 2 * maxsim([phrase[None] for phrase in halves[1:]], [row["patches"] for row in rows])
+            scores = (1 - self.share) * cosines[fetched] + self.share * fits.sum(0)
 
-        best = np.argsort(-scores)[:count]
-        columns = {
-            "score": scores[best],
-            "by v·t": best + 1,
-            "fits least": [phrases[i] for i in shares[:, best].argmin(0)],
-            "file": [os.path.relpath(_path_of(rows[i]["key"]), self.folder) for i in best],
-        }
+        best = np.argsort(-scores, kind="stable")[:count]
+        columns: dict = {"score": scores[best]}
+        if fits.size:
+            columns[f"by {self.first}"] = best + 1
+            columns["fits least"] = [phrases[i] for i in fits[:, best].argmin(0)]
+        columns["file"] = [os.path.relpath(_path_of(rows[i]["key"]), self.folder) for i in best]
         return pd.DataFrame(columns)
 
 # %% ../../../nbs/8_serve/01_search.ipynb #216a7b92
