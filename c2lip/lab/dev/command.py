@@ -298,10 +298,8 @@ def _search(query, place, count, html):
         hits.insert(0, "rank", hits.index + 1)
         hits["score"] = hits.score.map("{:.3f}".format)
         _print_frame(hits.map(str))
-        print(
-            f"\nby {index.score}, of {index.size:,} images in {one_line(index.folder)}"
-            + f"; written: {html}" * bool(html)
-        )
+        shown = f"by {index.score}, of {index.size:,} images in {one_line(index.folder)}"
+        print(f"\n{shown}" + f"; written: {html}" * bool(html))
 
 # %% ../../../nbs/dev/01_command.ipynb #199e3640
 def _add_list(p):
