@@ -53,7 +53,7 @@ from ...towers.folders import phrase_share, read_fitted
 
 # %% ../../../nbs/8_serve/01_search.ipynb #4956c0f2
 _ABOUT = "c2lip-index.json"
-_OLDER = {"vectors": 12, "vector_head": None}  # of an index that does not say it
+_OLDER: dict = {"vectors": 12, "vector_head": None}  # of an index that does not say it
 _BLOCK = re.compile("[0-9a-f]{16}[.]npy")  # the name of a block
 
 
