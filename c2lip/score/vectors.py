@@ -231,7 +231,7 @@ def maxsim(
         scores.append(best.sum(0) - len(text))
     return np.stack(scores)
 
-
+# %% ../../nbs/1_method/21_vectors.ipynb #5e7e0004
 def joint_vectors(
     arrays: Sequence[np.ndarray],  # n of `encode_images`, or of `encode_texts` with a share above 0
     head: VectorHead | None,  # of the model; None: v or t alone
