@@ -1578,6 +1578,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'c2lip/lab/training/config.py'),
                                            'c2lip.lab.training.config.allowed_values': ( '6_training/config.html#allowed_values',
                                                                                          'c2lip/lab/training/config.py'),
+                                           'c2lip.lab.training.config.as_mapping': ( '6_training/config.html#as_mapping',
+                                                                                     'c2lip/lab/training/config.py'),
                                            'c2lip.lab.training.config.check': ( '6_training/config.html#check',
                                                                                 'c2lip/lab/training/config.py'),
                                            'c2lip.lab.training.config.complete': ( '6_training/config.html#complete',

@@ -261,7 +261,7 @@ def _samples(images, captions, phrases):
         form = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else short(images)
         raise UserError(f"the images are {form}: give (B,3,H,W), preprocessed, of floating point, at least one")
     for what, values in (("captions", captions), ("lists of phrases", phrases)):
-        if not hasattr(values, "__len__") or len(values) != len(images):
+        if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(images):
             raise UserError(f"there are {len(images)} images, but {what} {short(values)}; each image has one")
 
     samples = []
@@ -346,18 +346,11 @@ class C2LIPLoss(Step):
         self.warned = False  # of a batch without any phrase, once
 
     def _check_phrases(self, samples):
-        "Raise `UserError` where a phrase cannot be pooled; warn once where a batch has none"
+        "Raise `UserError` where a phrase cannot be pooled"
         phrases = [phrase for sample in samples for phrase in sample.phrases]
         unplaced = [phrase.text for phrase in phrases if phrase.start < 0]
         if self.pooled and unplaced:
             raise UserError(f'{unplaced[0]!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
-        if not self.warned and not phrases:
-            self.warned = True
-            warnings.warn(
-                f"no noun phrase in {len(samples)} captions, such as {short(samples[0].caption)}: "
-                "npc and xac are 0 there; the embedded pipeline reads English",
-                stacklevel=3,
-            )
         self.images_seen += len(samples)
         self.phrases_seen += len(phrases)
 
@@ -375,5 +368,13 @@ class C2LIPLoss(Step):
         self._check_phrases(samples)
 
         batch = self.view(samples, 0)
+        read = any(len(texts.owner) for texts in batch.texts.values() if texts.owner is not None)
+        if not self.warned and not read:
+            self.warned = True
+            warnings.warn(
+                f"no noun phrase in {len(samples)} captions, such as {short(samples[0].caption)}: "
+                "npc and xac are 0 there; the embedded pipeline reads English, a model so many tokens of a caption",
+                stacklevel=2,
+            )
         _check_tokens(batch, self.tokens)
         return super().forward(batch.to(self.towers.model.logit_scale.device))

@@ -46,7 +46,7 @@ search.np.save = half
 search.index_images("images", os.path.abspath("index"), block=4)
 """
     assert run(sys.executable, "-c", code, cwd=tmp_path).returncode == -9
-    assert index_images(images, tmp_path / "index").startswith("12 images read")
+    assert index_images(images, tmp_path / "index").startswith("12 images tried")
 
     changed, broken, gone, *_ = sorted(images.iterdir())
     save_scene(numbered_scene("validation", 1), changed)
@@ -86,6 +86,5 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
         assert message in capsys.readouterr().err.splitlines()[-1]
     for image in (tmp_path / "images").iterdir():
         image.unlink()
-    assert main(["search", "mug", "--html", "gone.html"]) == 2
-    assert not (tmp_path / "gone.html").exists()
-    assert ".png cannot be shown, missing file" in capsys.readouterr().err
+    assert main(["search", "mug", "--html", "gone.html"]) == 0
+    assert ".png" not in capsys.readouterr().out + (tmp_path / "gone.html").read_text()

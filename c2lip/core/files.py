@@ -35,7 +35,7 @@ def project_of(
     path: Path | str,  # existing or not
 ) -> Path | None:  # the folder with settings.ini, or None
     "The nearest folder at or above `path` whose settings.ini is this library's"
-    path = Path(path).resolve()
+    path = Path(os.path.realpath(path))  # where Path.resolve raises for a link to itself
     for folder in (path, *path.parents):
         settings = folder / "settings.ini"
         if os.path.isfile(settings) and re.search(rb"^lib_name *= *c2lip *\r?$", settings.read_bytes(), re.M):
@@ -90,7 +90,7 @@ def output_place(
     if not is_utf8(path):
         raise UserError(f"the folder {path} is not named in UTF-8: choose another one")
     place = project_root() / user_path(path)
-    root, real = project_of(place), place.resolve()
+    root, real = project_of(place), Path(os.path.realpath(place))
     place = real if ".." in place.parts else place  # of a folder that is not there yet it leads elsewhere
     if root is None or any(real.is_relative_to(root / "data" / name) for name in ("cache", "results")):
         return place
@@ -254,6 +254,8 @@ def _size(node, known):
     if node not in known:
         known[node] = math.inf
         parts = getattr(node, "value", node)  # those of a mapping are pairs
+        if getattr(node, "id", "") == "mapping":
+            _each_once([(key.value, None) for key, _ in parts if isinstance(key.value, str)])
         known[node] = 1 + sum(_size(part, known) for part in parts if not isinstance(parts, str))
     return known[node]
 
@@ -292,8 +294,7 @@ def sole_writer(
 ):
     "Hold a folder, as far as its file system has locks; raise `UserError` where another process holds it"
     Path(folder).mkdir(parents=True, exist_ok=True)
-    # a file that merely exists, filelock's way out where there are no locks, would outlive a killed run;
-    # a singleton may be held several times in a process
+    # a mere file in place of a lock would outlive a killed run; a singleton may be held several times in a process
     lock = FileLock(Path(folder).resolve() / name, poll_interval=0.2, fallback_to_soft=False, is_singleton=True)
     try:
         lock.acquire(timeout=patience)
@@ -334,9 +335,8 @@ def whole(
     mark: str,  # a JSON file that is written with the others
     *keys: str,  # of it, by which a folder that was written before is known
 ):
-    """Inside, a folder to write in. Its files then take their places in `folder`, the mark first: a kill between two
-    leaves a mark that the others do not fit, and whoever writes again begins anew. Raise `UserError`, and move nothing,
-    where one would replace what was not written in this way, or the disk refuses"""
+    """Inside, a folder to write in, whose files then take their places in `folder`, the mark first, so that a kill
+    between two is seen. Raise `UserError`, and move nothing, over what was not written so, or where the disk refuses"""
     folder = output_place(Path(folder).absolute())
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -113,10 +113,9 @@ def release_record(
     for file in (folder / "record.json", folder / "model" / "record.json"):
         if file.exists():
             record = read_json(file)
-            whole = isinstance(record, dict)
-            parts = [record.get(part) or {} for part in ("files", "settings", "made_from")] if whole else [record]
-            if not all(isinstance(part, dict) for part in parts):
-                raise UserError(f"{file} is no record of a release: an object; files, settings, made_from are objects")
+            with form_errors(file, "the record of a release, with objects as files, settings and made_from"):
+                for part in ("files", "settings", "made_from"):
+                    record.get(part, {}) and record[part].keys()
             return record
     return {}
 

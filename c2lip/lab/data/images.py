@@ -301,6 +301,8 @@ def _run_lengths(text):
     place = value = 0
     for letter in text:
         bits = ord(letter) - 48
+        if place > 60:
+            raise ValueError(place)
         value |= (bits & 31) << place
         place += 5
         if not bits & 32:  # the last letter of a number

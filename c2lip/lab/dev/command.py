@@ -176,7 +176,9 @@ def _runs(folder):
 
 # %% ../../../nbs/dev/01_command.ipynb #6796f3d3
 def _settings_of(recipe, pairs):
-    given = read_yaml(_absolute(_recipe(recipe))) if recipe else {}
+    from c2lip.lab.training.config import as_mapping
+
+    given = as_mapping(read_yaml(_absolute(_recipe(recipe))), recipe) if recipe else {}
     return given | dict(pairs)
 
 

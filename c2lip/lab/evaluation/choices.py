@@ -249,7 +249,7 @@ def answer_of(
 ) -> tuple[Any, tuple]:
     "The right one of some options, and the others"
     number = entry.value(key)
-    if number not in range(len(options)):
+    if isinstance(number, bool) or number not in range(len(options)):
         raise entry.error(f"{key!r} must be a number below {len(options)}, got {str(number)[:80]!r}")
     others = [option for n, option in enumerate(options) if n != number]
-    return options[number], tuple(others)
+    return options[int(number)], tuple(others)  # pandas writes 1.0 where a number was missing once

@@ -24,6 +24,7 @@ from c2lip.core.files import (
     cache_folder,
     disk_errors,
     folder_digest,
+    form_errors,
     project_root,
     shipped,
     user_path,
@@ -80,7 +81,8 @@ def read_folder(
     lacking = {}
     for name in names:
         try:
-            present[name] = READERS[name](Request(folder, name, images, tuple(ks)))
+            with form_errors(folder / name, "its files as they are published"):
+                present[name] = READERS[name](Request(folder, name, images, tuple(ks)))
         except NotHere as e:
             lacking[name] = e
 

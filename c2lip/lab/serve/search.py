@@ -11,7 +11,9 @@ import os
 import re
 import secrets
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from tokenize import TokenError
 from typing import NamedTuple
 
 import jinja2
@@ -49,7 +51,7 @@ from c2lip.score import (
     read_vector_head,
 )
 from ...towers import Towers, load, origin
-from ...towers.folders import phrase_share, read_fitted
+from ...towers.folders import EMBEDDED, phrase_share, read_fitted
 
 # %% ../../../nbs/8_serve/01_search.ipynb #4956c0f2
 _ABOUT = "c2lip-index.json"
@@ -119,9 +121,7 @@ def _rows(form, pixels):
 def _check_rows(rows, form):
     "Raise `ValueError` where rows are not those of a model: other columns, or vectors that are none"
     columns = form.columns(rows.dtype["key"])
-    if rows.ndim != 1:
-        raise ValueError(rows.shape)
-    if rows.dtype != columns:
+    if rows.ndim != 1 or rows.dtype != columns:
         raise ValueError(rows.dtype)
 
     lengths = np.linalg.norm(rows["v"], axis=1)
@@ -135,7 +135,10 @@ def _check_rows(rows, form):
 def _read_block(file, form, folder):
     "The rows of a block; raises `OSError`, or `UserError` where it is not what was written"
     with form_errors(file, "a block of an index"):
-        rows = np.load(regular(file), "r")
+        try:
+            rows = np.load(regular(file), "r")
+        except TokenError as e:  # a header that is not closed
+            raise ValueError(e) from None
         _check_rows(rows, form)
         for key in rows["key"].tolist():
             path = _path_of(key)
@@ -215,7 +218,8 @@ def index_images(
                 names.append(_write(target, _rows(form, pixels)))
                 write_json(file, about | {"blocks": names})
     skips.check(folder)
-    return f"{len(new):,} images read; {skips}; index: {place}"
+    hint = "; it knows drawn scenes: --model takes one that knows photographs" * (model in EMBEDDED)
+    return f"{len(new):,} images tried; {skips}; index: {place}, by {model}{hint}"
 
 # %% ../../../nbs/8_serve/01_search.ipynb #806fa52c
 class ImageIndex:
@@ -282,7 +286,9 @@ class ImageIndex:
             fits = 2 * maxsim([phrase[None] for phrase in halves[1:]], [row["patches"] for row in rows])
             scores = (1 - self.share) * cosines[fetched] + self.share * fits.sum(0)
 
-        best = np.argsort(-scores, kind="stable")[:count]
+        ranks = np.argsort(-scores, kind="stable")
+        present = (rank for rank in ranks if os.path.isfile(_path_of(rows[rank]["key"])))
+        best = np.fromiter(islice(present, count), int)
         columns: dict = {"score": scores[best]}
         if fits.size:
             columns[f"by {self.first}"] = best + 1

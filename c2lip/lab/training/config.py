@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['AUTO', 'Regex', 'DATA_OPTIONS', 'SHARED', 'MAY_CHANGE', 'SETTING_KINDS', 'fill_auto', 'Config', 'Checked',
            'data_options', 'Setting', 'declared_setting', 'settings_of', 'digest_methods', 'index_methods',
-           'read_methods', 'allowed_values', 'check', 'declared_for', 'complete', 'read_settings']
+           'read_methods', 'allowed_values', 'check', 'declared_for', 'complete', 'as_mapping', 'read_settings']
 
 # %% ../../../nbs/6_training/01_config.ipynb #2a5c8cb0
 import hashlib
@@ -303,7 +303,7 @@ def _check_value(name, setting, value):
     if setting.kind not in SETTING_KINDS or value in setting.words:
         return value
 
-    with suppress(ValueError, TypeError, AttributeError, OverflowError, KeyError, re.error):
+    with suppress(ValueError, TypeError, AttributeError, OverflowError, KeyError, RecursionError, re.error):
         read, _ = SETTING_KINDS[setting.kind]
         result = read(value)
         fits = setting.range.holds(result) if setting.range else not setting.words
@@ -353,15 +353,22 @@ def complete(
     return Checked(check(declared_for(given), given))
 
 
+def as_mapping(
+    value: Any,  # what YAML held
+    name: Path | str,  # for the message
+) -> dict:
+    "A mapping as it is; anything else is a `UserError`"
+    if not isinstance(value, dict):
+        raise UserError(f"{name} is not of the form name: value")
+    return value
+
+
 def read_settings(
     path,  # a recipe, or a run's params.json; a relative path starts at the root
     words=(),  # name=value, which come before the file's
 ) -> Checked:
     "All settings of a run that no launcher checked: name → checked value"
-    given = read_yaml(project_root() / user_path(path)) or {}
-    if not isinstance(given, dict):
-        raise UserError(f"{path} is not of the form name: value")
-
+    given = as_mapping(read_yaml(project_root() / user_path(path)), path)
     for word in words:
         name, _, value = word.partition("=")
         given[name] = value

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ...core import UserError, did_you_mean, one_line, print_anything
 from ...core.files import output_place, parse_yaml, read_text, replacing, run_folder, sole_writer
+from .config import as_mapping
 from c2lip.lab.training.launchers import (
     HANDED_OVER,
     check_run,
@@ -62,17 +63,16 @@ def _split(words):
 # %% ../../../nbs/6_training/03_launch.ipynb #50397b37
 def _given(parts):
     "Name → value of all that a line gives, in papermill's order, and name → text as typed; `UserError` for no mapping"
-    texts = [("-b", base64.b64decode(text).decode()) for text in parts["base64"]]
+    texts = [("-b", base64.b64decode(text).decode("utf8", "replace")) for text in parts["base64"]]
     texts += [(file, read_text(file)) for file in parts["files"] if "://" not in file]
     texts += [("-y", text) for text in parts["yaml"]]
     given: dict = {}
     typed: dict = {}
     for source, text in texts:
-        values = parse_yaml(text, source)
-        if not isinstance(values, dict | None):
-            raise UserError(f"{source} is not of the form name: value")
-        given |= values or {}
-        typed |= parse_yaml(text, source, as_typed=True) or {}
+        if len(text) > 2**18:  # which takes seconds to read
+            raise UserError(f"{source} is longer than {2**18:,} letters")
+        given |= as_mapping(parse_yaml(text, source), source)
+        typed |= parse_yaml(text, source, as_typed=True)
     words = dict(parts["pairs"]) | dict(parts["raw"])
     return given | words, typed | words
 
@@ -213,8 +213,6 @@ class _Run:
 
     def check(self):
         "Check the parameters, and hand them over to the kernel, which does not check again"
-        if self.run_dir.startswith("~"):
-            raise UserError(f"run_dir {self.run_dir}: write the home folder out")
         named = "" if self.run_dir in _dated else self.run_dir
         settings = check_run(self.notebook, {**self.given, "run_dir": named})
         os.environ[HANDED_OVER] = json.dumps({**settings, "run_dir": self.run_dir})

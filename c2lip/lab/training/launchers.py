@@ -212,9 +212,14 @@ def check_run(
     settings = check(declared, given, notebook)
     name = Path(notebook).stem
     run_dir = settings["run_dir"]
-    folder = (root_of(notebook) or Path.cwd()) / user_path(run_dir)
+    if run_dir.startswith("~") or "://" in run_dir:
+        raise UserError(f"run_dir {run_dir}: name a folder of this machine, the home folder written out")
+
+    folder = (root_of(notebook) or Path.cwd()) / run_dir
     if run_dir:
         folder = output_place(folder)
+    if os.path.isfile(folder):
+        raise UserError(f"{folder} is a file: take another run_dir")
     for check_one in CHECKS[-1:] if name == "explore" else CHECKS:  # which writes beside runs, and has names for them
         check_one(name, folder, settings)
     return settings

@@ -27,7 +27,7 @@ from ...encoding import encode_images, encode_texts, text_ends
 from ..data.sources import open_data
 from ..relatives import build
 from .config import Config, data_options, fill_auto
-from .step import autocast_of, halve_weights, parameter_groups, weights_by_model
+from .step import autocast_of, count_steps, halve_weights, parameter_groups, weights_by_model
 from ..world.cutouts import is_world
 from ...methods import Method
 from ...pooling import concept_similarity
@@ -229,6 +229,8 @@ def plan(
     gradients = sum(weight.nbytes for weight in trained)
     moments = 2 * gradients + 4 * len(trained)  # two numbers a weight, and a step of each tensor
 
+    images = count_images(cfg) or CC3M
+    count_steps(range(images), cfg, cfg.gpus)  # refuses parts of a batch that are no whole images
     part = cfg.batch_size // cfg.gpus // cfg.accumulate
     counted = count(towers, method, cfg, part, cfg.accumulate, cfg.gpus)
     activations = counted.activations
@@ -240,7 +242,6 @@ def plan(
 
     passes = 4 if cfg.recompute or cfg.accumulate > 1 else 3  # the backward pass is two
     rate = cfg.gpus * 0.4 * peak * 1e12 * part / counted.flop / passes
-    images = count_images(cfg) or CC3M
     sent = 2 * (cfg.gpus - 1) * (gradients / cfg.gpus + cfg.accumulate * counted.texts)
     return Plan(
         weights=weights / 1e9,

@@ -33,18 +33,19 @@ def _name_of(path):
     "What a picture shows, in words: the first line of the text file beside it, else its file name"
     file = path.with_suffix(".txt")
     text = read_text(file).strip().partition("\n")[0] if file.is_file() else path.stem
-    words = re.findall(r"[^\W\d_]{2,}", canonical_caption(text).lower())
-    return [word for word in words if word not in ("an", "the", "and")]
+    words = re.findall(r"[^\W\d_]{2,20}", canonical_caption(text).lower())
+    is_number = re.search(r"\d{3}", text)  # of a camera: IMG_1234
+    return [] if is_number else [word for word in words if word not in ("an", "the", "and")]
 
 
 def _nouns_of(names):
     "The noun of each name (words), in the singular; empty where it has none that a caption can use"
-    texts = list({f"a {' '.join(name)}." for name in names if len(name) > 1})
+    texts = list({f"This is a {' '.join(name)}." for name in names if name})
     phrases = dict(zip(texts, noun_phrases_many(texts))) if texts else {}
     nouns = []
     for name in names:
-        named = phrases.get(f"a {' '.join(name)}.", ())
-        heads = [phrase.text.lower().split()[-1] for phrase in named] or name[-1:]
+        named = phrases.get(f"This is a {' '.join(name)}.", ())
+        heads = [phrase.text.lower().split()[-1] for phrase in named]
         usable = [head for head in heads if head not in _MEASURES]
         noun = usable[0] if usable else ""
         is_plural = re.search(r"[^suio]s$", noun)
@@ -70,8 +71,8 @@ def _cut_out(path):
     if alpha.getextrema()[0] >= _OPAQUE:
         return "no alpha"
     thing = picture.crop(alpha.point([0] * _OPAQUE + [255] * (256 - _OPAQUE)).getbbox())
-    if max(thing.size) < _SMALLEST or alpha.getextrema()[1] < _OPAQUE:
-        return "too small"
+    if max(thing.size) < _SMALLEST or max(thing.size) > 48 * min(thing.size) or alpha.getextrema()[1] < _OPAQUE:
+        return "too small or thin"
     return thing
 
 
@@ -83,7 +84,7 @@ def _in_square(thing, shape):
 
 def _read_pictures(folder):
     "The pictures of a folder and its subfolders by noun, and how many are left out by cause"
-    kinds = (".png", ".webp", ".gif", ".tiff")
+    kinds = (".png", ".webp", ".gif", ".tiff", ".jpg", ".jpeg", ".avif", ".svg")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in kinds)
     nouns = _nouns_of([_name_of(path) for path in paths])
     left_out: Counter[str] = Counter()
@@ -296,7 +297,7 @@ def open_world(
     nouns = tuple(pictures)
     if len(nouns) < _FEWEST:
         causes = [f"{count} {cause}" for cause, count in left_out.items()]
-        listing = ", ".join([*nouns, *causes]) or "no picture"
+        listing = ", ".join([*nouns, *causes]) or "no picture, or no folder"
         raise UserError(
             f"{data}: a world needs pictures of {_FEWEST} nouns, each with an alpha channel and a name; "
             f"there are {len(nouns)}: {listing}"
