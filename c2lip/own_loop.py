@@ -261,7 +261,7 @@ def _samples(images, captions, phrases):
         form = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else short(images)
         raise UserError(f"the images are {form}: give (B,3,H,W), preprocessed, of floating point, at least one")
     for what, values in (("captions", captions), ("lists of phrases", phrases)):
-        if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(images):
+        if not hasattr(values, "__len__") or len(values) != len(images):
             raise UserError(f"there are {len(images)} images, but {what} {short(values)}; each image has one")
 
     samples = []
@@ -362,7 +362,7 @@ class C2LIPLoss(Step):
     ) -> dict[str, Tensor]:  # contrastive, npc, xac, patches (shown with xac), total: () each; none whose weight is 0
         "The losses, of which total is to be minimised; all ranks must call it together. `UserError` for a wrong batch"
         if phrases is None:
-            captions = [_clean(caption) for caption in captions]
+            captions = [_clean(caption) for caption in ([captions] if isinstance(captions, str) else captions)]
             phrases = _found_phrases(captions, self.nlp)
         samples = _samples(images, captions, phrases)
         self._check_phrases(samples)

@@ -345,7 +345,7 @@ PLACES = "text.positional_embedding"
         (WEIGHTS, lambda held: held.update(logit_bias=held["logit_bias"] > 0), ("is of the type BOOL",)),
         (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(size=48), ("48 pixels (size), the model has 96",)),
         (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(std=[0, 0, 0]), ("std must be from 0.001",)),
-        (WEIGHTS, lambda held: held["logit_scale"].fill_(1e4), ("not finite, in exp(logit_scale)",)),
+        (WEIGHTS, lambda held: held["logit_scale"].fill_(1e4), ("not finite, in logit_scale",)),
         (WEIGHTS, lambda held: held["text.ln_final.bias"].add_(1), ("SHA-256 differs", "check_release False")),
         ("tokenizer.json", far_id, ("the tokenizer has ids up to",)),
         ("tokenizer.json", lambda held: held["model"].update(vocab={}, merges=[]), ("gives no token",)),

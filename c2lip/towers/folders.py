@@ -29,7 +29,7 @@ from c2lip.core.files import (
     user_path,
     write_json,
 )
-from .architectures import refuse_adapter, refuse_pointer, side_of
+from .architectures import fetched, refuse_adapter, side_of
 from c2lip.towers.foreign import (
     check_tokenizer,
     foreign_config,
@@ -92,9 +92,7 @@ def _weights_file(folder):
         raise UserError(f"{folder} holds no weights ({_WEIGHTS[0]}); a pickle is never opened: {_CONVERT}")
     if names is files and len(files) > 1:
         raise UserError(f"{folder} holds several weights ({', '.join(files)}): call the right ones {_WEIGHTS[0]}")
-    file = folder / names[0]
-    refuse_pointer(file)
-    return file
+    return fetched(folder / names[0])
 
 
 def digest(
@@ -115,7 +113,7 @@ def release_record(
             record = read_json(file)
             with form_errors(file, "the record of a release, with objects as files, settings and made_from"):
                 for part in ("files", "settings", "made_from"):
-                    record.get(part, {}) and record[part].keys()
+                    dict(record.get(part) or {})
             return record
     return {}
 
@@ -338,7 +336,8 @@ def check_finite(
 ):
     "Raise `UserError` where a weight is NaN or infinite"
     for name, weight in weights.items():
-        if not weight.isfinite().all():
+        used = weight.exp() if name == "logit_scale" else weight
+        if not used.isfinite().all():
             raise UserError(f"{folder}: the weights hold a number that is not finite, in {name}")
 
 
@@ -361,7 +360,7 @@ def _load_parts(folder, cfg):
         model = open_clip.create_model(f"local-dir:{folder}", require_pretrained=True, weights_only=True)
     check_tokenizer(tokenizer, model, text_cfg, folder)
 
-    check_finite({**model.state_dict(), "exp(logit_scale)": model.logit_scale.exp()}, folder)
+    check_finite(model.state_dict(), folder)
     return model, tokenizer
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..core import UserError, short
-from ..core.files import form_errors, json_object, read_json, regular
-from .architectures import refuse_pointer, translate
+from ..core.files import form_errors, json_object, read_json
+from .architectures import fetched, translate
 
 # %% ../../nbs/1_method/09_foreign_models.ipynb #f0e10008
 _TEST_VITS = {
@@ -258,8 +258,7 @@ def load_foreign(
     for name in _weights_files(folder):
         if not (folder / name).is_file():
             raise UserError(f"{folder} holds no {name}; weights in a pickle (.bin) are read by c2lip convert")
-        refuse_pointer(folder / name)
-        state |= safetensors.torch.load_file(regular(folder / name))
+        state |= safetensors.torch.load_file(fetched(folder / name))
     refuse_prefix(state, folder)
     state = {name: weight for name, weight in state.items() if not name.endswith("position_ids")}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ... import __version__
 from ...core import UserError, one_line, print_anything
-from ...core.files import parse_yaml, read_yaml, shipped
+from ...core.files import parse_yaml, read_text, read_yaml, shipped
 from ..attention.controls import add_control_flags, flag_changes
 
 # %% ../../../nbs/dev/01_command.ipynb #798412c5
@@ -176,9 +176,9 @@ def _runs(folder):
 
 # %% ../../../nbs/dev/01_command.ipynb #6796f3d3
 def _settings_of(recipe, pairs):
-    from c2lip.lab.training.config import as_mapping
+    from c2lip.lab.training.config import parse_mapping
 
-    given = as_mapping(read_yaml(_absolute(_recipe(recipe))), recipe) if recipe else {}
+    given = parse_mapping(read_text(_absolute(_recipe(recipe))), recipe) if recipe else {}
     return given | dict(pairs)
 
 

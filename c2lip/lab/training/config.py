@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['AUTO', 'Regex', 'DATA_OPTIONS', 'SHARED', 'MAY_CHANGE', 'SETTING_KINDS', 'fill_auto', 'Config', 'Checked',
            'data_options', 'Setting', 'declared_setting', 'settings_of', 'digest_methods', 'index_methods',
-           'read_methods', 'allowed_values', 'check', 'declared_for', 'complete', 'as_mapping', 'read_settings']
+           'read_methods', 'allowed_values', 'check', 'declared_for', 'complete', 'parse_mapping', 'read_settings']
 
 # %% ../../../nbs/6_training/01_config.ipynb #2a5c8cb0
 import hashlib
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args, get_o
 
 import c2lip
 from ...core import Range, UserError, comma_list, did_you_mean, short
-from ...core.files import parse_yaml, project_root, read_json, read_yaml, shipped, user_path
+from ...core.files import parse_yaml, project_root, read_json, read_text, shipped, user_path
 
 # %% ../../../nbs/6_training/01_config.ipynb #2ff7c6ed
 AUTO: Any = "auto"  # the value that leaves a setting to the model
@@ -353,14 +353,16 @@ def complete(
     return Checked(check(declared_for(given), given))
 
 
-def as_mapping(
-    value: Any,  # what YAML held
+def parse_mapping(
+    text: str,  # YAML
     name: Path | str,  # for the message
 ) -> dict:
-    "A mapping as it is; anything else is a `UserError`"
-    if not isinstance(value, dict):
-        raise UserError(f"{name} is not of the form name: value")
-    return value
+    "A recipe; `UserError` where it is no mapping, or gives a name twice, of which YAML would take the last"
+    names = re.findall(r"^(\w+) *:", text, re.M)
+    values = parse_yaml(text, name)
+    if not isinstance(values, dict) or len(set(names)) < len(names):
+        raise UserError(f"{name} is not of the form name: value, each name once")
+    return values
 
 
 def read_settings(
@@ -368,7 +370,7 @@ def read_settings(
     words=(),  # name=value, which come before the file's
 ) -> Checked:
     "All settings of a run that no launcher checked: name → checked value"
-    given = as_mapping(read_yaml(project_root() / user_path(path)), path)
+    given = parse_mapping(read_text(project_root() / user_path(path)), path)
     for word in words:
         name, _, value = word.partition("=")
         given[name] = value

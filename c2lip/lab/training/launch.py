@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ...core import UserError, did_you_mean, one_line, print_anything
 from ...core.files import output_place, parse_yaml, read_text, replacing, run_folder, sole_writer
-from .config import as_mapping
+from .config import parse_mapping
 from c2lip.lab.training.launchers import (
     HANDED_OVER,
     check_run,
@@ -71,7 +71,7 @@ def _given(parts):
     for source, text in texts:
         if len(text) > 2**18:  # which takes seconds to read
             raise UserError(f"{source} is longer than {2**18:,} letters")
-        given |= as_mapping(parse_yaml(text, source), source)
+        given |= parse_mapping(text, source)
         typed |= parse_yaml(text, source, as_typed=True)
     words = dict(parts["pairs"]) | dict(parts["raw"])
     return given | words, typed | words

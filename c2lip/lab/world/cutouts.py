@@ -33,9 +33,9 @@ def _name_of(path):
     "What a picture shows, in words: the first line of the text file beside it, else its file name"
     file = path.with_suffix(".txt")
     text = read_text(file).strip().partition("\n")[0] if file.is_file() else path.stem
-    words = re.findall(r"[^\W\d_]{2,20}", canonical_caption(text).lower())
+    words = re.findall(r"[^\W\d_]{2,}", canonical_caption(text).lower())
     is_number = re.search(r"\d{3}", text)  # of a camera: IMG_1234
-    return [] if is_number else [word for word in words if word not in ("an", "the", "and")]
+    return [] if is_number else [word for word in words if word not in ("an", "the", "and") and len(word) < 21]
 
 
 def _nouns_of(names):
