@@ -168,7 +168,7 @@ DOORS = {
     "scores_of": lambda model, _: scores_of(replace(load("base"), name=model)),
     "save": lambda model, _: save(load("base"), model),
     "keep_fitted": lambda model, _: keep_fitted(model, {"presence": {"slope": 20.0, "offset": 1.0}}),
-    "convert": lambda model, home: convert(base_folder() / WEIGHTS, model, "base"),
+    "convert": lambda _, home: convert(base_folder() / WEIGHTS, home / "transformers", "base"),
     "to_hugging_face": lambda model, home: to_hugging_face(load("base_clip"), home / "transformers"),
     "sentence-transformers": lambda model, _: to_sentence_transformers(load("base"), model),
     "onnx": lambda model, home: export_onnx(load("base"), home / "onnx"),

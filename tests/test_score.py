@@ -6,12 +6,10 @@ import pytest
 import torch
 from PIL import Image
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
-from sentence_transformers.multi_vector_encoder.interpretability import maxsim_similarity_map
 from small_models import small_siglip
 
 from c2lip.core import UserError
 from c2lip.lab.evaluation.embeddings import embed
-from c2lip.pooling import attn_weights
 from c2lip.score import (
     Embedded,
     Score,
@@ -129,16 +127,6 @@ def test_sentence_transformers_gives_the_score(served, images, tmp_path):
     assert all(map(torch.equal, again.encode_query(TEXTS), queries))
     with pytest.raises(ValueError, match="trust_remote_code"):
         MultiVectorEncoder(str(tmp_path / "again"))
-
-
-def test_its_heat_maps_are_ours(served, images):
-    towers, model = served
-    phrase = model.encode_query(TEXTS[:1])[0][1:]
-    document = model.encode_document(images[:1])[0][1:]
-    found = maxsim_similarity_map(phrase, document, (6, 6))
-    weights = (10 * (found.flatten(1) - 1) * 2 / 0.3).softmax(-1)  # of two phrases of share 0.3, the side taken off
-    c = torch.nn.functional.normalize(phrase[:, :-1], dim=-1)
-    assert (weights - attn_weights(c, document[None, :, :-1], 10.0)[0]).abs().max() < 1e-5
 
 
 def test_plain_folders(towers, images, tmp_path):
