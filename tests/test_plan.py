@@ -66,7 +66,6 @@ def test_parts_gpus_and_recompute():
     assert 1.9 < four.hours / eight.hours < 2.1 and eight.images == 2_823_019  # CC3M's, which are not here
     assert eight.hours == pytest.approx(5 * 2_823_019 / eight.images_per_s / 3600)
     assert 4 * recipe["gpus"] < eight.cores == math.ceil(eight.images_per_s / 190)
-    assert 0 < four.sent < eight.sent
     for smaller in (parts, recomputed):
         assert smaller.activations < 0.5 * eight.activations and smaller.hours > eight.hours
     with pytest.raises(UserError, match="gpu is one of A40"):

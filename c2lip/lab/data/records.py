@@ -205,6 +205,7 @@ def _text_in(item):
     return next((item[key] for key in _TEXT_KEYS if key in item and item.get("from") != "human"), None)
 
 
+_WITH = re.compile(r"\bw/(?!o(ut)?\b) ?", re.I)  # as shops write it
 _NO_CAPTION = ("nan", "none", "n/a", "null", "#name?", "#n/a")  # what tables write where there is none
 
 
@@ -216,7 +217,7 @@ def caption_texts(*values) -> list[str]:
             with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
                 value = ast.literal_eval(value.strip())
         texts += value if isinstance(value, (list, tuple)) else [value]
-    captions = map(canonical_caption, map(_text_in, texts))
+    captions = [_WITH.sub("with ", canonical_caption(_text_in(text))) for text in texts]
     return list(dict.fromkeys(text for text in captions if text and text.lower() not in _NO_CAPTION))
 
 # %% ../../../nbs/4_data/01_records.ipynb #636b23cd

@@ -7,7 +7,6 @@ __all__ = ['LOST', 'NO_ROW', 'shard_paths', 'shard_samples', 'index_captions', '
 
 # %% ../../../nbs/4_data/04_shards.ipynb #e386a939
 import itertools
-import math
 import os
 import re
 import tarfile
@@ -50,29 +49,25 @@ _MAX_SHARDS = 10**6  # braces can name more shards than there is memory
 def _words_of_braces(inside):
     "The words between two braces: the numbers of a range, as long as its ends where these have zeros, or a list"
     ends = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
-    if not ends and ".." in inside:
-        raise UserError(f"{{{inside}}} is no range of whole numbers, such as {{000..011}}")
     if not ends:
-        words = inside.split(",")
-        return words if len(words) > 1 else [f"{{{inside}}}"]
-
-    first, last = map(int, ends.groups())
-    step = 1 if first <= last else -1
-    width = max(map(len, ends.groups())) if re.search(r"\b0\d", inside) else 0
-    numbers = range(first, last + step, step)[: _MAX_SHARDS + 1]
-    return [f"{number:0{width}}" for number in numbers]
+        return inside.split(",")
+    first, last = ends.groups()
+    width = len(first) if first[0] == "0" else 0
+    return [f"{number:0{width}}" for number in range(int(first), int(last) + 1)[:_MAX_SHARDS]]
 
 
 def _spelled_out(text):
     "The texts that braces name, as in a shell: {000..011} and {a,b}; braces inside braces are refused"
-    choices = re.split(r"\{([^{}]*)\}", text)
-    if re.search("[{}]", "".join(choices[::2])):
-        raise UserError(f"{text} has a brace without its pair, or braces inside braces")
-    choices[::2] = [[piece] for piece in choices[::2]]
-    choices[1::2] = map(_words_of_braces, choices[1::2])
-    if math.prod(map(len, choices)) > _MAX_SHARDS:
-        raise UserError(f"{text} names more than {_MAX_SHARDS:,} shards")
-    return ["".join(words) for words in itertools.product(*choices)]
+    start, *pieces = re.split(r"\{([^{}]*[,.][^{}]*)\}", text)
+    texts = [start]
+    for inside, after in zip(pieces[::2], pieces[1::2]):
+        words = _words_of_braces(inside)
+        if len(texts) * len(words) >= _MAX_SHARDS:
+            raise UserError(f"{text} names {_MAX_SHARDS:,} shards or more")
+        if not words or ".." in words[0]:
+            raise UserError(f"{{{inside}}} is no range of whole numbers, such as {{000..011}}")
+        texts = [f"{text}{word}{after}" for text in texts for word in words]
+    return texts
 
 # %% ../../../nbs/4_data/04_shards.ipynb #6ad9cdac
 def _files(text):

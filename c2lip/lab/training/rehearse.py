@@ -378,4 +378,3 @@ def plan_lines(
     rate = f"{needed.images_per_s:,.0f} images/s on all GPUs, {needed.cores} cores that read"
     work = f"{settings['epochs']:g} epochs of {needed.images:,} images"
     yield Line("plan", "ok", f"{rate}: {work} take {needed.hours:.2g} hours")
-    yield Line("ranks", "ok", f"each sends {needed.sent:.2g} GB a step")
