@@ -139,7 +139,7 @@ def test_tables_agree(tmp_path):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_file_of_a_layout_is_read_or_counted(tmp_path, name):
-    layout = {"source": ".", "captions": [], "left out": {}, "also": {}, "says": ""} | LAYOUTS[name]
+    layout = {"source": ".", "how": {}, "captions": [], "left out": {}, "also": {}, "says": ""} | LAYOUTS[name]
     for file, of in layout["files"].items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         if isinstance(of, dict):
@@ -150,57 +150,11 @@ def test_every_file_of_a_layout_is_read_or_counted(tmp_path, name):
     source = str(tmp_path / layout["source"])
     if layout["says"]:
         with pytest.raises(UserError, match=layout["says"]):
-            read(source, skips)
+            read(source, skips, **layout["how"])
         return
-    assert [r.caption for r in read(source, skips)] == layout["captions"]
+    assert [r.caption for r in read(source, skips, **layout["how"])] == layout["captions"]
     assert (skips.counts, dict(skips.unread)) == (layout["left out"], layout["also"])
     assert skips.seen == len(layout["captions"]) + len(skips.rows)
-
-
-def test_parts_are_named(tmp_path):
-    for part in ("train", "test"):
-        shard(tmp_path / f"{part}-0.tar", 2 if part == "train" else 3)
-    assert [len(read(tmp_path, part=part)) for part in ("train", "test", "all")] == [2, 3, 5]
-    assert len(read(tmp_path / "test-0.tar")) == 3
-    with pytest.raises(UserError, match="has the parts test, train and no val"):
-        read(tmp_path, part="val")
-
-
-def test_columns_are_named(tmp_path):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "a.jpg").write_bytes(content(None))
-    (tmp_path / "t.csv").write_text("photo,words\nimages\\a.jpg,A mug.\n")
-    with pytest.raises(UserError, match="give it as caption_column"):
-        read(tmp_path / "t.csv")
-    with pytest.raises(UserError, match="give it as image_column"):
-        read(tmp_path / "t.csv", caption_column="words")
-    how = dict(caption_column="words", image_column="photo")
-    assert [r.caption for r in read(tmp_path / "t.csv", **how)] == ["A mug."]
-    with pytest.raises(UserError, match="image_folder names"):
-        read(tmp_path / "t.csv", image_folder=tmp_path / "images", **how)
-
-
-def test_broken_rows_are_counted(tmp_path):
-    (tmp_path / "a.png").write_bytes(encoded(image()))
-    good = {"image": "a.png", "caption": "A mug."}
-    changes = [{}, {"caption": "A second one."}, {}, {"caption": "  "}, {"image": None}, {"image": "b.png"}]
-    changes += [{"image": name} for name in ("a\0.png", "x" * 5000, ["a.png"] * 2)]
-    changes += [{"caption": "3.", "phrases": "[" * 9999}] * 2 + [{"caption": "4.", "phrases": [["a", "0", 1]]}]
-    changes += [{"caption": ["", "Five."]}]
-    rows = [json.dumps(good | change) for change in changes]
-    rows += ['{"image": "a.png", "caption": "Six.", "caption": "Seven."}', "{", "[1]", "null", '"x"', "[" * 100_000]
-    rows += ["", b"\xff\xfe".decode("latin1")]
-    (tmp_path / "t.jsonl").write_bytes("\n".join(rows).encode("latin1"))
-    skips = Skips(1, tmp_path / "out.jsonl")
-    found = [(r.key, r.caption) for r in read(tmp_path / "t.jsonl", skips)]
-    assert found == [("a.png", "A mug."), ("a.png #2", "A second one."), ("a.png #3", "Five.")]
-    assert skips.seen == 20
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == len(skips.rows) == 17
-
-    causes = {"duplicate key": 1, "bad JSON": 7, "empty caption": 1, "bad phrases": 3, "missing file": 5}
-    assert skips.counts == causes
-    with pytest.raises(UserError, match="at most 10%"):
-        read(tmp_path / "t.jsonl")
 
 
 def test_shards_in_every_spelling(tmp_path):
