@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from c2lip.core import UserError
-from c2lip.core.files import read_yaml, shipped
+from c2lip.core.files import project_root, read_yaml, shipped
+from c2lip.lab.data.sources import open_data
 from c2lip.lab.relatives.edits import word_bag
 from c2lip.lab.world.benchmark import make_item, write_benchmark
 from c2lip.lab.world.captions import numbered_scene, train_records, world_scene
@@ -173,14 +174,44 @@ def test_photographed_cut_outs():
     assert len(world.nouns) > 80 and len(world.pictures["spider"]) > 2
 
 
-@pytest.mark.skipif(not STAMPS.is_dir(), reason="tuxpaint-stamps-default is not installed")
+FLICKR8K = project_root().parent / "shared/photographs/flickr8k"
+SMALL = """
+rehearse:
+  bases: {steps: 2, batch: 8, seeds: [1], images: [8, 20]}
+  trials: {steps: 2, batch: 8, seeds: [1], losses: {plain: {}, default: {npc: 0.1, xac: 0.1}}}
+  course: {steps: [0, 1], losses: [plain]}
+"""
+
+
 def test_the_page_on_photographs_rehearses(run, tmp_path):
-    "The whole protocol on composed photographs"
-    given = {"data": f"cutouts:{STAMPS}", "items": 16, "models": "siglip=base", "run_dir": tmp_path / "run"}
+    "Both halves of the page to their last line, on drawn images in Flickr8k's layout"
+    (tmp_path / "images").mkdir()
+    lines = ["image,caption"]
+    for number, (_, draw, caption) in enumerate(train_records(60, single=0.0)):
+        draw().save(tmp_path / f"images/{number}.png")
+        lines.append(f'{number}.png,"{caption}"')
+    (tmp_path / "captions.txt").write_text("\n".join(lines))
+    names = [f"{number}.png" for number in range(60)]
+    (tmp_path / "split.json").write_text(json.dumps(dict(train=names[:20], val=names[20:40], test=names[40:])))
+
+    given = {"data": tmp_path, "record": "rehearsal", "items": 16, "run_dir": tmp_path / "run"}
     words = [word for name, value in given.items() for word in ("-p", name, value)]
-    done = run("papermill", "nbs/9_study/11_photographs.ipynb", tmp_path / "out.ipynb", *words, timeout=600)
+    page = "nbs/9_study/11_photographs.ipynb"
+    done = run("papermill", page, tmp_path / "out.ipynb", *words, "-y", SMALL, timeout=600)
     assert done.returncode == 0, done.out[-4000:]
-    scores = pd.read_csv(tmp_path / "run/scores.csv")
-    assert set(scores.score) == {"v·t", "phrases", "phrases by attention", "parts by sides"}
+
+    trials = pd.read_csv(tmp_path / "run/rehearsal/trials.csv")
+    assert {"from scratch, captions", "8 images", "plain", "default"} < set(trials.model)
+    assert set(trials.suite) == {"binding", "retrieval", "phrases/binding", "phrases/retrieval"}
+    claims = pd.read_csv(tmp_path / "run/rehearsal/claims.csv")
+    assert set(claims.verdict) == {"too few"}, "41 questions decide nothing"
     predictions = pd.read_csv(tmp_path / "run/predictions.csv")
     assert set(predictions[predictions.verdict != "not asked"].model) == {"siglip"}
+
+
+@pytest.mark.skipif(not FLICKR8K.is_dir(), reason=f"Flickr8k is not in {FLICKR8K}; its authors give it on request")
+def test_flickr8k_opens_as_it_is():
+    images = list(open_data(str(FLICKR8K), part="val"))
+    assert len(images) == 500
+    assert {len(image.captions) for image in images} == {5}
+    assert sum(len(caption.phrases) for image in images for caption in image.captions) > 5000
