@@ -12,8 +12,9 @@ FINDPY := for p in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 pytho
 # or a script beside a clone called c2lip imports that folder
 COMPAT := --config-settings editable_mode=compat
 export TORCH
-# uv does not compile: a minute saved. The first import writes the bytecode of what it needs, also where the user's shell forbids it
-unexport PYTHONDONTWRITEBYTECODE
+# uv does not compile: a minute saved. The first import writes the bytecode of what it needs, also where the user's shell
+# forbids it; what the shell adds to every Python is of other projects
+unexport PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME
 
 # $(call environment,FOLDER): a Python with pip, also where making it was interrupted
 define environment

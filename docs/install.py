@@ -58,7 +58,7 @@ def call(
     lines = [line.strip() for line in done.stderr.splitlines()]
     lines = [line.partition(": ")[2][:240] for line in lines if line.startswith(("error:", "ERROR:", "cause:"))]
     complaint = "; ".join(dict.fromkeys((lines[0], lines[-1]))) if lines else done.stderr.strip()[-240:]
-    way_out = "is the package index reachable? The same command goes on from here"
+    way_out = "is the package index reachable, and the cache a folder to write in (UV_CACHE_DIR, HOME)? Then once more"
     sys.exit(f"c2lip: the packages could not be installed: {complaint}; {way_out}")
 
 

@@ -131,7 +131,7 @@ def _quoted(lines):
 
 
 def _text_rows(file, kind, path, skips):
-    "The rows of a text table, whatever stands between its cells; of a .tsv each line is one. Empty ones are none"
+    "The rows of a text table, whatever stands between its cells; of a .tsv each line is one"
     head = file.readline(_MAX_HEAD).decode("utf-8-sig", "replace")
     usual = "\t" if kind == "tsv" else ","
     delimiter = max(f"{usual},\t;|", key=head.count)  # the usual one where there are as many of others
@@ -146,9 +146,7 @@ def _text_rows(file, kind, path, skips):
     rows = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
     _check_names(tuple(rows.fieldnames or ()), path)
     try:
-        for row in filter(lambda row: any(row.values()), rows):
-            if delimiter != usual:
-                skips.unread[f"row with {delimiter!r} between its cells"] += 1
+        for row in rows:
             if any("\n" in str(cell) for cell in row.values()):
                 skips.unread["row of several lines"] += 1  # or a quote that was never closed
             yield row
@@ -178,6 +176,8 @@ def table_rows(
     try:
         with regular(path).open("rb") as file:
             for number, row in _numbered_rows(file, kind, path, skips):
+                if isinstance(row, dict) and not any(row.values()):
+                    continue  # an empty line
                 its_part = part_of(str(row.get("split"))) if isinstance(row, dict) else ""
                 if part not in ("all", its_part) and its_part:
                     skips.unread[left_out(its_part)] += 1
