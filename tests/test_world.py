@@ -201,7 +201,7 @@ def test_the_page_on_photographs_rehearses(run, tmp_path):
     assert done.returncode == 0, done.out[-4000:]
 
     trials = pd.read_csv(tmp_path / "run/rehearsal/trials.csv")
-    assert {"from scratch, captions", "8 images", "plain", "default"} < set(trials.model)
+    assert {"two layers, captions", "8 images", "plain", "default"} < set(trials.model)
     assert set(trials.suite) == {"binding", "retrieval", "phrases/binding", "phrases/retrieval"}
     claims = pd.read_csv(tmp_path / "run/rehearsal/claims.csv")
     assert set(claims.verdict) == {"too few"}, "41 questions decide nothing"
