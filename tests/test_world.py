@@ -213,5 +213,5 @@ def test_the_page_on_photographs_rehearses(run, tmp_path):
 def test_flickr8k_opens_as_it_is():
     images = list(open_data(str(FLICKR8K), part="val"))
     assert len(images) == 500
-    assert {len(image.captions) for image in images} == {5}
+    assert sum(len(image.captions) for image in images) == 2499, "five each, one of them written twice"
     assert sum(len(caption.phrases) for image in images for caption in image.captions) > 5000
