@@ -391,7 +391,7 @@ def split_holdout(
     records: Records,  # of one data set
     share: float,  # 0 … 1, held out
 ) -> tuple[Records, Records]:  # to train on, and held out
-    "Hold a share of a data set out, by the hash of the key; none of the embedded world, which has its own splits"
+    "Hold a share of a data set out, by `holdout_fraction`; none of the embedded world, which has its own splits"
     held = records.numbers("holdout_fraction") < (0 if records.drawn else share)
     if held.sum() < 2:  # too few to rank anything
         return records, records.subset(held & False)
