@@ -61,15 +61,18 @@ def readme_numbers():
     assert f"{searched['ms a query, median']:.0f} ms" in PAGE
 
     bag = read_record("search_bag").set_index("name").value
-    numbers |= {f"{bag[name]:.1f}" for name in ("phrases", "v·t", "fewest other words")}
+    numbers |= {f"{bag[name]:.1f}" for name in ("phrases", "vector", "v·t", "fewest other words")}
 
     numbers |= values("readings", ("base", "zeroshot", "object"), ("default", "parts/zeroshot", "object"))
-    heads = [(model, "binding", "phrases") for model in ("base", "base, 64", "base, 256")]
-    numbers |= values("vector_head", *heads, ("base, 64", "zeroshot", "object"))
+    by_vector = [
+        ("default, vector", *row) for row in (("binding", "phrases"), ("retrieval", "R@1"), ("zeroshot", "object"))
+    ]
+    by_vt = ("default", "binding", "phrases")
+    numbers |= values("vector_drawn", by_vt, *by_vector, ("plain, vector", "binding", "phrases"))
     _, answers = read_scores()
     changes = [change(answers, *row) for row in (*SAID_TWICE, ("v·t", "retrieval", "t2i R@1"))]
-    changes += [change(read_answers(record), "parts", "binding", "phrases") for record in WORLDS[:2]]
-    changes.append(change(read_answers("vector_head"), "v·t", "binding", "phrases", after="base, 64"))
+    photographs = read_answers("photographs")
+    changes += [change(photographs, score, "binding", "phrases") for score in ("phrases", "v·t")]
     return changes, numbers
 
 
