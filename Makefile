@@ -72,7 +72,7 @@ $(OUTSIDE): $(STAMP) tests/outside/requirements.txt
 
 lab: $(STAMP)     ## open the notebooks in JupyterLab
 	@echo "c2lip: what you run is saved into nbs/; git restore nbs brings the stored pages back"
-	@$(BIN)/jupyter-lab nbs/index.ipynb
+	@$(BIN)/jupyter-lab --ServerApp.root_dir=$(CURDIR) nbs/index.ipynb
 
 notebooks: $(STAMP) ## before a commit: ruff, export, clean, README.md
 	@$(BIN)/python -c 'from c2lip.lab.dev.upkeep import tidy; tidy()'

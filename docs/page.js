@@ -249,7 +249,8 @@ const c2lip = (() => {
     const lowest = how.kind == 'centred' ? () => 0 : share(how) ? mean : values => Math.min(...values);
     const found = both.map((maps, m) => {
       const ranged = how.same_scale ? both.flat() : maps;
-      const [low, high] = rounded(Math.min(...(how.same_scale ? both : [maps]).map(own => lowest(own.flat()))), Math.max(...ranged.flat()));
+      const least = Math.min(...(how.same_scale ? both : [maps]).map(own => lowest(own.flat())));
+      const [low, high] = rounded(least, Math.max(...ranged.flat(), share(how) ? 10 * least : least)); // what is not there stays pale
       return {name: D.names[m], maps, low, high, label: D.labels[how.kind]};
     });
     const limit = rounded(0, Math.max(...change.flat().map(Math.abs)))[1], label = `less  ·  ${share(how) ? '% points' : 'cosine'}  ·  more`;

@@ -40,13 +40,16 @@ _UNITS = {"softmax": "% points", "head": "% points", "gradient": "of v·t"}  # k
 
 
 def _colour_range(maps, kind):
-    "The values at the ends of a colour bar; shares begin at an even one, where a model has no preference"
+    """The values at the ends of a colour bar. Shares begin at an even one, where a model has no preference, and end at
+    ten times that at least, so that what is not there stays pale"""
     low = 0.0
+    high = max(float(values.max()) for values in maps)
     if kind in SHARE_KINDS:
         low = min(float(values.mean()) for values in maps)
+        high = max(high, 10 * low)
     elif kind == "similarity":
         low = min(float(values.min()) for values in maps)
-    return rounded_range(low, max(float(values.max()) for values in maps))
+    return rounded_range(low, high)
 
 
 def _difference(maps, fields, kind):
