@@ -143,7 +143,7 @@ def test_pictures_that_cannot_be_used_are_counted(emoji):
     (emoji / "x.txt").write_text("A large barn owl at night.\n")
     world = open_world(f"cutouts:{emoji}")
     counts = {cause.partition(", ")[2]: count for cause, count in world.left_out.items()}
-    assert counts == {"no alpha": 1, "too small": 1, "no name": 2, "cannot be read": 1}
+    assert counts == {"no alpha": 1, "too small or thin": 1, "no name": 2, "cannot be read": 1}
     assert len(world.nouns) == 11 and len(world.pictures["owl"]) == 1
 
 
