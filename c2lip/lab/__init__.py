@@ -6,6 +6,7 @@
 __all__ = ['missing_extra']
 
 # %% ../../nbs/2_world/01_lab.ipynb #b9e2e42b
+import os
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -24,6 +25,9 @@ def missing_extra(
     if not missing:
         return ""
     return f"c2lip.lab needs {', '.join(missing)}: pip install 'c2lip[lab]'"
+
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read when torch is imported: threads that wait leave a busy core
 
 
 _line = "" if "papermill" in sys.modules else missing_extra()
