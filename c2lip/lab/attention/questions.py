@@ -293,14 +293,15 @@ def doubts(
 ) -> list[str]:  # to stand behind the name of the model
     "Why the maps of a model may mean nothing"
     reasons = []
-    strange = [word for phrase in scores for word in _strange_words(phrase, world)] if embedded else []
+    strange_words = {phrase: _strange_words(phrase, world) if embedded else [] for phrase in scores}
+    strange = [word for words in strange_words.values() for word in words]
     if embedded and not familiar:
         reasons.append("never saw such an image, only scenes of one world")
     if strange:
         reasons.append(f"never read “{'”, “'.join(dict.fromkeys(strange))}”")
 
     for phrase, score in scores.items():
-        known = not embedded or not _strange_words(phrase, world)
-        if known and score.ranks and all(2 * rank > count + 1 for rank, count in score.ranks.values()):
+        doubtful = score.ranks and all(2 * rank > count + 1 for rank, count in score.ranks.values())
+        if doubtful and not strange_words[phrase]:
             reasons.append(f"most rivals fit better than “{phrase}”")
     return reasons

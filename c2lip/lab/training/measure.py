@@ -14,7 +14,7 @@ import pandas as pd
 from torch.utils.tensorboard import SummaryWriter
 
 from ..evaluation.embeddings import fit_scores
-from ..evaluation.published import HALVES, brief, floor_tables
+from ..evaluation.published import brief, floor_tables
 from ..evaluation.report import Table, frame_table, score_table
 from ..evaluation.results import count_changes, name_models, results_frame
 from ..evaluation.suites import choose_benchmark, evaluate, read_folder
@@ -23,9 +23,6 @@ from .run import Setup
 from ...towers import Towers, add_results
 
 # %% ../../../nbs/6_training/14_measure.ipynb #9e4a1004
-_SUMMED = "(vector|phrases)/(world_sugarcrepe_2|binding)"  # of which a run shows no single kind
-
-
 class RunTable:
     "The benchmark of a run, where it has one: `before` measures the base, `after` the tuned model"
 
@@ -79,9 +76,7 @@ class RunTable:
             return None
         folder = self.setup.folder
         self._measure(tuned, self.names[1])
-        frame = results_frame(floor_tables(read_folder(self.suites)) | self.tables, self.items)
-        kinds = frame.suite.str.fullmatch(_SUMMED) & ~frame.name.isin([*HALVES, "average", "phrases"])
-        self.frame = frame[~kinds].reset_index(drop=True)
+        self.frame = results_frame(floor_tables(read_folder(self.suites)) | self.tables, self.items)
         self.frame.to_csv(folder / "table.csv", index=False)
         self.whole().write(folder / "table.md")
         add_results(folder / "model", frame_table(brief(self.frame)).texts(), self._measured_on())
