@@ -27,8 +27,7 @@ def missing_extra(
     return f"c2lip.lab needs {', '.join(missing)}: pip install 'c2lip[lab]'"
 
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read when torch is imported: threads that wait leave a busy core
-
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # read when torch is imported: threads that wait leave a busy core
 
 _line = "" if "papermill" in sys.modules else missing_extra()
 if _line and Path(sys.argv[0]).stem == "c2lip":

@@ -78,7 +78,7 @@ class Config:
     accumulate: Annotated[int, Range(1), "parts in which a batch larger than the memory is encoded"] = 1
     recompute: Annotated[bool, "compute activations again in the backward pass: less memory, a third more time"] = False
     workers: Annotated[int, Range(0, 256), "processes that read images"] = 0
-    threads: Annotated[int, Range(0, 256), "CPU threads, 0 leaves the choice to torch"] = 0
+    threads: Annotated[int, Range(0, 256), "CPU threads; 0: as many as torch takes, less one for an embedded model"] = 0
     device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
     gpus: Annotated[int, Range(1, 1024), "processes under torchrun, one a GPU"] = 1
     log_every: Annotated[int, Range(1), "steps between two lines of the log"] = 50

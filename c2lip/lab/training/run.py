@@ -65,7 +65,7 @@ from c2lip.lab.training.step import (
 from ..world.cutouts import is_world
 from ...methods import Method
 from ...towers import Towers, load, save
-from ...towers.folders import release_record
+from ...towers.folders import EMBEDDED, release_record
 
 # %% ../../../nbs/6_training/10_run.ipynb #df9a286d
 def read_records(
@@ -196,10 +196,16 @@ def _check_folder(cfg, folder):
         )
 
 
+_THREADS = torch.get_num_threads()  # torch's choice for this machine
+
+
 def _start_process(cfg):
     "Set threads and seed of this process; its device"
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
+    threads = cfg.threads
+    if not threads and cfg.model in EMBEDDED:
+        threads = max(1, _THREADS - 1)  # its steps are short, and threads on a busy core keep the others waiting
+    if threads:
+        torch.set_num_threads(threads)
     seed_everything(cfg.seed)
 
     _, ranks = rank_and_world_size()
