@@ -17,7 +17,7 @@ stages = {"1": "1 - Planning", "2": "2 - Pre-Alpha", "3": "3 - Alpha", "4": "4 -
 
 
 # Of the extras, `lab` is all that the launchers need; `dev` is everything
-EXTRAS = {name: cfg[f"{name}_requirements"].split() for name in ("lab", "ray", "onnx", "serve", "dev")}
+EXTRAS = {name: cfg[f"{name}_requirements"].split() for name in ("lab", "search", "ray", "onnx", "serve", "dev")}
 EXTRAS["dev"] = [requirement for extra in EXTRAS.values() for requirement in extra]
 LEFT_OUT = ("cache", "results", "*.tmp", ".*")  # the records of the study stay in the repository,
 RECORDS = ("readings",)  # but for the tables that train compares with

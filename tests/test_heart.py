@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import OFFLINE, ROOT
 from packaging.requirements import Requirement
+from PIL import Image
 from test_package import distributions  # noqa: F401  (a fixture)
 
 from c2lip.core import UserError
@@ -35,21 +37,18 @@ def requirements_of(names):
     return list(found.values())
 
 
-@pytest.fixture(scope="module")
-def heart(distributions, tmp_path_factory):  # noqa: F811
-    "The Python of an environment with the wheel and links to what it requires, and nothing else"
-    home = tmp_path_factory.mktemp("heart")
+def link_packages(installed, home, extra="none"):
+    "The Python of an environment with the wheel and links to what it and an extra require, and nothing else"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     (packages,) = home.glob("lib/python*/site-packages")
-
-    installed = distributions[1]
     for path in installed.iterdir():
         (packages / path.name).symlink_to(path)
 
     (metadata,) = installed.glob("*.dist-info/METADATA")
-    lines = re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata.read_text(encoding="utf8"), re.M)
+    asked = rf'^Requires-Dist: ([^;\n]+?)(?:; extra == "{extra}")?$'
+    lines = re.findall(asked, metadata.read_text(encoding="utf8"), re.M)
     direct = [Requirement(line).name for line in lines]
-    assert len(direct) <= 14, direct
+    assert len(direct) <= 18, direct
 
     for package in requirements_of(direct):
         for name in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
@@ -59,13 +58,28 @@ def heart(distributions, tmp_path_factory):  # noqa: F811
     return home / "bin" / "python"
 
 
+@pytest.fixture(scope="module")
+def heart(distributions, tmp_path_factory):  # noqa: F811
+    return link_packages(distributions[1], tmp_path_factory.mktemp("heart"))
+
+
 @pytest.fixture
 def in_the_heart(heart, run, tmp_path):
-    def call(*words):
-        env = {"PYTHONPATH": str(OFFLINE), "C2LIP_FORKS": "", "XDG_CACHE_HOME": str(tmp_path / "caches")}
-        return run(heart, *words, cwd=tmp_path, env=env)
+    env = {"PYTHONPATH": str(OFFLINE), "C2LIP_FORKS": "", "XDG_CACHE_HOME": str(tmp_path / "caches")}
+    return partial(run, heart, cwd=tmp_path, env=env)
 
-    return call
+
+def test_a_search_needs_no_lab(distributions, run, tmp_path):  # noqa: F811
+    python = link_packages(distributions[1], tmp_path / "search", "search")
+    program = "import sys; from c2lip.lab.dev.command import main; sys.exit(main(sys.argv[1:]))"
+    call = partial(run, python, "-c", program, cwd=tmp_path, env={"PYTHONPATH": str(OFFLINE), "C2LIP_FORKS": ""})
+    for colour in ("red", "blue"):
+        Image.new("RGB", (96, 96), colour).save(tmp_path / f"{colour}.png")
+    assert "2 images tried" in call("index", tmp_path).out
+    done = call("search", "a red mug")
+    assert done.returncode == 0 and "red.png" in done.out, done.out
+    done = call("search", "a red mug", "--html", "page.html")
+    assert done.returncode == 2 and done.out.endswith("pip install 'c2lip[lab]'\n"), done.out
 
 
 def test_the_lab_is_not_there(in_the_heart):

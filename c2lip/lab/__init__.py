@@ -29,7 +29,7 @@ def missing_extra(
 
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # read when torch is imported: threads that wait leave a busy core
 
-_line = "" if "papermill" in sys.modules else missing_extra()
+_line = "" if "papermill" in sys.modules or find_spec("pandas") else missing_extra()
 if _line and Path(sys.argv[0]).stem == "c2lip":
     sys.exit(f"c2lip: error: {_line}")
 if _line:

@@ -18,6 +18,7 @@ from pathlib import Path
 from ... import __version__
 from ...core import UserError, one_line, print_anything
 from ...core.files import parse_yaml, read_text, read_yaml, shipped
+from .. import missing_extra
 from ..attention.controls import add_control_flags, flag_changes
 
 # %% ../../../nbs/dev/01_command.ipynb #798412c5
@@ -385,8 +386,9 @@ def main(
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as head, has enough
-    except (UserError, OSError) as e:
-        print(f"c2lip {name}: error: {one_line(e)}", file=sys.stderr)
+    except (UserError, OSError, ModuleNotFoundError) as e:
+        missing = missing_extra() if isinstance(e, ModuleNotFoundError) else ""
+        print(f"c2lip {name}: error: {missing or one_line(e)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\nc2lip {name}: stopped; the same command goes on from there", file=sys.stderr)

@@ -35,11 +35,8 @@ from c2lip.core.files import (
     sole_writer,
     write_json,
 )
-from ..attention.figures import ImageMaps, image_uri, map_columns
-from ..attention.maps import embed_phrases, encode_view, open_user_image
 from ..data.images import IMAGES, NOT_READ, BadImage, Bar, kind_of, open_image, version_of, walk_files
 from ..data.records import Skips
-from ..data.tables import in_pieces
 from c2lip.score import (
     Store,
     VectorHead,
@@ -211,9 +208,9 @@ def index_images(
     with disk_errors(target), sole_writer(target, f"{target} is written by another process now"):
         names, written = _kept(target, _recorded(before), keys, form, folder)
         write_json(file, about | {"blocks": names})
-        new = keys - written
-        for piece in Bar(list(in_pieces(sorted(new), block)), "index", unit="block"):
-            pixels = _open(towers, piece, skips)
+        new = sorted(keys - written)
+        for start in Bar(range(0, len(new), block), "index", unit="block"):
+            pixels = _open(towers, new[start : start + block], skips)
             if pixels:
                 names.append(_write(target, _rows(form, pixels)))
                 write_json(file, about | {"blocks": names})
@@ -304,6 +301,9 @@ def search_page(
     file: Path | str,  # an .html file, written over if it is there
 ):
     "Write the images found with the maps of the phrases; `UserError` where an image, or the file, cannot be used"
+    from c2lip.lab.attention.figures import ImageMaps, image_uri, map_columns  # heavy (matplotlib)
+    from c2lip.lab.attention.maps import embed_phrases, encode_view, open_user_image
+
     file = output_place(file)
     if kind_of(file) != "html":
         raise UserError(f"a page is written to a file that ends in .html, not to {file}")
