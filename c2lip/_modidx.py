@@ -77,6 +77,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                           'c2lip/encoding.py'),
                                 'c2lip.encoding._encode_text_entries': ('1_method/encoding.html#_encode_text_entries', 'c2lip/encoding.py'),
                                 'c2lip.encoding._gathered_entry': ('1_method/encoding.html#_gathered_entry', 'c2lip/encoding.py'),
+                                'c2lip.encoding._last_place': ('1_method/encoding.html#_last_place', 'c2lip/encoding.py'),
                                 'c2lip.encoding._pooled_and_words': ('1_method/encoding.html#_pooled_and_words', 'c2lip/encoding.py'),
                                 'c2lip.encoding._project': ('1_method/encoding.html#_project', 'c2lip/encoding.py'),
                                 'c2lip.encoding._ring': ('1_method/encoding.html#_ring', 'c2lip/encoding.py'),

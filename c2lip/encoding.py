@@ -130,6 +130,15 @@ def _project(tower, x):
     return projection(x) if isinstance(projection, nn.Linear) else x @ projection
 
 
+def _last_place(transformer, x):
+    "A transformer's output at the last place of each row: there alone is the last block applied"
+    *blocks, last = transformer.resblocks
+    x = nn.Sequential(*blocks)(x)
+    keys = last.ln_1(x)
+    x = x[:, -1:] + last.ls_1(last.attention(keys[:, -1:], keys, keys))
+    return x + last.ls_2(last.mlp(last.ln_2(x)))
+
+
 def _pooled_and_words(model, ids, tokens):
     "Pooled output of rows of one length and, if wanted, their projected tokens"
     text = _text_tower(model)
@@ -146,7 +155,10 @@ def _pooled_and_words(model, ids, tokens):
     length = ids.shape[1]
     mask = None if tower.attn_mask is None else tower.attn_mask[:length, :length]
     x = tower.token_embedding(ids) + tower.positional_embedding[:length]
-    x = tower.transformer(x, attn_mask=mask)
+    if tokens or text.pool != "last" or mask is not None or tower.transformer.grad_checkpointing:
+        x = tower.transformer(x, attn_mask=mask)
+    else:
+        x = _last_place(tower.transformer, x)
     x = tower.ln_final(x)
 
     pooled = text_global_pool(x, ids, text.pool, eos_token_id=text.eos)

@@ -147,7 +147,8 @@ def count(
     columns = sum(len(entry.owner) for entry in entries if entry.owner is not None)
 
     model = deepcopy(towers.model).train()
-    towers_pass = _Pass(model, "image_tokens" in method.objective.needs, pooled=len(read) < len(entries))
+    whole = len(read) < len(entries) or cfg.recompute  # every token of the text tower's last block
+    towers_pass = _Pass(model, "image_tokens" in method.objective.needs, pooled=whole)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         shapes = {}
         for name, weight in [*towers_pass.named_parameters(), *towers_pass.named_buffers()]:
