@@ -165,7 +165,7 @@ def _pooled_and_words(model, ids, tokens):
     words = _project(tower, x) if tokens else None
     return _project(tower, pooled), words
 
-
+# %% ../nbs/1_method/12_encoding.ipynb #5e7b5e71
 def encode_texts(
     model: Any,  # an open_clip model
     ids: Tensor,  # (T,L) token ids
