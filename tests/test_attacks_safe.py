@@ -342,7 +342,7 @@ PLACES = "text.positional_embedding"
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(pool_type="argmax"), ("at another token",)),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(heads=4), ("SHA-256 differs",)),
         (CONFIG, lambda cfg: cfg["model_cfg"].update(quick_gelu="no"), ("quick_gelu must be True or False",)),
-        (WEIGHTS, lambda held: held.update(logit_bias=held["logit_bias"] > 0), ("is of the type BOOL",)),
+        (WEIGHTS, lambda held: held.update(logit_bias=held["logit_bias"] > 0), ("is of torch.bool",)),
         (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(size=48), ("48 pixels (size), the model has 96",)),
         (CONFIG, lambda cfg: cfg["preprocess_cfg"].update(std=[0, 0, 0]), ("std must be from 0.001",)),
         (WEIGHTS, lambda held: held["logit_scale"].fill_(1e4), ("not finite, in logit_scale",)),

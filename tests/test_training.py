@@ -226,7 +226,7 @@ with filelock.FileLock(sys.argv[1]):
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE)
     try:
         other.stdout.readline()
-        with pytest.raises(UserError, match="another process is training in"):
+        with pytest.raises(UserError, match="another process writes to"):
             run(samples, tmp_path)
     finally:
         other.kill()

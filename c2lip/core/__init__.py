@@ -209,8 +209,8 @@ class Range(NamedTuple):
         what: str,  # the number is, the start of the message
         number: Any,  # what was given
     ):
-        "Raise `UserError` where `number` is none of the range; NaN and texts are none"
-        if not isinstance(number, (int, float)) or not self.holds(number):
+        "Raise `UserError` where `number` is none of the range; NaN, texts and True are none"
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not self.holds(number):
             raise UserError(f"{what} must be a number {self}, not {short(number)}")
 
     def __str__(self):
@@ -276,7 +276,9 @@ def read_once(
     texts: Iterable[str],  # repeats allowed
     read: Callable,  # texts → what each says
 ) -> list:
-    "What each text says; those not known are read together"
+    "What each text says; those not known are read together. Raise `UserError` where they are no texts"
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"give texts in a list, not {short(texts)}")
     if len(known) > 1_000_000:
         known.clear()
     missing = list(dict.fromkeys(text for text in texts if text not in known))

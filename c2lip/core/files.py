@@ -68,8 +68,8 @@ def is_utf8(text: object) -> bool:  # a text or a path
 def user_path(
     path: Path | str,  # as it was typed
 ) -> Path:
-    "A path as it is typed: ~ is the home folder; another user's, such as ~ann, stays where there is no such user"
-    return Path(os.path.expanduser(path))
+    "A path as it is typed, from the root if relative; ~ is the home folder, ~ann stays where there is no such user"
+    return project_root() / os.path.expanduser(path)
 
 
 def check_exists(
@@ -89,7 +89,7 @@ def output_place(
     "Where results go; raise `UserError` for the project's own folder, its sources, and a name that is not UTF-8"
     if not is_utf8(path):
         raise UserError(f"the folder {path} is not named in UTF-8: choose another one")
-    place = project_root() / user_path(path)
+    place = user_path(path)
     root, real = project_of(place), Path(os.path.realpath(place))
     place = real if ".." in place.parts else place  # of a folder that is not there yet it leads elsewhere
     if root is None or any(real.is_relative_to(root / "data" / name) for name in ("cache", "results")):
@@ -130,10 +130,10 @@ CACHE_WAY = "; C2LIP_CACHE may name another folder"  # the end of a message
 def cache_folder() -> Path:  # existing or not
     "Where indexes and drawn benchmarks are kept: C2LIP_CACHE, a clone's data/cache, or c2lip in the user's cache"
     if chosen := os.environ.get("C2LIP_CACHE"):
-        return user_path(chosen).absolute()
-    clone = project_of(Path.cwd()) or _own_clone()
-    if clone:
-        return clone / "data" / "cache"
+        return user_path(chosen)
+    root = project_root()
+    if project_of(root):
+        return root / "data" / "cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "c2lip"
 
 # %% ../../nbs/1_method/02_files.ipynb #6570cdd8
@@ -254,6 +254,8 @@ def _size(node, known):
     if node not in known:
         known[node] = math.inf
         parts = getattr(node, "value", node)  # those of a mapping are pairs
+        if getattr(node, "id", "") == "mapping" and len({str(key.value) for key, _ in parts}) < len(parts):
+            raise ValueError("a mapping has a key twice")
         known[node] = 1 + sum(_size(part, known) for part in parts if not isinstance(parts, str))
     return known[node]
 
@@ -286,7 +288,6 @@ def read_yaml(
 @contextmanager
 def sole_writer(
     folder: Path | str,  # made if missing
-    busy: str,  # what to say where another process holds it
     patience: float = 30.0,  # seconds to wait for a process that is just ending
     name: str = "lock",  # of the file in it
 ):
@@ -297,7 +298,7 @@ def sole_writer(
     try:
         lock.acquire(timeout=patience)
     except Timeout:
-        raise UserError(busy) from None
+        raise UserError(f"another process writes to {folder}: wait for it, or choose another folder") from None
     except (OSError, NotImplementedError):
         pass  # a file system without locks
     try:
@@ -342,7 +343,7 @@ def whole(
             yield Path(stage)
             names = sorted(os.listdir(stage), key=lambda name: (name != mark, name))
             lock = f"c2lip-{folder.stat().st_uid}.lock"  # that of another user may not be opened
-            with sole_writer(tempfile.gettempdir(), "another process moves files for too long", name=lock):
+            with sole_writer(tempfile.gettempdir(), name=lock):
                 is_ours = set(keys) <= json_object(folder / mark).keys()
                 for name in names:
                     place = folder / name

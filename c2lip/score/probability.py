@@ -80,7 +80,7 @@ def fit_curve(
 
     optimizer.step(loss)
     slope, offset = line.tolist()
-    if slope <= 0:
+    if not slope > 0:
         raise UserError("phrases that are true fit no better than false ones: no curve tells them apart")
     return PresenceCurve(slope, offset)
 
@@ -158,9 +158,11 @@ def presence(
             f"{towers.name} has no curve of presence: fit_presence makes it, from images that it never read"
         )
     with form_errors("score.json", "the slope and offset of fit_presence; fit them again, or delete it"):
-        curve = PresenceCurve(float(numbers["slope"]), float(numbers["offset"]))
+        curve = PresenceCurve(numbers["slope"], numbers["offset"])
     Range(0, 1e6, above=True).check("the slope in score.json", curve.slope)
     Range(-1e6, 1e6).check("the offset in score.json", curve.offset)
+    if not len(phrases):
+        raise UserError("name a phrase at least, such as: a red mug")
     vector_of = text_vectors(towers, phrases)
     [vectors] = encode_images(towers, [image])
     cosines = np.stack([vector_of[phrase] for phrase in phrases]) @ vectors[1:, :-1].T

@@ -218,9 +218,12 @@ def read_head(
         return None
     head = Head(**content)
     try:
-        head.log_gains(torch.zeros(1, FEATURES))
+        gains = head.log_gains(torch.zeros(1, FEATURES))
     except RuntimeError:
         raise ValueError from None
+    fits = gains.isfinite().all() and gains.numel() == len(head.words)
+    if not fits or min(head.std) <= 0 or not " ".join(head.words):
+        raise ValueError
     return head
 
 # %% ../../nbs/1_method/20_relations.ipynb #255fa8d3

@@ -22,7 +22,7 @@ from ..core.files import form_errors, replacing
 from ..losses import phrase_signs, scaled_cosines, sigmoid_loss
 from ..towers import Towers
 from ..towers.architectures import float_weights
-from ..towers.folders import VECTOR_HEAD, check_finite, digest, keep_fitted, model_home, read_fitted, release_folder
+from ..towers.folders import VECTOR_HEAD, check_finite, digest, keep_fitted, model_home, read_fitted
 
 # %% auto #0
 __all__ = ['VectorHead', 'fit_vector_head', 'read_vector_head']
@@ -201,13 +201,13 @@ def read_vector_head(
     kept = read_fitted(getattr(towers, "name", "")).get("vector")
     if not kept:
         return None
-    folder = release_folder(model_home(towers.name))
+    folder = model_home(towers.name)
     file = folder / VECTOR_HEAD
     with form_errors(file, "the vector head that score.json names; fit it again"):
         try:
             if digest(folder, VECTOR_HEAD) != kept["sha256"]:
                 raise ValueError("another file than the one that was kept")
-            weights = float_weights(safetensors.torch.load_file(file).items())
+            weights = float_weights(safetensors.torch.load_file(file).items(), file)
             check_finite(weights, file)
             with torch.device("meta"):
                 numbers = len(weights["phrase_layers.2.bias"])

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from .. import encoding
 from ..concepts import noun_phrases_many
-from ..core import Range, UserError, check_choice, read_once
+from ..core import Range, UserError, check_choice, read_once, short
 from ..core.files import shipped, write_json
 from ..encoding import evaluating
 from .vector_head import VectorHead, read_vector_head
@@ -30,6 +31,15 @@ __all__ = ['encode_images', 'Store', 'compress', 'restore', 'phrase_texts', 'tex
            'maxsim', 'joint_vectors', 'SentenceModule', 'to_sentence_transformers']
 
 # %% ../../nbs/1_method/21_vectors.ipynb #95f92f42
+def _pixels(towers, image):
+    "What towers read of an image; `UserError` where it is none"
+    if isinstance(image, Image.Image):
+        image = towers.preprocess(image)
+    if getattr(image, "shape", None) != (3, *towers.image_size) or not torch.is_floating_point(image):
+        raise UserError(f"an image is a PIL image, or a tensor that was preprocessed, not {short(image)}")
+    return image
+
+
 def encode_images(
     towers: Towers,  # whose visual tokens are known
     images: Sequence,  # N PIL images, or tensors (3,H,W) that were preprocessed
@@ -41,19 +51,18 @@ def encode_images(
         For each image its own unit vector with side −1, then its M patches, row by row, with side +1.
 
     Raises:
-        UserError: the visual tokens of the towers are not known.
+        UserError: the visual tokens of the towers are not known, or an image is none.
 
     Example:
-        >>> encode_images(load("tuned"), [torch.zeros(3, 60, 60)])[0].shape
+        >>> encode_images(load("tuned"), [torch.zeros(3, 96, 96)])[0].shape
         (37, 65)
     """
+    Range(1).check("batch_size", batch_size)
     device = towers.model.logit_scale.device
-    preprocess = towers.preprocess
     arrays = []
     with evaluating(towers.model):
         for start in range(0, len(images), batch_size):
-            batch = images[start : start + batch_size]
-            pixels = [image if isinstance(image, Tensor) else preprocess(image) for image in batch]
+            pixels = [_pixels(towers, image) for image in images[start : start + batch_size]]
             v, tokens = encoding.encode_images(towers.model, torch.stack(pixels).to(device), tokens=True)
 
             assert tokens is not None  # they were asked for
@@ -76,6 +85,12 @@ class Store(NamedTuple):
     numbers: str = "int8"  # float32, float16, int8
 
 
+def _check_count(vectors):
+    "Raise `UserError` where vectors cannot be so many"
+    if vectors not in range(2**12):
+        raise UserError(f"vectors of an image are a whole number from 0, not {short(vectors)}")
+
+
 def _fewer(patches, count):
     "(count,D) of (M,D) patches, Ward's clusters; where several are alike, perhaps less"
     try:
@@ -85,7 +100,7 @@ def _fewer(patches, count):
     tree = hierarchy.linkage(patches, "ward")
     cluster = hierarchy.fcluster(tree, count, "maxclust")
     means = np.stack([patches[cluster == number].mean(0) for number in np.unique(cluster)])
-    return means / np.linalg.norm(means, axis=1, keepdims=True)
+    return means / np.linalg.norm(means, axis=1, keepdims=True).clip(1e-9)
 
 
 def compress(
@@ -95,18 +110,21 @@ def compress(
     """Fewer vectors of an image, and fewer bytes for each; `maxsim` takes them all.
 
     Raises:
-        UserError: the store's numbers are of another kind, or scipy is missing.
+        UserError: the store is none, a number of the image is not finite, or scipy is missing.
 
     Example:
         >>> compress(np.eye(5, dtype=np.float32), Store(2)).dtype
         dtype('int8')
     """
     check_choice("numbers", store.numbers, ["float32", "float16", "int8"])
+    _check_count(store.vectors)
+    if not np.isfinite(image).all():
+        raise UserError("the vectors of an image hold a number that is not finite")
     if 0 < store.vectors < len(image) - 1:
         patches = _fewer(image[1:, :-1], store.vectors)
         image = np.vstack([image[:1], np.pad(patches, ((0, 0), (0, 1)), constant_values=1)])
     if store.numbers == "int8":
-        largest = np.abs(image[:, :-1]).max(1, keepdims=True)
+        largest = np.abs(image[:, :-1]).max(1, keepdims=True).clip(1e-9)
         image = (127 * image / largest).clip(-127, 127).round()
     return image.astype(store.numbers)
 
@@ -123,7 +141,7 @@ def restore(
     if image.dtype == np.float32:
         return image
     vectors = image[:, :-1].astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-9)
     return np.hstack([vectors, np.sign(image[:, -1:])]).astype(np.float32)
 
 # %% ../../nbs/1_method/21_vectors.ipynb #d06d9252
@@ -157,12 +175,17 @@ def text_vectors(
         >>> text_vectors(load("tuned"), ["a mug"])["a mug"].shape
         (64,)
     """
-    words = list(dict.fromkeys(words))
     device = towers.model.logit_scale.device
-    with evaluating(towers.model):
+    vector_of: dict = {}
+
+    def encode(words):
         batches = towers.token_ids(words).split(512)
         vectors = [encoding.encode_texts(towers.model, ids.to(device))[0].float().cpu() for ids in batches]
-    return dict(zip(words, torch.cat(vectors).numpy()))
+        return torch.cat(vectors).numpy()
+
+    with evaluating(towers.model):
+        read_once(vector_of, words, encode)
+    return vector_of
 
 # %% ../../nbs/1_method/21_vectors.ipynb #39303702
 def best_patch(
@@ -190,7 +213,7 @@ def encode_texts(
         For each text (1−m)·t with side −1, then m/P·c of each of its P phrases with side +1.
 
     Raises:
-        UserError: the share is no number from 0 to 1.
+        UserError: the share is no number from 0 to 1, or not every text has a list of phrases.
 
     Example:
         >>> encode_texts(load("tuned"), ["a red mug and a blue fish"])[0].shape
@@ -199,6 +222,8 @@ def encode_texts(
     share = phrase_share(towers.name) if share is None else share
     Range(0, 1).check("the share of phrases", share)
     phrases = phrase_texts(texts) if phrases is None else phrases
+    if len(phrases) != len(texts) or not all(isinstance(stated, list | tuple) for stated in phrases):
+        raise UserError(f"phrases are a list for each of {len(texts)} texts, not {short(phrases)}")
     vector_of = text_vectors(towers, [*texts, *(phrase for stated in phrases for phrase in stated)])
     arrays = []
     for text, stated in zip(texts, phrases):
@@ -217,13 +242,19 @@ def maxsim(
 ) -> np.ndarray:  # (T,N) float32
     """The score of every text in every image: MaxSim less the number of the text's vectors, for search both ways.
 
+    Raises:
+        UserError: there is no text, or images are not of one store, each with a vector.
+
     Example:
         >>> towers = load("tuned")
-        >>> maxsim(encode_texts(towers, ["a mug"]), encode_images(towers, [torch.zeros(3, 60, 60)])).shape
+        >>> maxsim(encode_texts(towers, ["a mug"]), encode_images(towers, [torch.zeros(3, 96, 96)])).shape
         (1, 1)
     """
-    stacked = restore(np.concatenate(images))
     counts = [len(image) for image in images]
+    forms = {(image.dtype, image.shape[1]) for image in images}
+    if len(forms) != 1 or not len(texts) or not all(counts):
+        raise UserError("MaxSim needs a text, and images of one store, each with a vector")
+    stacked = restore(np.concatenate(images))
     starts = np.cumsum([0, *counts[:-1]])
     scores = []
     for text in texts:
@@ -280,7 +311,7 @@ class SentenceModule(torch.nn.Module):
     @classmethod
     def load(cls, folder: str) -> SentenceModule:  # as it was written
         "Called by sentence-transformers; `UserError` for a folder that is not whole"
-        vectors = release_record(Path(folder)).get("vectors")
+        vectors = release_record(folder).get("vectors")
         if vectors is None or "phrases" not in read_fitted(folder):
             raise UserError(
                 f"{folder}: record.json without vectors, or score.json without phrases, is not the whole of what "
@@ -290,14 +321,13 @@ class SentenceModule(torch.nn.Module):
 
     def save(self, folder: str, **options: Any):  # made if missing
         "Called by sentence-transformers"
-        save(self.towers, folder, release_record(Path(self.towers.name)))
+        save(self.towers, folder, release_record(self.towers.name))
 
     def preprocess(self, inputs: list, task: str | None = None) -> dict:  # of one kind
         "Texts and images stay as they are; a name of an image is opened, as sentence-transformers does it"
         from transformers.image_utils import load_image
 
-        is_name = [isinstance(value, str) and bool(_IMAGE_NAME.search(value)) for value in inputs]
-        opened = [load_image(value) if named else value for value, named in zip(inputs, is_name)]
+        opened = [load_image(value) if _IMAGE_NAME.search(str(value)) else value for value in inputs]
         return {"text" if isinstance(opened[0], str) else "image": opened}
 
     def forward(self, features: dict) -> dict:  # sentence_embedding (B,·), or token_embeddings (B,·,D+1) and mask
@@ -331,7 +361,7 @@ def to_sentence_transformers(
     the cosine of joint vectors where the release holds a vector head, else v·t. Its README.md says so.
 
     Raises:
-        UserError: the share is no number from 0 to 1, or the folder cannot be written or holds other files.
+        UserError: share or vectors are no such numbers, or the folder cannot be written or holds other files.
 
     Example:
         >>> folder = Path(tempfile.mkdtemp()) / "served"
@@ -340,6 +370,7 @@ def to_sentence_transformers(
         True
     """
     Range(0, 1).check("the share of phrases", share)
+    _check_count(vectors)
     kind = "MultiVectorEncoder" if share else "SentenceTransformer"
     module = {"idx": 0, "name": "0", "path": "", "type": "c2lip.score.vectors.SentenceModule"}
     with release_stage(towers, Path(folder), {"vectors": vectors}) as stage:

@@ -7,6 +7,7 @@ __all__ = ['HIDDEN_SETTINGS', 'origin', 'release_stage', 'save', 'convert', 'add
            'is_siglip_tower', 'load', 'resolve']
 
 # %% ../../nbs/1_method/14_release.ipynb #e93962a1
+import os
 import pickle
 import re
 from collections import Counter
@@ -46,7 +47,6 @@ from c2lip.towers.folders import (
     own_names,
     quiet_loading,
     read_fitted,
-    release_folder,
     release_record,
 )
 from .foreign import fill_views
@@ -65,11 +65,8 @@ def origin(
         return {}
     name = towers.name
     root = project_root()
-    path = model_home(name)
-    for folder in (path, path / "model", path.parent):
-        if (folder / RELEASED[0]).is_file():
-            break
-    else:
+    folder = model_home(name)
+    if not os.path.isfile(folder / RELEASED[0]):
         return {"name": name}
 
     shown = str(folder.relative_to(root) if root in folder.parents else Path(*folder.parts[-2:]))
@@ -209,7 +206,7 @@ def release_stage(towers: Towers, folder: Path, record: dict):  # as `save` take
             fitted = read_fitted(towers.name)
             if fitted and made_from.get("sha256") == known["sha256"]:
                 keep_fitted(stage, fitted)
-                for file in release_folder(model_home(towers.name)).glob(VECTOR_HEAD):
+                for file in model_home(towers.name).glob(VECTOR_HEAD):
                     (stage / file.name).write_bytes(file.read_bytes())
         write_json(stage / "record.json", known)
         _write_card(known, config, folder, stage)
@@ -248,9 +245,6 @@ def save(
     return Path(folder)
 
 # %% ../../nbs/1_method/14_release.ipynb #3a18170b
-_NO_WEIGHTS = ("attn_mask", "input_resolution", "context_length", "vocab_size", "position_ids")
-
-
 def _read_tensors(file):
     "What a file of weights holds; nothing of it is run"
     if file.suffix.lower() == ".safetensors":
@@ -336,7 +330,7 @@ def convert(
         if any("lora_" in name for name, _ in entries):
             raise UserError(f"its layers of LoRA are not merged: {MERGED}")
         entries = [(name.replace(".base_layer.", "."), weight) for name, weight in entries]
-        weights = float_weights(entry for entry in entries if entry[0].rpartition(".")[2] not in _NO_WEIGHTS)
+        weights = float_weights(entries, file.name)
         towers = load(model, weights=False)
         if _put(towers, weights, part):
             towers = load(model)

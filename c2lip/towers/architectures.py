@@ -261,16 +261,23 @@ def resolve(
 MERGED = "peft's merge_and_unload() gives the model to save, without the adapter's files beside it"
 
 
+_NO_WEIGHTS = ("attn_mask", "input_resolution", "context_length", "vocab_size", "position_ids")
+
+
 def float_weights(
     entries: Iterable[tuple[str, Tensor]],  # name and weight, as a file holds them
-) -> dict[str, Tensor]:  # by name
+    file: object,  # their file, for the message
+) -> dict[str, Tensor]:  # by name, without what some tools write beside weights
     "Weights of a model; `UserError` where a name is there twice, or a weight is no floating point, as in int8"
     weights: dict[str, Tensor] = {}
     for name, weight in entries:
+        last = name.rpartition(".")[2]
         if name in weights:
-            raise UserError(f"{name} is there twice")
-        if not weight.is_floating_point():
-            raise UserError(f"{name} is of {weight.dtype}, and weights are floating point: take those before it")
+            raise UserError(f"{file}: {name} is there twice")
+        if last in _NO_WEIGHTS:
+            continue
+        if not weight.is_floating_point() and last != "num_batches_tracked":  # which a ResNet counts
+            raise UserError(f"{file}: {name} is of {weight.dtype}, and weights are floating point: take those before")
         weights[name] = weight
     return weights
 

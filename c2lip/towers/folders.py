@@ -9,17 +9,17 @@ __all__ = ['EMBEDDED', 'VECTOR_HEAD', 'RELEASED', 'base_folder', 'model_home', '
 # %% ../../nbs/1_method/10_model_folders.ipynb #097b8b70
 import hashlib
 import logging
+import os
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 from ..core import Range, UserError, one_line, short
 from c2lip.core.files import (
-    check_exists,
     form_errors,
     json_object,
     project_root,
@@ -29,7 +29,7 @@ from c2lip.core.files import (
     user_path,
     write_json,
 )
-from .architectures import fetched, refuse_adapter, side_of
+from .architectures import fetched, float_weights, refuse_adapter, side_of
 from c2lip.towers.foreign import (
     check_tokenizer,
     foreign_config,
@@ -51,11 +51,16 @@ def base_folder(
     return shipped(name)
 
 
+_CONFIG = "open_clip_config.json"
+
+
 def model_home(
-    name: str,  # of towers
+    name: Path | str,  # of towers: an embedded model, a release, or a run
 ) -> Path:  # existing or not; relative names start at the root
-    "The folder that a name means"
-    return base_folder(name) if name in EMBEDDED else project_root() / user_path(name)
+    "The folder that a name means, of a run its model/"
+    path = base_folder(name) if name in EMBEDDED else user_path(name)
+    in_run = os.path.isfile(path / "model" / _CONFIG) and not os.path.isfile(path / _CONFIG)
+    return path / "model" if in_run else path
 
 
 @contextmanager
@@ -77,7 +82,6 @@ def quiet_loading():
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #2a4373d5
 _CONVERT = "c2lip convert reads its weights, and runs nothing"
-_CONFIG = "open_clip_config.json"
 VECTOR_HEAD = "vector_head.safetensors"  # beside the weights, and fitted to them
 _WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "model.safetensors")
 "The weights that open_clip reads from a folder, the first one found"
@@ -105,17 +109,15 @@ def digest(
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #2d6a845b
 def release_record(
-    folder: Path,  # a release, or a run with a model/
+    model: Path | str,  # as of `model_home`
 ) -> dict:  # empty where there is none
     "What record.json says of a release; `UserError` where it is of another form"
-    for file in (folder / "record.json", folder / "model" / "record.json"):
-        if file.exists():
-            record = read_json(file)
-            with form_errors(file, "the record of a release, with objects as files, settings and made_from"):
-                for part in ("files", "settings", "made_from"):
-                    dict(record.get(part) or {})
-            return record
-    return {}
+    file = model_home(model) / "record.json"
+    record = read_json(file) if os.path.exists(file) else {}
+    with form_errors(file, "the record of a release, with objects as files, settings and made_from"):
+        for part in ("files", "settings", "made_from"):
+            dict(record.get(part) or {})
+    return record
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #b88769e0
 _FITTED = "score.json"
@@ -142,14 +144,11 @@ def read_fitted(
     model: str,  # the name of towers
 ) -> dict:  # phrases, parts, presence, vector; empty where nothing was fitted
     "What was fitted to the weights of a model; `UserError` where it is of others, or damaged"
-    home = model_home(model)
-    for folder in (home, home / "model"):
-        if (folder / _FITTED).is_file():
-            content = json_object(folder / _FITTED)
-            if content.pop("sha256", None) != digest(folder):
-                raise UserError(f"{folder / _FITTED} was fitted to other weights: fit it again, or delete it")
-            return content
-    return {}
+    file = model_home(model) / _FITTED
+    content = json_object(file)
+    if os.path.isfile(file) and content.pop("sha256", None) != digest(file.parent):
+        raise UserError(f"{file} was fitted to other weights: fit it again, or delete it")
+    return content
 
 
 def phrase_share(
@@ -174,13 +173,12 @@ def _check_digests(folder):
 
 
 def release_folder(
-    path: Path,  # a release folder or a run; anything else is a `UserError`
+    model: Path | str,  # as of `model_home`
 ) -> Path:
-    "The release folder that `path` means: itself, or a run's model/"
+    "The folder of a model; a file of weights is a `UserError`"
+    path = model_home(model)
     if path.is_dir():
-        in_run = not (path / _CONFIG).exists() and (path / "model" / _CONFIG).exists()
-        return path / "model" if in_run else path
-    check_exists("model", path)
+        return path
     raise UserError(
         f"{path} is a bare weights file; give its folder, which must hold open_clip_config.json with the mean, "
         "crop, activation and tokenizer: hf download timm/ViT-B-16-SigLIP --include '*.json' "
@@ -280,19 +278,6 @@ def _read_config(folder):
     _check_schema(file, cfg)
     return cfg
 
-# %% ../../nbs/1_method/10_model_folders.ipynb #59744352
-def _shapes_of(file):
-    "The shape of each tensor of a weights file, by its header; `UserError` where one is no floating point"
-    shapes = {}
-    with safe_open(regular(file), framework="pt") as opened:
-        for name in opened.keys():  # noqa: SIM118
-            tensor = opened.get_slice(name)
-            counts = name.endswith(("position_ids", "num_batches_tracked"))  # whole numbers
-            if not counts and tensor.get_dtype().lstrip("B")[0] != "F":
-                raise UserError(f"{file}: {name} is of the type {tensor.get_dtype()}, and weights are floating point")
-            shapes[name] = tensor.get_shape()
-    return shapes
-
 # %% ../../nbs/1_method/10_model_folders.ipynb #4caabb4e
 def own_names(
     model: Any,  # of open_clip
@@ -305,7 +290,6 @@ def own_names(
     weights = convert_state_dict(model, state)
     if "positional_embedding" in weights and not hasattr(model, "positional_embedding"):
         weights = convert_to_custom_text_state_dict(weights)
-    weights.pop("text.transformer.embeddings.position_ids", None)  # transformers wrote it once, open_clip drops it
     for name in {"logit_scale", "logit_bias"} & set(weights):
         parameter = getattr(model, name, None)
         if parameter is not None and weights[name].dim() < 2 and weights[name].numel() == 1:
@@ -313,21 +297,24 @@ def own_names(
     return weights
 
 
-def _check_weights(folder):
-    "Raise an error where the weights of a release are not those of its configuration, before anything is built"
+def _load_own(folder):
+    "The model of a release; raise an error where its weights are not those of its configuration"
     import open_clip
 
     file = _weights_file(folder)
-    shapes = _shapes_of(file)
-    refuse_prefix(shapes, file)
-    with torch.device("meta"):
-        with form_errors(f"the configuration in {folder}", "the description of a model that open_clip builds"):
-            model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, device="meta")
-        empty = {name: torch.empty(shape) for name, shape in shapes.items()}
+    weights = float_weights(load_file(file).items(), file)
+    refuse_prefix(weights, file)
+    form = "the description of a model that open_clip builds"
+    for device in ("meta", "cpu"):  # first without memory
+        with torch.device(device), form_errors(f"the configuration in {folder}", form):
+            layers = dict(load_weights=False, pretrained_text=False, device=device)
+            model: Any = open_clip.create_model(f"local-dir:{folder}", **layers)
+        state = {name: weight.to(device) for name, weight in weights.items()}
         try:
-            model.load_state_dict(own_names(model, empty))
+            model.load_state_dict(own_names(model, state))
         except RuntimeError as e:
             raise UserError(f"{file} does not fit {_CONFIG} beside it: {one_line(e, 400)}") from None
+    return model
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #fa4b8d6c
 def check_finite(
@@ -356,8 +343,7 @@ def _load_parts(folder, cfg):
     if _is_foreign(folder):
         model = load_foreign(folder, cfg)
     else:
-        _check_weights(folder)
-        model = open_clip.create_model(f"local-dir:{folder}", require_pretrained=True, weights_only=True)
+        model = _load_own(folder)
     check_tokenizer(tokenizer, model, text_cfg, folder)
 
     check_finite(model.state_dict(), folder)

@@ -20,9 +20,8 @@ from huggingface_hub.utils import get_session
 from torch import Tensor, nn
 
 from ..core import Phrase, UserError, one_line
-from ..core.files import project_root, user_path
 from .architectures import model_name, resolve
-from .folders import EMBEDDED, base_folder, load_folder, quiet_loading, release_folder
+from .folders import base_folder, load_folder, model_home, quiet_loading, release_folder
 
 # %% auto #0
 __all__ = ['Towers', 'has_bias', 'is_siglip_tower', 'is_clip_tower', 'token_spans', 'has_token_positions', 'load']
@@ -333,28 +332,19 @@ def _repository(name):
         return Path(snapshot_download(repo, allow_patterns=["*.json", "*.safetensors"]))
 
 # %% ../../nbs/1_method/11_towers.ipynb #def70a86
-def _folder_of(name, known):
-    "The folder that a name means, or the weights file, which is no folder; None where it is an open_clip name"
-    path = base_folder(name) if name in EMBEDDED else user_path(name)
-    if not os.path.exists(path):  # of os, which takes a name that is too long for no file
-        path = project_root() / path  # an absolute one stays as it is
-    if os.path.isdir(path) or os.path.exists(path) and not known:
-        return path
-    if "/" in name and not known:
-        raise UserError(f"there is no folder {path}; a repository of the hub is hf-hub:{name}")
-    return None
-
-
 def _load_parts(name, check, weights):
     "(model, tokenizer, model_cfg) of anything that `load` takes"
     import open_clip
 
     if name.startswith("hf-hub:"):
         return load_folder(_repository(name), check)
-    folder = _folder_of(name, model_name(name) in open_clip.list_models())
-    if folder is None:
-        return _load_named(name, weights)
-    return load_folder(release_folder(folder), check)
+    path = model_home(name)
+    known = model_name(name) in open_clip.list_models()
+    if os.path.isdir(path) or os.path.exists(path) and not known:
+        return load_folder(release_folder(name), check)
+    if "/" in name and not known:
+        raise UserError(f"there is no folder {path}; a repository of the hub is hf-hub:{name}")
+    return _load_named(name, weights)
 
 # %% ../../nbs/1_method/11_towers.ipynb #948f633b
 def load(

@@ -35,7 +35,7 @@ from ..world.cutouts import open_world
 from ..world.worlds import DRAWN
 from ...score import Embedded, Score
 from ...towers import load
-from ...towers.folders import EMBEDDED, model_home, release_record
+from ...towers.folders import EMBEDDED, release_record
 
 # %% ../../../nbs/7_attention/05_explorer.ipynb #eff698fb
 def find_models(
@@ -65,7 +65,7 @@ class _Model:
     def __init__(self, where, device):
         self.towers = load(where, device)
         self.score = Score.load(self.towers, "phrases")
-        settings = release_record(model_home(where)).get("settings") or {}
+        settings = release_record(where).get("settings") or {}
         self.data = settings.get("data", "world")  # what it was trained on
         self.view = cache(self._encode)
         self.concepts = {}  # phrase → (D,) unit

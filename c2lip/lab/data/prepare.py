@@ -27,9 +27,9 @@ from c2lip.core.files import (
     form_errors,
     json_object,
     output_place,
-    project_root,
     read_json,
     sole_writer,
+    user_path,
     write_json,
 )
 from .images import Bar
@@ -235,19 +235,17 @@ def prepare(
     folder = output_place(folder)
     nlp = nlp or None
     chosen = asdict(make_rules(rules or {}))
-    root = None if image_folder is None else project_root() / image_folder
-    data = find_source(source, root, None if captions else caption_column, image_column, part)
+    data = find_source(source, image_folder, None if captions else caption_column, image_column, part)
     _check(data, folder, captions)
-    busy = f"another prepare writes to {folder}: wait for it, or choose another folder"
-    with disk_errors(folder, lambda: "; the same command goes on"), sole_writer(folder, busy, _WAIT, "prepare.lock"):
+    with disk_errors(folder, lambda: "; the same command goes on"), sole_writer(folder, _WAIT, "prepare.lock"):
         write_json(folder / _MARK, {"made_by": "c2lip prepare"})
         made_by = _made_by(nlp)
         joined = None
         if captions:
-            joined = index_captions(project_root() / captions, folder / "join.arrow", caption_column)
+            joined = index_captions(user_path(captions), folder / "join.arrow", caption_column)
             data.join = folder / "join.arrow"
         columns = [data.caption_column, image_column, part]
-        made_of = [_PARTS_FORMAT, made_by, chosen, str(root), *columns, joined, max_skipped, sentences]
+        made_of = [_PARTS_FORMAT, made_by, chosen, str(image_folder), *columns, joined, max_skipped, sentences]
         recipe = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
         skips = Skips(max_skipped, unread=data.left)
         marks = enumerate(map(data.mark, data.parts(skips)))

@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.compute
 
 from ...core import UserError, comma_list
-from ...core.files import parse_json, project_root, regular, replacing, user_path
+from ...core.files import parse_json, regular, replacing, user_path
 from c2lip.lab.data.images import (
     LINES,
     MAX_MEMBER,
@@ -72,7 +72,7 @@ def _spelled_out(text):
 # %% ../../../nbs/4_data/04_shards.ipynb #6ad9cdac
 def _files(text):
     "What a path with wildcards names"
-    path = project_root() / user_path(text)
+    path = user_path(text)
     if not re.search(r"[*?\[]", path.name):
         return [str(path)]
     return sorted(map(str, path.parent.glob(path.name)))
@@ -80,7 +80,7 @@ def _files(text):
 
 def _paths_of(text):
     "The paths that a text names"
-    named = project_root() / user_path(text)
+    named = user_path(text)
     if os.path.exists(named):
         return [str(named)]
     if "://" in text:

@@ -243,7 +243,7 @@ def find_source(
     if not str(source).strip():
         raise UserError("data is empty: name world, a folder, a table or tar shards")
     places = shard_paths(source)
-    image_folder = image_folder and project_root() / user_path(image_folder)
+    image_folder = image_folder and user_path(image_folder)
     if len(places) == 1:
         flickr = find_flickr(Path(places[0]))
         if flickr:

@@ -25,7 +25,6 @@ from c2lip.core.files import (
     disk_errors,
     folder_digest,
     form_errors,
-    project_root,
     shipped,
     user_path,
     write_json,
@@ -246,7 +245,7 @@ def benchmark_folder(
         with disk_errors(cache_folder(), lambda: CACHE_WAY):
             return _drawn_folder(cache_folder(), world, split, sizes)
 
-    folder = project_root() / user_path(data)
+    folder = user_path(data)
     if not os.path.isdir(folder):
         raise UserError(f'there is no benchmark folder {folder}; give one, or "world" for the embedded benchmark')
     return folder
@@ -318,7 +317,7 @@ def open_benchmark(
     **sizes: int,  # of the world: items, single
 ) -> Path:
     "The folder of a benchmark, made of images and captions where `data` is a data set; `UserError` where it is neither"
-    place = project_root() / user_path(data)
+    place = user_path(data)
     has_suites = (place / "retrieval.json").is_file() or any((place / name).is_dir() for name in READERS)
     if is_world(data) or has_suites:
         return benchmark_folder(data, split, images=images, **sizes)

@@ -205,7 +205,7 @@ def index_images(
         other = "another folder, of other vectors, or by other weights"
         raise UserError(f"{place} is an index of {other}: choose another place (--out)")
 
-    with disk_errors(target), sole_writer(target, f"{target} is written by another process now"):
+    with disk_errors(target), sole_writer(target):
         names, written = _kept(target, _recorded(before), keys, form, folder)
         write_json(file, about | {"blocks": names})
         new = sorted(keys - written)

@@ -19,7 +19,7 @@ import pandas as pd
 from scipy.special import ndtr
 
 from ...core import UserError, check_choice
-from ...core.files import form_errors, project_root, read_yaml, shipped, user_path
+from ...core.files import form_errors, read_yaml, shipped, user_path
 from ..data.loading import Samples
 from ..data.records import Records
 from ..evaluation.report import suite_label, task_label
@@ -169,7 +169,7 @@ _PLANS = ("methods", "blocks")
 
 def _read_plan(plan):
     "A plan, with those of its blocks that are run"
-    path = shipped(f"{plan}.yaml") if plan in _PLANS else project_root() / user_path(plan)
+    path = shipped(f"{plan}.yaml") if plan in _PLANS else user_path(plan)
     file = read_yaml(path)
     with form_errors(path, "losses, short and blocks, as data/methods.yaml has them"):
         blocks = {name: entry for name, entry in file["blocks"].items() if "losses" in entry}

@@ -76,7 +76,7 @@ def sole_run(
     "Hold a run folder: the first rank does, or the process whose `launch_ranks` started them"
     if rank_and_world_size()[0] or "C2LIP_WATCHED" in os.environ:
         return nullcontext()
-    return sole_writer(folder, f"another process is training in {folder}; stop it, or take another run_dir")
+    return sole_writer(folder)
 
 
 def save_checkpoint(

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args, get_o
 
 import c2lip
 from ...core import Range, UserError, comma_list, did_you_mean, short
-from ...core.files import parse_yaml, project_root, read_json, read_text, shipped, user_path
+from ...core.files import parse_yaml, read_json, read_text, shipped, user_path
 
 # %% ../../../nbs/6_training/01_config.ipynb #2ff7c6ed
 AUTO: Any = "auto"  # the value that leaves a setting to the model
@@ -357,11 +357,10 @@ def parse_mapping(
     text: str,  # YAML
     name: Path | str,  # for the message
 ) -> dict:
-    "A recipe; `UserError` where it is no mapping, or gives a name twice, of which YAML would take the last"
-    names = re.findall(r"^(\w+) *:", text, re.M)
+    "A recipe; `UserError` where it is no mapping"
     values = parse_yaml(text, name)
-    if not isinstance(values, dict) or len(set(names)) < len(names):
-        raise UserError(f"{name} is not of the form name: value, each name once")
+    if not isinstance(values, dict):
+        raise UserError(f"{name} is not of the form name: value")
     return values
 
 
@@ -370,7 +369,7 @@ def read_settings(
     words=(),  # name=value, which come before the file's
 ) -> Checked:
     "All settings of a run that no launcher checked: name → checked value"
-    given = parse_mapping(read_text(project_root() / user_path(path)), path)
+    given = parse_mapping(read_text(user_path(path)), path)
     for word in words:
         name, _, value = word.partition("=")
         given[name] = value

@@ -307,13 +307,12 @@ class _Engine:
         options |= {"stdout_file": run.screen, "stderr_file": run.screen, "coalesce_streams": True}
         options["extra_arguments"] = ["--IPKernelApp.log_level=50"]
         options["config"] = Config(KernelManager={"shutdown_wait_time": 60})  # time for a step and its checkpoint
-        busy = f"another run writes to {run.folder}: wait for it, or take another run_dir"
         with ExitStack() as held:
             held.callback(os.environ.pop, HANDED_OVER, None)
             try:
                 run.check()
                 run.open_folder()
-                held.enter_context(sole_writer(run.folder, busy, 5.0, _LOCK))
+                held.enter_context(sole_writer(run.folder, 5.0, _LOCK))
                 held.callback(_clean, run.folder)
                 _catch_signals()
                 unfinished = str(run.folder / "unfinished.ipynb")

@@ -126,8 +126,7 @@ def _check_model(launcher, folder, settings):
     known = ["hf-hub", *bases, *sorted(path.stem for path in configs.glob("*.json"))]
     for model in named:
         name = model.partition(":")[0].replace("/", "-")  # the papers write ViT-B/32
-        path = project_root() / user_path(model)
-        if name not in known and not os.path.exists(model) and not os.path.exists(path):
+        if name not in known and not os.path.exists(user_path(model)):
             hint = did_you_mean(name, known)
             raise UserError(f"there is no model {model!r}: give base, a release folder, or an open_clip name{hint}")
 
@@ -141,7 +140,7 @@ def _check_data(launcher, folder, settings):
 
             open_world(text)
         elif not is_pattern and text not in ("", "world", "auto", "none"):
-            check_exists(name, project_root() / user_path(text))
+            check_exists(name, user_path(text))
 
 # %% ../../../nbs/6_training/02_launchers.ipynb #94c50b0f
 def _check_resume(launcher, folder, settings):
@@ -268,8 +267,7 @@ def open_run(
 ) -> Path:
     "The run folder of a launcher, which no other process may write until this one ends"
     folder = run_folder(settings["run_dir"], Path(name).name)
-    busy = f"another run writes to {folder}: wait for it, or take another run_dir"
-    _held.enter_context(sole_writer(folder, busy, 5.0))
+    _held.enter_context(sole_writer(folder, 5.0))
     return folder
 
 

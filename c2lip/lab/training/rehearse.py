@@ -22,7 +22,7 @@ import torch
 from huggingface_hub.constants import HF_HOME
 
 from ...core import UserError, one_line, pick_device
-from ...core.files import cache_folder, project_root, user_path
+from ...core.files import cache_folder, user_path
 from ..data.images import SHARD_IMAGES, BadImage, TarPart, has_header, open_image
 from ..data.records import Skips
 from ..data.shards import shard_samples
@@ -64,7 +64,7 @@ class _Rehearsal:
     @property
     def folder(self) -> Path:
         "The run folder"
-        return project_root() / user_path(self.cfg.run_dir)
+        return user_path(self.cfg.run_dir)
 
 
 def _check_call(run):

@@ -25,7 +25,6 @@ from ...core import UserError, pick_device, print_anything, seed_everything
 from c2lip.core.files import (
     form_errors,
     json_object,
-    project_root,
     read_json,
     replacing,
     run_folder,
@@ -89,14 +88,12 @@ def trained_images(
     data: str,  # what it is evaluated on
 ) -> tuple[int, int]:
     "How many images of `data` a model was trained on, of how many; zeros where its record names other data"
-    root = project_root()
-    folder = root / user_path(model)
-    recorded = release_record(folder).get("settings") or {}
+    recorded = release_record(model).get("settings") or {}
     declared = settings_of()
     declared = {name: declared[name] for name in ("data", "hold_back", *DATA_OPTIONS)}
     settings = check(declared, {name: recorded[name] for name in declared.keys() & recorded.keys()})
-    source = root / user_path(settings["data"])
-    if is_world(settings["data"]) or source.resolve() != (root / user_path(data)).resolve():
+    source = user_path(settings["data"])
+    if is_world(settings["data"]) or source.resolve() != (user_path(data)).resolve():
         return 0, 0
 
     records, held = split_holdout(open_data(data, **data_options(settings)), settings["hold_back"])
@@ -130,7 +127,7 @@ def likely_mistakes(
             "give captions that name things, such as 'a red mug beside a blue fish'"
         )
 
-    file = project_root() / user_path(cfg.data) / "manifest.json"  # of what `prepare` wrote
+    file = user_path(cfg.data) / "manifest.json"  # of what `prepare` wrote
     manifest = json_object(file)
     with form_errors(file, "what prepare wrote"):
         prepared = cfg.phrase_rules | manifest.get("rules", {})

@@ -21,7 +21,7 @@ import regex
 import torch
 
 from ...core import Batch, UserError
-from ...core.files import project_root, read_yaml, shipped, user_path
+from ...core.files import read_yaml, shipped
 from ...encoding import rank_and_world_size, sum_over_ranks
 from .config import Config, fill_auto, read_methods
 from ..world.base_model import BASES
@@ -58,7 +58,7 @@ def kind_of_model(towers: Towers) -> str:  # a key of `BY_MODEL`
     if towers.name in ("new", *EMBEDDED):
         return "embedded"
 
-    record = release_record(project_root() / user_path(towers.name))
+    record = release_record(towers.name)
     if "kind" in record:
         return record["kind"]
     trained_on_world = record.get("settings") and is_world(record["settings"].get("data", "world"))

@@ -19,13 +19,16 @@ from PIL import Image, ImageOps
 
 from ...concepts import canonical_caption, noun_phrases_many
 from ...core import UserError
-from ...core.files import check_exists, project_root, read_text, regular, shipped, user_path
+from ...core.files import check_exists, read_text, regular, shipped, user_path
 from .drawn import DRAWN, SIZES, Dice, Thing, World
 from .worlds import COLOURS, PATTERNS, motif, motif_paint
 
 # %% ../../../nbs/2_world/09_cutouts.ipynb #001b9c49
 _ALL_COLOURS = COLOURS | {"brown": (124, 80, 46), "black": (40, 38, 44)}
 _NO_NOUN = {*_ALL_COLOURS, *PATTERNS, *SIZES, "grey", "gray"}  # words that captions use for something else
+_IN_ING = """awning building ceiling clothing drawing duckling dumpling earring fitting gosling herring icing king
+lightning lining painting pudding railing ring sapling shoestring sling spring starling stocking string swing topping
+viking wedding wing""".split()  # things; other such words are deeds
 _MEASURES = {"bunch", "half", "head", "kind", "pair", "picture", "piece", "set", "slice"}  # a noun follows
 
 
@@ -48,8 +51,9 @@ def _nouns_of(names):
         heads = [phrase.text.lower().split()[-1] for phrase in named]
         usable = [head for head in heads if head not in _MEASURES]
         noun = usable[0] if usable else ""
+        is_deed = noun.endswith("ing") and noun not in _IN_ING
         is_plural = re.search(r"[^suio]s$", noun)
-        nouns.append("" if is_plural or noun in _NO_NOUN or not noun.isalpha() else noun)
+        nouns.append("" if is_plural or is_deed or noun in _NO_NOUN or not noun.isalpha() else noun)
     return nouns
 
 # %% ../../../nbs/2_world/09_cutouts.ipynb #66708b63
@@ -290,7 +294,7 @@ def open_world(
     if data == "world":
         return DRAWN
     _, _, typed = data.partition(":")
-    folder = project_root() / user_path(typed) if typed else shipped("cutouts")
+    folder = user_path(typed) if typed else shipped("cutouts")
     check_exists("data", folder)
 
     pictures, left_out = _read_pictures(folder)
