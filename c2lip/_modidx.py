@@ -2328,7 +2328,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'c2lip.score.vectors.SentenceModule.save': ( '1_method/vectors.html#sentencemodule.save',
                                                                                   'c2lip/score/vectors.py'),
                                      'c2lip.score.vectors.Store': ('1_method/vectors.html#store', 'c2lip/score/vectors.py'),
-                                     'c2lip.score.vectors._check_count': ('1_method/vectors.html#_check_count', 'c2lip/score/vectors.py'),
                                      'c2lip.score.vectors._fewer': ('1_method/vectors.html#_fewer', 'c2lip/score/vectors.py'),
                                      'c2lip.score.vectors._pixels': ('1_method/vectors.html#_pixels', 'c2lip/score/vectors.py'),
                                      'c2lip.score.vectors.best_patch': ('1_method/vectors.html#best_patch', 'c2lip/score/vectors.py'),

@@ -254,8 +254,6 @@ def _size(node, known):
     if node not in known:
         known[node] = math.inf
         parts = getattr(node, "value", node)  # those of a mapping are pairs
-        if getattr(node, "id", "") == "mapping" and len({str(key.value) for key, _ in parts}) < len(parts):
-            raise ValueError("a mapping has a key twice")
         known[node] = 1 + sum(_size(part, known) for part in parts if not isinstance(parts, str))
     return known[node]
 

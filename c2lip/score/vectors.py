@@ -85,12 +85,6 @@ class Store(NamedTuple):
     numbers: str = "int8"  # float32, float16, int8
 
 
-def _check_count(vectors):
-    "Raise `UserError` where vectors cannot be so many"
-    if vectors not in range(2**12):
-        raise UserError(f"vectors of an image are a whole number from 0, not {short(vectors)}")
-
-
 def _fewer(patches, count):
     "(count,D) of (M,D) patches, Ward's clusters; where several are alike, perhaps less"
     try:
@@ -117,7 +111,7 @@ def compress(
         dtype('int8')
     """
     check_choice("numbers", store.numbers, ["float32", "float16", "int8"])
-    _check_count(store.vectors)
+    Range(0, 4096).check("the number of vectors", store.vectors)
     if not np.isfinite(image).all():
         raise UserError("the vectors of an image hold a number that is not finite")
     if 0 < store.vectors < len(image) - 1:
@@ -159,8 +153,7 @@ def phrase_texts(
     """
 
     def parse(texts):
-        phrases = noun_phrases_many(texts, none="caption")
-        return [[phrase.text for phrase in stated] or [text] for text, stated in zip(texts, phrases)]
+        return [[phrase.text for phrase in stated] for stated in noun_phrases_many(texts, none="caption")]
 
     return read_once(_PHRASES, texts, parse)
 
@@ -222,7 +215,7 @@ def encode_texts(
     share = phrase_share(towers.name) if share is None else share
     Range(0, 1).check("the share of phrases", share)
     phrases = phrase_texts(texts) if phrases is None else phrases
-    if len(phrases) != len(texts) or not all(isinstance(stated, list | tuple) for stated in phrases):
+    if len(phrases) != len(texts) or any(isinstance(stated, str) for stated in phrases):
         raise UserError(f"phrases are a list for each of {len(texts)} texts, not {short(phrases)}")
     vector_of = text_vectors(towers, [*texts, *(phrase for stated in phrases for phrase in stated)])
     arrays = []
@@ -235,7 +228,7 @@ def encode_texts(
         arrays.append(np.hstack([rows, sides]).astype(np.float32))
     return arrays
 
-
+# %% ../../nbs/1_method/21_vectors.ipynb #46bcd617
 def maxsim(
     texts: Sequence[np.ndarray],  # T of `encode_texts`
     images: Sequence[np.ndarray],  # N of `encode_images`, or of `compress` by one store
@@ -344,8 +337,9 @@ class SentenceModule(torch.nn.Module):
 
         kept = arrays if is_text else [compress(image, self.store) for image in arrays]
         rows = [torch.from_numpy(array).to(device) for array in kept]
-        features["token_embeddings"] = pad_sequence(rows, batch_first=True)
-        features["attention_mask"] = pad_sequence([torch.ones_like(row[:, 0]) for row in rows], batch_first=True)
+        padded = pad_sequence(rows, batch_first=True)
+        features["token_embeddings"] = padded
+        features["attention_mask"] = padded[..., -1].abs()  # a side is 1 or −1, and 0 where there is no vector
         return features
 
 
@@ -370,7 +364,7 @@ def to_sentence_transformers(
         True
     """
     Range(0, 1).check("the share of phrases", share)
-    _check_count(vectors)
+    Range(0, 4096).check("the number of vectors", vectors)
     kind = "MultiVectorEncoder" if share else "SentenceTransformer"
     module = {"idx": 0, "name": "0", "path": "", "type": "c2lip.score.vectors.SentenceModule"}
     with release_stage(towers, Path(folder), {"vectors": vectors}) as stage:

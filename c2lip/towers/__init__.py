@@ -128,22 +128,12 @@ def _result_tables(record):
         yield f"On {markdown_text(part['on'])}, in percent:\n\n" + markdown_table(part["columns"], rows)
 
 # %% ../../nbs/1_method/14_release.ipynb #5ea58df2
-def _front_matter(record, family):
-    "The lines that a hub reads, as YAML"
-    from huggingface_hub import ModelCardData
-
-    base_model = None
-    with suppress(UserError):  # the first weights came from a folder
-        base_model = resolve((record.get("made_from") or {}).get("name", "")).weights or None
-    method = (record.get("settings") or {}).get("method", family)
-    card = ModelCardData(
-        library_name="open_clip",
-        pipeline_tag="zero-shot-image-classification",
-        license="unknown",
-        base_model=base_model,
-        tags=list(dict.fromkeys(map(markdown_text, [family, method, "vision-language"]))),
-    )
-    return card.to_yaml()
+def _base_line(made_from):
+    "The line by which a hub knows the first weights; empty where they came from a folder"
+    with suppress(UserError):
+        repository = resolve(made_from["name"]).weights
+        return f"base_model: {repository}\n" if repository else ""
+    return ""
 
 
 def _with_transformers(kind):
@@ -160,11 +150,15 @@ def _write_card(record, config, folder, stage):
     file = f"record.json or {RELEASED[1]} in {folder}"
     with form_errors(file, "settings, versions and interpolation that are objects, results as tables"):
         sigmoid = config["model_cfg"].get("init_logit_bias") is not None
+        family = "siglip" if sigmoid else "clip"
+        settings = record.get("settings") or {}
         fields = {
             "resize_mode": "shortest",
             "interpolation": "bicubic",
             **config["preprocess_cfg"],
-            "front": _front_matter(record, "siglip" if sigmoid else "clip"),
+            "base": _base_line(record.get("made_from") or {"name": ""}),
+            "family": family,
+            "method": re.sub(r"\W", "-", settings.get("method", family)),
             "title": markdown_text(folder.name if folder.name != "model" else folder.absolute().parent.name),
             "millions": f"{record['parameters'] / 1e6:,.2f}",
             "head": "sigmoid" if sigmoid else "softmax",

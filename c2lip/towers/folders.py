@@ -93,7 +93,7 @@ def _weights_file(folder):
     files = sorted(file.name for file in folder.glob("*.safetensors") if file.name != VECTOR_HEAD)
     names = [name for name in _WEIGHTS if name in files] or files
     if not names:
-        raise UserError(f"{folder} holds no weights ({_WEIGHTS[0]}); a pickle is never opened: {_CONVERT}")
+        raise UserError(f"{folder} holds no open_clip_model.safetensors; a pickle is never opened: {_CONVERT}")
     if names is files and len(files) > 1:
         raise UserError(f"{folder} holds several weights ({', '.join(files)}): call the right ones {_WEIGHTS[0]}")
     return fetched(folder / names[0])
@@ -183,7 +183,7 @@ def release_folder(
         f"{path} is a bare weights file; give its folder, which must hold open_clip_config.json with the mean, "
         "crop, activation and tokenizer: hf download timm/ViT-B-16-SigLIP --include '*.json' "
         f"--local-dir '{path.parent}' (put that model's repository) fetches it for weights of a known model, "
-        f"which are then named {_WEIGHTS[0]}; a pickle is never opened: {_CONVERT}"
+        f"which are then named open_clip_model.safetensors; a pickle is never opened: {_CONVERT}"
     )
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #8abd373f

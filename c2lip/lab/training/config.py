@@ -357,10 +357,11 @@ def parse_mapping(
     text: str,  # YAML
     name: Path | str,  # for the message
 ) -> dict:
-    "A recipe; `UserError` where it is no mapping"
+    "A recipe; `UserError` where it is no mapping, or gives a name twice, of which YAML would take the last"
+    names = re.findall(r"^(\w+) *:", text, re.M)
     values = parse_yaml(text, name)
-    if not isinstance(values, dict):
-        raise UserError(f"{name} is not of the form name: value")
+    if not isinstance(values, dict) or len(set(names)) < len(names):
+        raise UserError(f"{name} is not of the form name: value, each name once")
     return values
 
 
