@@ -268,7 +268,7 @@ def _samples(images, captions, phrases):
     for i, (image, caption, given) in enumerate(zip(images, captions, phrases)):
         if not isinstance(caption, str):
             raise _no_text(caption)
-        placed = [_placed_phrase(caption, phrase) for phrase in given]
+        placed = [_placed_phrase(caption, phrase) for phrase in given or ()]
         samples.append(Sample(str(i), image, caption, placed))
     return samples
 

@@ -216,7 +216,7 @@ def encode_texts(
     Range(0, 1).check("the share of phrases", share)
     phrases = phrase_texts(texts) if phrases is None else phrases
     if len(phrases) != len(texts) or any(isinstance(stated, str) for stated in phrases):
-        raise UserError(f"phrases are a list for each of {len(texts)} texts, not {short(phrases)}")
+        raise UserError(f"phrases are a list for each text, not {short(phrases)}")
     vector_of = text_vectors(towers, [*texts, *(phrase for stated in phrases for phrase in stated)])
     arrays = []
     for text, stated in zip(texts, phrases):

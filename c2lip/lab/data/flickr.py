@@ -7,14 +7,14 @@ __all__ = ['FlickrLayout', 'find_flickr', 'flickr_captions']
 
 # %% ../../../nbs/4_data/05_flickr.ipynb #f11c0003
 import csv
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from ...core import UserError
 from ...core.files import MAX_TEXT, json_object, regular
-from .images import left_out, part_of, text_lines
+from .images import part_of, text_lines
 
 # %% ../../../nbs/4_data/05_flickr.ipynb #f11c0005
 _IMAGE_FOLDERS = ("Images", "images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k[-_]images")
@@ -26,7 +26,7 @@ class FlickrLayout(NamedTuple):
 
     images: Path  # folder
     captions: Path  # Karpathy's JSON, or a file with a caption a line
-    lists: list[Path]  # split.json or lists of names, which say the part of an image; none beside Karpathy's
+    lists: list[Path]  # split.json or lists of names, which say the part of an image; Karpathy's says it itself
 
 
 def find_flickr(
@@ -44,8 +44,6 @@ def find_flickr(
     if not captions:
         return None
     lists = present("split.json") or [file for file in present("*.txt") if part_of(file.stem)]
-    if captions[0].suffix == ".json":
-        lists = []
     return FlickrLayout(images[-1], captions[0], lists)
 
 # %% ../../../nbs/4_data/05_flickr.ipynb #1198b88f
@@ -69,10 +67,9 @@ def _captions_by_image(file):
 
 def flickr_captions(
     file: Path,  # with a caption a line
-    lists: Iterable[Path],  # of the layout
-    part: str,  # train, val, test, or all
-) -> tuple[dict[str, list[str]], Counter[str]]:  # image's name → captions; those left out, by what `left_out` says
-    "The captions of a part, all where no list names parts; raises `UserError` for a part that there is not"
+    lists: list[Path],  # of the layout
+) -> Iterator[tuple[str, list[str], str]]:  # image's name, its captions, its part
+    "The captions of each image; all are of the part train where no list names parts"
     names_of: dict[str, list] = {}
     for path in lists:
         if path.suffix == ".json":
@@ -81,10 +78,5 @@ def flickr_captions(
             names_of[path.stem] = text_lines(regular(path, MAX_TEXT).read_text(encoding="utf-8-sig"))
 
     part_by_name = {Path(name).stem: part_of(key) for key, names in names_of.items() for name in names}
-    present = sorted({*part_by_name.values()}) or ["train"]
-    if part not in ("all", *present):
-        raise UserError(f"{file} has the parts {', '.join(present)} and no {part}: name one of them as part")
-    captions = _captions_by_image(file)
-    part_of_image = {name: part_by_name.get(Path(name).stem, "" if lists else "train") for name in captions}
-    chosen = {name: captions[name] for name in captions if part in ("all", part_of_image[name])}
-    return chosen, Counter(left_out(part_of_image[name]) for name in captions if name not in chosen)
+    for name, captions in _captions_by_image(file).items():
+        yield name, captions, part_by_name.get(Path(name).stem, "" if lists else "train")

@@ -27,7 +27,6 @@ from c2lip.core.files import (
     MAX_TEXT,
     check_exists,
     json_object,
-    project_root,
     regular,
     replacing,
     user_path,
@@ -43,6 +42,7 @@ from c2lip.lab.data.images import (
     check_name,
     choose_part,
     kind_of,
+    left_out,
     missing_file,
     part_of,
     place_names,
@@ -188,9 +188,10 @@ class Flickr(Tables):
     "Flickr8k or Flickr30k with a caption a line; an image has all its captions"
 
     def rows(self, skips):
-        captions, left = flickr_captions(Path(self.places[0]), self.lists, self.part)
-        skips.unread.update(left)
-        for name, texts in captions.items():
+        for name, texts, its_part in flickr_captions(Path(self.places[0]), self.lists):
+            if self.part not in ("all", its_part):
+                skips.unread[left_out(its_part)] += 1
+                continue
             skips.seen += 1
             file = self.image_folder / Path(name).name
             try:
@@ -245,13 +246,14 @@ def find_source(
     places = shard_paths(source)
     image_folder = image_folder and user_path(image_folder)
     if len(places) == 1:
-        flickr = find_flickr(Path(places[0]))
+        place = Path(places[0])
+        flickr = find_flickr(place)
         if flickr:
             form = Tables if flickr.captions.suffix == ".json" else Flickr
             return form([str(flickr.captions)], image_folder or flickr.images, part=part, lists=flickr.lists)
-        check_exists("data", Path(places[0]))
-        if os.path.isdir(places[0]):
-            places = _find_in_folder(Path(places[0]))
+        check_exists("data", place)
+        if os.path.isdir(place):
+            places = _find_in_folder(place)
     if os.path.isdir(places[0]):
         return Folder(places, part=part)
 

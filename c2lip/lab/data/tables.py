@@ -176,12 +176,13 @@ def table_rows(
     try:
         with regular(path).open("rb") as file:
             for number, row in _numbered_rows(file, kind, path, skips):
-                if isinstance(row, dict) and not any(row.values()):
-                    continue  # an empty line
-                its_part = part_of(str(row.get("split"))) if isinstance(row, dict) else ""
-                if part not in ("all", its_part) and its_part:
-                    skips.unread[left_out(its_part)] += 1
-                    continue
+                if isinstance(row, dict):
+                    its_part = part_of(str(row.get("split")))
+                    if not any(row.values()):
+                        continue  # an empty line
+                    if part not in ("all", its_part) and its_part:
+                        skips.unread[left_out(its_part)] += 1
+                        continue
                 skips.seen += 1
                 where = f"{name or path.name}:{number}"
                 if isinstance(row, ValueError):

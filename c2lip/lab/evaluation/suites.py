@@ -8,7 +8,6 @@ __all__ = ['LOCALISATION', 'READERS', 'read_folder', 'embed_suites', 'measure', 
 
 # %% ../../../nbs/5_evaluation/11_suites.ipynb #4b1afe72
 import hashlib
-import os
 import random
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ from ...core import UserError, check_choice, files
 from c2lip.core.files import (
     CACHE_WAY,
     cache_folder,
+    check_exists,
     disk_errors,
     folder_digest,
     form_errors,
@@ -73,8 +73,7 @@ def read_folder(
     "Every suite of a benchmark folder that is there and wanted; raise `UserError` where none is"
     folder = Path(folder)
     names = _wanted(suites)
-    if not os.path.isdir(folder):
-        raise UserError(f"there is no benchmark folder {folder}")
+    check_exists("benchmark folder", folder)
 
     present: dict[str, Suite] = {}
     lacking = {}
@@ -246,8 +245,7 @@ def benchmark_folder(
             return _drawn_folder(cache_folder(), world, split, sizes)
 
     folder = user_path(data)
-    if not os.path.isdir(folder):
-        raise UserError(f'there is no benchmark folder {folder}; give one, or "world" for the embedded benchmark')
+    check_exists("benchmark folder, nor world,", folder)
     return folder
 
 # %% ../../../nbs/5_evaluation/11_suites.ipynb #cbbdde46

@@ -52,7 +52,6 @@ from ...towers.folders import EMBEDDED, phrase_share, read_fitted
 
 # %% ../../../nbs/8_serve/01_search.ipynb #4956c0f2
 _ABOUT = "c2lip-index.json"
-_OLDER: dict = {"vectors": 12, "vector_head": None}  # of an index that does not say it
 _BLOCK = re.compile("[0-9a-f]{16}[.]npy")  # the name of a block
 
 
@@ -139,9 +138,7 @@ def _read_block(file, form, folder):
         _check_rows(rows, form)
         for key in rows["key"].tolist():
             path = _path_of(key)
-            if not path.startswith(f"{folder}{os.sep}"):
-                raise ValueError(path)
-            if path != os.path.normpath(path):  # which leads out of the folder again
+            if not path.startswith(f"{folder}{os.sep}") or path != os.path.normpath(path):  # leads out again
                 raise ValueError(path)
     return rows
 
@@ -200,7 +197,7 @@ def index_images(
     form = _Form(towers, read_vector_head(towers), vectors)
     about = form.made_by() | {"model": towers.name, "folder": str(folder)}
     file = target / _ABOUT
-    before = _OLDER | json_object(file)
+    before = {"vectors": 12, "vector_head": None} | json_object(file)  # older ones do not say it
     if os.path.lexists(file) and not about.items() <= before.items():
         other = "another folder, of other vectors, or by other weights"
         raise UserError(f"{place} is an index of {other}: choose another place (--out)")
@@ -232,7 +229,7 @@ class ImageIndex:
         try:
             if not os.path.lexists(file):
                 raise UserError("there is no index")
-            about = _OLDER | json_object(file)
+            about = json_object(file)
             with form_errors(place, "what c2lip index wrote"):
                 self.folder = os.path.join(about["folder"], "")[:-1]
                 self.towers = load(about["model"])

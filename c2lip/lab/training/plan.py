@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from ...concepts import noun_phrases
+from ...concepts import make_rules, noun_phrases
 from ...core import Sample, UserError, check_choice
 from ...encoding import encode_images, encode_texts, text_ends
 from ..data.sources import open_data
@@ -214,6 +214,7 @@ def plan(
     check_choice("gpu", gpu, tuple(GPUS))
     _, peak = GPUS[gpu]
     cfg = Config.of(settings)
+    make_rules(cfg.phrase_rules)  # refuses what no rule is
     cfg = replace(cfg, lr=1.0, precision="bf16" if cfg.precision == "auto" else cfg.precision)
     towers = _towers_of_shapes(cfg.model)
     method = build(cfg.method, towers, fill_auto(cfg.options, weights_by_model(towers)))

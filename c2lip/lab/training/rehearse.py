@@ -96,13 +96,10 @@ def _read_suite(run, name):
     "A suite whose images are there, with as many items as were published"
     about = suite_table()[name]
     suite = READERS[name](Request(run.benchmarks, name))
-    missing = [image for image in suite.images if isinstance(image, Path) and not image.is_file()]
-    if missing:
-        raise UserError(f"{name} lacks {len(missing)} images, such as {missing[0]}: it should hold {about.files}")
-
-    others = [image for image in suite.images if isinstance(image, Path) and not has_header(image)]
-    if others:
-        raise UserError(f"{name} has {len(others)} files that are no images, such as {others[0]}: fetch them again")
+    wrong = [image for image in suite.images if isinstance(image, Path) and not has_header(image)]
+    if wrong:
+        lost = f"{len(wrong)} images, or has other files in their places, such as {wrong[0]}"
+        raise UserError(f"{name} lacks {lost}: it should hold {about.files}")
 
     count = sum(map(len, suite.items.values())) or len(suite.images)
     if count not in about.items:

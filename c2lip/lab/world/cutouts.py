@@ -44,7 +44,7 @@ def _name_of(path):
 def _nouns_of(names):
     "The noun of each name (words), in the singular; empty where it has none that a caption can use"
     texts = list({f"This is a {' '.join(name)}." for name in names if name})
-    phrases = dict(zip(texts, noun_phrases_many(texts))) if texts else {}
+    phrases = dict(zip(texts, noun_phrases_many(texts)))
     nouns = []
     for name in names:
         named = phrases.get(f"This is a {' '.join(name)}.", ())
