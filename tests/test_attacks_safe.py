@@ -365,7 +365,7 @@ MAPS = {"AutoTokenizer": ["evil.Evil", "evil.Evil"], "AutoConfig": "evil.Evil", 
     "name, change, key",
     [
         ("tokenizer_config.json", {"auto_map": MAPS}, "auto_map"),
-        ("tokenizer_config.json", {"tokenizer_class": "Evil"}, "tokenizer_class"),
+        ("tokenizer_config.json", {"tokenizer_class": "Evil"}, "SHA-256 differs"),
         ("config.json", {"auto_map": MAPS, "model_type": "evil"}, "auto_map"),
         (CONFIG, {"tokenizer_kwargs": {"trust_remote_code": True}}, "trust_remote_code"),
     ],
@@ -389,8 +389,13 @@ def test_no_code_of_a_model_folder_runs(tmp_path, monkeypatch, name, change, key
     doors = [partial(load, str(folder)), partial(load, "hf-hub:somebody/evil")]
     doors += [partial(train, {**SMALL, "model": str(folder), "resume": True}, tmp_path / "run")]
     doors += [partial(Explorer, [str(folder)])]
-    for door in doors if name == CONFIG else [*doors, partial(new_towers, folder)]:
+    for door in doors:
         refused(door, name, key)
+    if name != CONFIG:
+        new_towers(folder)  # reads the tokenizer alone, as data
+    if "tokenizer_class" in change:
+        (folder / "record.json").unlink()
+        load(str(folder))  # whatever class it names
     assert not (tmp_path / "canary").exists()
 
     exec(CODE, {})

@@ -179,7 +179,7 @@ def test_a_folders_own_images(tmp_path):
         load(folder, check=False)
 
     (folder / "open_clip_model.safetensors").unlink()
-    with pytest.raises(UserError, match="no weights"):
+    with pytest.raises(UserError, match="holds no open_clip_model.safetensors"):
         load(folder, check=False)
 
 
