@@ -161,7 +161,7 @@ def presence(
         curve = PresenceCurve(numbers["slope"], numbers["offset"])
     Range(0, 1e6, above=True).check("the slope in score.json", curve.slope)
     Range(-1e6, 1e6).check("the offset in score.json", curve.offset)
-    if not len(phrases):
+    if not phrases:
         raise UserError("name a phrase at least, such as: a red mug")
     vector_of = text_vectors(towers, phrases)
     [vectors] = encode_images(towers, [image])

@@ -320,7 +320,10 @@ class SentenceModule(torch.nn.Module):
         "Texts and images stay as they are; a name of an image is opened, as sentence-transformers does it"
         from transformers.image_utils import load_image
 
-        opened = [load_image(value) if _IMAGE_NAME.search(str(value)) else value for value in inputs]
+        opened = []
+        for value in inputs:
+            is_name = isinstance(value, str) and _IMAGE_NAME.search(value)
+            opened.append(load_image(value) if is_name else value)
         return {"text" if isinstance(opened[0], str) else "image": opened}
 
     def forward(self, features: dict) -> dict:  # sentence_embedding (B,·), or token_embeddings (B,·,D+1) and mask

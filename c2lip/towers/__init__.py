@@ -7,7 +7,6 @@ __all__ = ['HIDDEN_SETTINGS', 'origin', 'release_stage', 'save', 'convert', 'add
            'is_siglip_tower', 'load', 'resolve']
 
 # %% ../../nbs/1_method/14_release.ipynb #e93962a1
-import os
 import pickle
 import re
 from collections import Counter
@@ -66,7 +65,7 @@ def origin(
     name = towers.name
     root = project_root()
     folder = model_home(name)
-    if not os.path.isfile(folder / RELEASED[0]):
+    if not (folder / RELEASED[0]).is_file():
         return {"name": name}
 
     shown = str(folder.relative_to(root) if root in folder.parents else Path(*folder.parts[-2:]))

@@ -245,7 +245,7 @@ def benchmark_folder(
             return _drawn_folder(cache_folder(), world, split, sizes)
 
     folder = user_path(data)
-    check_exists("benchmark folder, nor world,", folder)
+    check_exists("benchmark folder", folder)
     return folder
 
 # %% ../../../nbs/5_evaluation/11_suites.ipynb #cbbdde46

@@ -138,7 +138,9 @@ def _read_block(file, form, folder):
         _check_rows(rows, form)
         for key in rows["key"].tolist():
             path = _path_of(key)
-            if not path.startswith(f"{folder}{os.sep}") or path != os.path.normpath(path):  # leads out again
+            if not path.startswith(f"{folder}{os.sep}"):
+                raise ValueError(path)
+            if path != os.path.normpath(path):  # which leads out of the folder again
                 raise ValueError(path)
     return rows
 

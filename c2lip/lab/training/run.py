@@ -198,11 +198,8 @@ _THREADS = torch.get_num_threads()  # torch's choice for this machine
 
 def _start_process(cfg):
     "Set threads and seed of this process; its device"
-    threads = cfg.threads
-    if not threads and cfg.model in EMBEDDED:
-        threads = max(1, _THREADS - 1)  # its steps are short, and threads on a busy core keep the others waiting
-    if threads:
-        torch.set_num_threads(threads)
+    spare = 1 if cfg.model in EMBEDDED else 0  # its steps are short, and threads on a busy core keep others waiting
+    torch.set_num_threads(cfg.threads or max(1, _THREADS - spare))
     seed_everything(cfg.seed)
 
     _, ranks = rank_and_world_size()
