@@ -178,7 +178,7 @@ FLICKR8K = project_root().parent / "shared/photographs/flickr8k"
 SMALL = """
 rehearse:
   bases: {steps: 2, batch: 8, seeds: [1], images: [8, 20]}
-  trials: {steps: 2, batch: 8, seeds: [1], losses: {plain: {}, default: {npc: 0.1, xac: 0.1}}}
+  trials: {steps: 2, batch: 8, seeds: [1], losses: {plain: {}, code: {npc: 1.0}, default: {npc: 0.1, xac: 0.1}}}
   course: {steps: [0, 1], losses: [plain]}
 """
 
@@ -201,7 +201,7 @@ def test_the_page_on_photographs_rehearses(run, tmp_path):
     assert done.returncode == 0, done.out[-4000:]
 
     trials = pd.read_csv(tmp_path / "run/rehearsal/trials.csv")
-    assert {"two layers, captions", "8 images", "plain", "default"} < set(trials.model)
+    assert {"two layers, captions", "8 images", "plain", "code", "default"} < set(trials.model)
     suites = {"binding", "presence", "retrieval"}
     assert set(trials.suite) == suites | {f"phrases/{suite}" for suite in suites}
     claims = pd.read_csv(tmp_path / "run/rehearsal/claims.csv")
