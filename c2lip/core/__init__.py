@@ -272,14 +272,15 @@ def seeded(
 
 # %% ../../nbs/1_method/01_core.ipynb #37f9ac89
 def read_once(
-    known: dict,  # text → what was read of it; emptied when it has a million
+    known: dict,  # text → what was read of it; emptied when it has more than `limit`
     texts: Iterable[str],  # repeats allowed
     read: Callable,  # texts → what each says
+    limit: int = 1_000_000,  # of the texts that are known
 ) -> list:
     "What each text says; those not known are read together. Raise `UserError` where they are no texts"
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise UserError(f"give texts in a list, not {short(texts)}")
-    if len(known) > 1_000_000:
+    if len(known) > limit:
         known.clear()
     missing = list(dict.fromkeys(text for text in texts if text not in known))
     if missing:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +19,13 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils import get_session
 from torch import Tensor, nn
 
-from ..core import Phrase, UserError, one_line
+from ..core import Phrase, UserError, one_line, read_once
 from .architectures import model_name, resolve
 from .folders import base_folder, load_folder, model_home, quiet_loading, release_folder
 
 # %% auto #0
-__all__ = ['Towers', 'has_bias', 'is_siglip_tower', 'is_clip_tower', 'token_spans', 'has_token_positions', 'load']
+__all__ = ['Towers', 'has_bias', 'is_siglip_tower', 'is_clip_tower', 'clip_tokenizer', 'token_spans', 'has_token_positions',
+           'load']
 
 # %% ../../nbs/1_method/11_towers.ipynb #d6d1c701
 def _transform(preprocess_cfg, **options) -> Any:
@@ -78,14 +79,8 @@ class Towers:
         "What the tokenizer gives; a text that was read before is not read again"
         if not texts:
             return self.tokenizer([""])[:0]
-        if len(self.rows) > 1 << 16:  # 32 MiB of rows of 64 tokens
-            self.rows.clear()
-
-        new = [text for text in dict.fromkeys(texts) if text not in self.rows]
-        if new:
-            ids = self.tokenizer(new).clone()
-            self.rows.update(zip(new, ids.unbind()))
-        return torch.stack([self.rows[text] for text in texts])
+        rows = read_once(self.rows, texts, lambda new: self.tokenizer(new).clone(), 1 << 16)  # 32 MiB of 64 tokens
+        return torch.stack(rows)
 
 # %% ../../nbs/1_method/11_towers.ipynb #4b1a0cd2
 def has_bias(
@@ -130,8 +125,6 @@ def _char_map(caption: str, cleaned: str) -> list[int] | None:
 
     A deleted character has the place of the next one that was kept. None where more was changed than case and
     deletions: such a caption was not canonical."""
-    if len(caption) == len(cleaned) and caption.lower() == cleaned:
-        return list(range(len(caption) + 1))
     place, at = [], 0
     for c in caption:
         place.append(at)
@@ -139,24 +132,24 @@ def _char_map(caption: str, cleaned: str) -> list[int] | None:
     return [*place, at] if at == len(cleaned) else None
 
 
-def _simple_offsets(tokenizer, cleaned: str) -> list[tuple[int, int]]:
-    "Characters of each token that open_clip's SimpleTokenizer makes of a cleaned text; its pieces spell bytes"
-    offsets = []
-    for match in tokenizer.pat.finditer(cleaned):
-        word, start = match.group(), match.start()
-        spelt = "".join(tokenizer.byte_encoder[b] for b in word.encode("utf8"))
-        pieces = tokenizer.bpe(spelt).split(" ")
-        if len(pieces) == 1:
-            offsets.append((start, match.end()))
-            continue
+def clip_tokenizer(
+    tokenizer: Any,  # open_clip's SimpleTokenizer
+) -> Any:
+    "transformers' CLIPTokenizer of the same tokens"
+    from transformers import CLIPTokenizer
 
-        character_of = [i for i, c in enumerate(word) for _ in c.encode("utf8")]  # of each byte
-        at = 0
-        for piece in pieces:
-            end = at + len(piece.removesuffix("</w>"))
-            offsets.append((start + character_of[at], start + character_of[end - 1] + 1))
-            at = end
-    return offsets
+    special_names = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}
+    vocabulary = {special_names.get(token, token): number for token, number in tokenizer.encoder.items()}
+    return CLIPTokenizer(vocabulary, list(tokenizer.bpe_ranks), model_max_length=tokenizer.context_length)
+
+
+@lru_cache(maxsize=2)
+def _without_cleaning(tokenizer):
+    "The same for texts that are cleaned already"
+    fast = clip_tokenizer(tokenizer)
+    fast.backend_tokenizer.normalizer = None
+    fast.split_special_tokens = True  # of a caption that names one, as SimpleTokenizer does
+    return fast
 
 # %% ../../nbs/1_method/11_towers.ipynb #6ea2efe4
 def _cleaned(tokenizer, captions):
@@ -184,13 +177,10 @@ class _Token(NamedTuple):
 def _offsets(tokenizer, cleaned):
     "For each text the characters of each position of its row; (n, n) where a position is none"
     context = tokenizer.context_length
-    inner: Any = getattr(tokenizer, "tokenizer", None)
-    if hasattr(tokenizer, "bpe") and hasattr(tokenizer, "pat"):
-        if getattr(tokenizer, "reduction_fn", None):
-            raise UserError("a tokenizer that leaves out tokens at random (reduction_mask) has no fixed positions")
-        rows = [_simple_offsets(tokenizer, text) for text in cleaned]
-        return [[(0, 0), *row[: context - 2]] for row in rows]  # begin and end token
-
+    if getattr(tokenizer, "reduction_fn", None):
+        raise UserError("a tokenizer that leaves out tokens at random (reduction_mask) has no fixed positions")
+    simple = hasattr(tokenizer, "bpe_ranks")
+    inner: Any = _without_cleaning(tokenizer) if simple else getattr(tokenizer, "tokenizer", None)
     if not getattr(inner, "is_fast", False):
         raise UserError(
             "token positions need open_clip's SimpleTokenizer or a HFTokenizer with a fast tokenizer, "
@@ -207,36 +197,27 @@ def _offsets(tokenizer, cleaned):
 def _token_rows(tokenizer, cleaned):
     "For each text the tokens that are characters of it"
     for text, row in zip(cleaned, _offsets(tokenizer, cleaned)):
-        tokens = []
-        for at, (start, end) in enumerate(row):
-            if end > start:
-                tokens.append(_Token(at, *_without_space(text, start, end)))
+        tokens = [_Token(at, *_without_space(text, *place)) for at, place in enumerate(row)]
         yield [token for token in tokens if token.end > token.start]
 
 # %% ../../nbs/1_method/11_towers.ipynb #c47093a1
+def _span(place, cleaned, row, phrase) -> tuple[int, int] | None:
+    "The span of a phrase; None where cleaning deletes it, or the context length cuts it"
+    start = place[phrase.start]
+    text = cleaned[start : place[phrase.end]].rstrip()
+    start, end = _without_space(cleaned, start, start + len(text))
+    if not start < end <= row[-1].end:
+        return None
+    inside = [token.at for token in row if token.end > start and token.start < end]
+    return inside[0], inside[-1] + 1
+
+
 def _row_spans(caption, cleaned, row, phrases) -> list[tuple[int, int] | None]:
     "The spans of one caption's phrases"
     place = _char_map(caption, cleaned)
     if place is None or not row:
         return [None] * len(phrases)
-    starts = [token.start for token in row]
-    ends = [token.end for token in row]
-
-    spans: list[tuple[int, int] | None] = []
-    for phrase in phrases:
-        if phrase.start < 0:
-            spans.append(None)
-            continue
-        start = place[phrase.start]
-        text = cleaned[start : place[phrase.end]].rstrip()
-        start, end = _without_space(cleaned, start, start + len(text))
-        if start < end <= ends[-1]:
-            first = row[bisect_right(ends, start)]
-            last = row[bisect_left(starts, end) - 1]
-            spans.append((first.at, last.at + 1))
-        else:  # deleted, or past the last token: cut
-            spans.append(None)
-    return spans
+    return [None if phrase.start < 0 else _span(place, cleaned, row, phrase) for phrase in phrases]
 
 
 def token_spans(

@@ -13,7 +13,7 @@ import torch
 from ..core import UserError, one_line
 from ..core.files import read_json, whole, write_json
 from .architectures import side_of, translate
-from .models import Towers, is_clip_tower, is_siglip_tower
+from .models import Towers, clip_tokenizer, is_clip_tower, is_siglip_tower
 
 # %% auto #0
 __all__ = ['expressible', 'save_tokenizer', 'to_hugging_face']
@@ -52,15 +52,6 @@ def _cleaning_steps(cleaning):
         steps.append(Lowercase())
     return [*steps, Replace(Regex(r"\s+"), " "), Strip()]
 
-
-def _export_simple(tokenizer):
-    "transformers' CLIPTokenizer of open_clip's SimpleTokenizer"
-    from transformers import CLIPTokenizer
-
-    special_names = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}
-    vocabulary = {special_names.get(token, token): number for token, number in tokenizer.encoder.items()}
-    return CLIPTokenizer(vocabulary, list(tokenizer.bpe_ranks), model_max_length=tokenizer.context_length)
-
 # %% ../../nbs/1_method/13_transformers.ipynb #36af8638
 def _export_tokenizer(tokenizer):
     "A transformers tokenizer that gives open_clip's ids from the raw text; raise `UserError` where there is none"
@@ -68,7 +59,7 @@ def _export_tokenizer(tokenizer):
     from transformers import PreTrainedTokenizerFast
 
     if hasattr(tokenizer, "bpe_ranks"):
-        return _export_simple(tokenizer)
+        return clip_tokenizer(tokenizer)
     inner: Any = getattr(tokenizer, "tokenizer", None)
     if not hasattr(inner, "backend_tokenizer"):
         raise UserError(f"this tokenizer ({type(tokenizer).__name__}) cannot be expressed in transformers")
