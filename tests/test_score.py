@@ -34,7 +34,7 @@ TEXTS = ["A red mug on the left of a blue fish.", "two hats beside a boat and a 
     scope="module", params=["SigLIP", "causal SigLIP", "CLIP", "transformers' SigLIP", "transformers' CLIP"]
 )
 def towers(request, tmp_path_factory):
-    own = {"SigLIP": small_siglip, "causal SigLIP": lambda: load("tuned"), "CLIP": lambda: load("base_clip")}
+    own = {"SigLIP": small_siglip, "causal SigLIP": lambda: load("base"), "CLIP": lambda: load("base_clip")}
     found = own[request.param.removeprefix("transformers' ")]()
     if request.param not in own:
         folder = tmp_path_factory.mktemp("exported")
@@ -146,13 +146,9 @@ def test_plain_folders(towers, images, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def headed(images, tmp_path_factory):
+def headed(images):
     "A model with a vector head, and its score of the images (N,T)"
-    embedded = Embedded.of(load("tuned"), images)
-    head = fit_vector_head(embedded.patches, phrase_texts(TEXTS * 2)[:7], embedded.text, 6, steps=4, progress=False)
-    folder = save(embedded.towers, tmp_path_factory.mktemp("headed") / "release")
-    head.keep(folder)
-    towers = load(folder)
+    towers = load("tuned")
     return towers, Score.load(towers, "vector").of(images, TEXTS)
 
 
@@ -161,7 +157,7 @@ def test_a_plain_folder_serves_the_vector_head(headed, images, tmp_path):
     towers, wanted = headed
     to_sentence_transformers(towers, tmp_path / "served", share=0.0)
     model = SentenceTransformer(str(tmp_path / "served"), trust_remote_code=True)
-    assert model.encode(TEXTS[:1]).shape == (1, 70)
+    assert model.encode(TEXTS[:1]).shape == (1, 128)
     assert (model.similarity(model.encode(images), model.encode(TEXTS)) - wanted).abs().max() < 1e-5
 
 
@@ -179,7 +175,7 @@ def test_one_call_of_onnxruntime_gives_the_vector(headed, images, tmp_path):
         *_, alone = session.run(None, {"images": pixels[:0], "ids": ids[:1]})
         assert np.abs(image @ alone[0] - 0.9 * v @ t[0]).max() < 1e-5
     *_, nothing = session.run(None, {"images": pixels, "ids": ids[:0]})
-    assert nothing.shape == (0, 70)
+    assert nothing.shape == (0, 128)
 
 
 def test_a_folder_of_others_stays(tmp_path):

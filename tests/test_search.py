@@ -72,7 +72,7 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
         == main(["search", "mug", "--index", "small"])
         == 0
     )
-    assert "by v·t, of 12 images in" in capsys.readouterr().out.splitlines()[-1]
+    assert "by vector, of 12 images in" in capsys.readouterr().out.splitlines()[-1]
     assert main(["search", "a <red> mug", "--html", "page.html", "-n", "4"]) == 0
 
     page = (tmp_path / "page.html").read_text()

@@ -385,7 +385,7 @@ def scores_of(
 
     Example:
         >>> list(scores_of(load("tuned")))
-        ['phrases']
+        ['vector', 'phrases']
     """
     held = read_fitted(getattr(towers, "name", ""))
     head = read_vector_head(towers)
