@@ -12,7 +12,6 @@ from pycocotools.mask import encode
 
 from c2lip.core import UserError
 from c2lip.lab.attention.maps import encode_view, head_attention
-from c2lip.lab.data.images import _run_lengths
 from c2lip.lab.evaluation.localisation import (
     coco_probes,
     coverage,
@@ -143,7 +142,7 @@ def test_one_mask_in_every_notation(tmp_path):
 
 
 def test_pycocotools_sees_only_masks_of_the_image(tmp_path):
-    "Its C checks nothing: what is beyond the image, or is too short, would be read from the heap or end the process"
+    "Its C checks little: what is beyond the image, or is too short, would be read from the heap or end the process"
     draw = np.random.default_rng(0)
     right = encode(np.asfortranarray(BOX, np.uint8))["counts"].decode()
     wrong = [dict(size=size, counts=[9, 4, 50]) for size in ([9, 7], [7, 10], [7])]
@@ -151,8 +150,7 @@ def test_pycocotools_sees_only_masks_of_the_image(tmp_path):
     wrong += [[[0, 0, far, 0, far, far]] for far in (1e9, float("nan"), "1")] + [[[1, 2, 3]], [[]], [7]]
     for _ in range(100):
         text = "".join(map(chr, draw.integers(48, 112, draw.integers(1, 9))))
-        if sum(_run_lengths(text)) != 63:
-            wrong.append(dict(size=[7, 9], counts=text))
+        wrong.append(dict(size=[7, 9], counts=text))
 
     file = coco_file(tmp_path, dict(bbox=[1, 2, 3, 4]))
     data = json.loads(file.read_text())

@@ -5,11 +5,10 @@
 # %% auto #0
 __all__ = ['IMAGES', 'NOT_READ', 'SHARD_IMAGES', 'MAX_MEMBER', 'LINES', 'BadImage', 'refuse_format', 'open_image', 'has_header',
            'TarPart', 'kind_of', 'version_of', 'walk_files', 'text_lines', 'check_name', 'missing_file', 'place_names',
-           'part_of', 'left_out', 'choose_part', 'Bar', 'check_annotation']
+           'part_of', 'left_out', 'choose_part', 'Bar']
 
 # %% ../../../nbs/4_data/02_images.ipynb #615c67d8
 import io
-import math
 import os
 import re
 import unicodedata
@@ -293,45 +292,3 @@ class Bar(tqdm):
     "A progress bar without a thread of its own: workers are forked while it is shown"
 
     monitor_interval = 0
-
-# %% ../../../nbs/4_data/02_images.ipynb #752d3f76
-def _run_lengths(text):
-    "The numbers of COCO's compressed text: five bits a letter, from the third on the difference to two before"
-    counts: list[int] = []
-    place = value = 0
-    for letter in text:
-        bits = ord(letter) - 48
-        if place > 60:
-            raise ValueError(place)
-        value |= (bits & 31) << place
-        place += 5
-        if not bits & 32:  # the last letter of a number
-            value -= (bits & 16) << (place - 4)
-            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
-            place = value = 0
-    return counts
-
-
-def _are_within(values, kinds, least, most):
-    "Whether values are numbers of these kinds of NumPy, each in a range; NaN is in none"
-    numbers = np.asarray(values)
-    return numbers.dtype.kind in kinds and bool(((least <= numbers) & (numbers <= most)).all())
-
-
-def check_annotation(
-    image: dict,  # of a file in COCO's format, with height and width
-    annotation: dict,  # one of its, with a segmentation
-):
-    "Raise `ValueError` where pycocotools, whose C checks nothing, would read or write beyond the mask"
-    size = [image["height"], image["width"]]
-    good = _are_within(size, "i", 1, 2**14)  # pixels
-    shape = annotation["segmentation"]
-    if isinstance(shape, dict):
-        counts = shape["counts"] if isinstance(shape["counts"], list) else _run_lengths(shape["counts"])
-        good = good and _are_within(counts, "i", 0, math.inf)
-        good = good and shape["size"] == size and sum(counts) == math.prod(size)
-    else:
-        pairs = all(len(outline) in range(4, 2**20, 2) for outline in shape)
-        good = good and pairs and all(_are_within(outline, "if", -(2**15), 2**15) for outline in shape)
-    if not good:
-        raise ValueError(f"annotation {short(annotation.get('id'))} is no mask of its image of {short(size)}")

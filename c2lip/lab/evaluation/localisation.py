@@ -9,6 +9,7 @@ __all__ = ['WHOLE_IMAGE', 'field_of', 'grid_of', 'sample_map', 'Probe', 'coverag
 
 # %% ../../../nbs/5_evaluation/10_localisation.ipynb #7ec08003
 import math
+import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from itertools import groupby
@@ -19,13 +20,14 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from pycocotools import mask as coco
 from pycocotools.coco import COCO
 from torch import Tensor
 
-from ...core import UserError
+from ...core import UserError, short
 from ...core.files import read_json
 from ...encoding import encode_images, evaluating
-from ..data.images import check_annotation, open_image
+from ..data.images import open_image
 from .base import Request, Row, Suite, require_files
 from .embeddings import embed_texts, use_image
 from .scores import Values
@@ -162,6 +164,29 @@ def probe_maps(
     return torch.stack(maps).unflatten(-1, grid), numbers, fields
 
 # %% ../../../nbs/5_evaluation/10_localisation.ipynb #7ec08009
+def _are_within(values, kinds, least, most):
+    "Whether values are numbers of these kinds of NumPy, each in a range; NaN is in none"
+    numbers = np.asarray(values)
+    return numbers.dtype.kind in kinds and bool(((least <= numbers) & (numbers <= most)).all())
+
+
+def _fits(shape, size):
+    "Whether a segmentation fits an image: pycocotools would read the heap where run lengths end too early"
+    if not _are_within(size, "i", 1, 2**14):  # pixels
+        return False
+    if isinstance(shape, list):
+        pairs = all(len(outline) in range(4, 2**20, 2) for outline in shape)
+        return pairs and all(_are_within(outline, "if", -(2**15), 2**15) for outline in shape)
+
+    counts = shape["counts"]
+    if shape["size"] != size:
+        return False
+    if isinstance(counts, list):
+        return sum(counts) == math.prod(size)
+    ends = re.fullmatch("[0-o]*[0-O]", counts)  # the last letter of a number is below P
+    return ends and coco.encode(coco.decode(shape))["counts"] == counts.encode()
+
+
 def _annotation_mask(index, annotation):
     "(h,w) bool of a COCO annotation, its longer side thinned out to at most 160 points: a patch needs no finer one"
     if not annotation.get("segmentation"):
@@ -170,9 +195,13 @@ def _annotation_mask(index, annotation):
         bottom = top + height
         outline = [left, top, right, top, right, bottom, left, bottom]
         annotation = annotation | {"segmentation": [outline]}
-    check_annotation(index.imgs[annotation["image_id"]], annotation)
+    image = index.imgs[annotation["image_id"]]
+    size = [image["height"], image["width"]]
+    if not _fits(annotation["segmentation"], size):
+        raise ValueError(f"annotation {short(annotation.get('id'))} is no mask of its image of {short(size)}")
+
     mask = index.annToMask(annotation).astype(bool)
-    step = math.ceil(max(mask.shape) / 160)
+    step = math.ceil(max(size) / 160)
     return mask[step // 2 :: step, step // 2 :: step]
 
 
@@ -207,7 +236,7 @@ def coco_probes(
             masks = [_annotation_mask(index, annotation) for annotation in annotations]
             path = str(Path(images) / image["file_name"])
             probes += _image_probes(path, annotations, masks, names, group)
-    except (LookupError, TypeError, ValueError) as e:
+    except (LookupError, OverflowError, TypeError, ValueError) as e:
         raise UserError(f"{file} is not in COCO's format: {type(e).__name__} {e}") from None
     return [probe for probe in probes if probe.mask.any()]  # an object smaller than the raster has nothing to point at
 
