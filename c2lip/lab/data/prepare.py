@@ -32,7 +32,7 @@ from c2lip.core.files import (
     user_path,
     write_json,
 )
-from .images import Bar
+from .images import Bar, version_of
 from .records import Caption, Record, Skips, with_phrases
 from .shards import LOST, NO_ROW, check_shards, index_captions
 from .sources import Shards, find_source
@@ -82,15 +82,13 @@ def _prepare_part(source, nlp, rules, max_skipped, sentences, job):
     "Find the phrases of a part and write it, then its note; a job is (target, note, part)"
     target, note, part = job
     skips = Skips(max_skipped)
-    records = source.read(part, skips)
+    found = source.read(part, skips)
     if skips.seen and not set(LOST) & set(skips.counts):
         skips.check(part[0])  # damaged shards are judged together, at the end
 
-    whole = len(records)
-    if sentences:
-        records = _sentence_records(records)
-    searched = [r.caption for r in records if r.phrases is None]
-    records = with_phrases(records, nlp, rules)
+    wanted = _sentence_records(found) if sentences else found
+    searched = [r.caption for r in wanted if r.phrases is None]
+    records = with_phrases(wanted, nlp, rules)
     counts = dict(
         captions=len(records),
         further=sum(len(r.further) for r in records),
@@ -99,11 +97,10 @@ def _prepare_part(source, nlp, rules, max_skipped, sentences, job):
         none=sum(not r.phrases for r in records),
         not_english=sum(not is_english(caption) for caption in searched),
         truncated=sum(len(caption) > rules["max_chars"] for caption in searched),
-        unmatched=skips.unread[NO_ROW],
+        images_without_row=skips.unread[NO_ROW],
         skipped=skips.counts,
+        few_sentences=len(found) - len(records),
     )
-    if sentences:
-        counts["few_sentences"] = whole - len(records)
 
     write_table(records, target)
     write_json(target.with_suffix(".json"), note | {"counts": counts})
@@ -202,12 +199,6 @@ def _total(targets):
     return total, skipped, lost
 
 
-def _joined_note(captions, joined, unmatched):
-    "What the manifest says of the table whose captions were joined"
-    name = Path(captions).name
-    return dict(table=name, images_without_row=unmatched, rows=joined["rows"], skipped_rows=joined["skipped"])
-
-
 def _write_result(folder, targets, manifest):
     "All parts in one table, and the manifest"
     batches = (batch for target in targets for batch in pyarrow.parquet.ParquetFile(target).iter_batches(2**13))
@@ -240,12 +231,14 @@ def prepare(
     with disk_errors(folder, lambda: "; the same command goes on"), sole_writer(folder, _WAIT, "prepare.lock"):
         write_json(folder / _MARK, {"made_by": "c2lip prepare"})
         made_by = _made_by(nlp)
+        table = user_path(captions) if captions else ""
         joined = None
         if captions:
-            joined = index_captions(user_path(captions), folder / "join.arrow", caption_column)
+            joined = index_captions(table, folder / "join.arrow", caption_column)
             data.join = folder / "join.arrow"
-        columns = [data.caption_column, image_column, part]
-        made_of = [_PARTS_FORMAT, made_by, chosen, str(image_folder), *columns, joined, max_skipped, sentences]
+        columns = [caption_column, image_column, part]
+        reading = [str(image_folder), *columns, version_of(table), max_skipped, sentences]
+        made_of = [_PARTS_FORMAT, made_by, chosen, *reading]
         recipe = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
         skips = Skips(max_skipped, unread=data.left)
         marks = enumerate(map(data.mark, data.parts(skips)))
@@ -256,19 +249,21 @@ def prepare(
         _prepare_parts(work, notes, data.parts(Skips()), workers, ray, progress)
 
         total, skipped, lost = _total(notes)
-        unmatched = total.pop("unmatched", 0)
         check_shards(len(notes), len(lost), max_skipped, one_line(", ".join(lost), 300))
         if not total["captions"]:
-            hint = f": {unmatched} images have no row in {captions}" if unmatched else ""
+            hint = f": {total['images_without_row']} images have no row in {captions}" if captions else ""
             raise UserError(f"{source}: no sample found{hint}")
 
         skipped.update(skips.counts)
-        manifest: dict = dict(total, skipped=dict(skipped), parts=len(notes), made_by=made_by, rules=chosen)
-        if skips.unread:
-            manifest["also"] = dict(skips.unread)
-        if sentences:
-            manifest["sentences"] = True
-        if captions and joined:
-            manifest["joined"] = _joined_note(captions, joined, unmatched)
+        manifest = dict(
+            total,
+            skipped=dict(skipped),
+            also=dict(skips.unread),
+            parts=len(notes),
+            made_by=made_by,
+            rules=chosen,
+            sentences=sentences,
+            joined=joined,
+        )
         _write_result(folder, notes, manifest)
     return manifest

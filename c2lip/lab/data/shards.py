@@ -27,7 +27,6 @@ from c2lip.lab.data.images import (
     TarPart,
     check_name,
     text_lines,
-    version_of,
 )
 from c2lip.lab.data.records import (
     CAPTION_NAMES,
@@ -206,7 +205,7 @@ def index_captions(
     table,  # .csv, .tsv, .jsonl, .json or .parquet
     path: Path,  # the .arrow file to write
     caption_column: str | None = None,  # or several, with commas between; None looks for a usual one
-) -> dict:  # rows (of images), skipped (by cause), made_of
+) -> dict:  # table (its name), rows (of images), skipped (by cause)
     "Write a table of captions by the image's address; of two rows of an image the first counts"
     table = Path(table)
     skips = Skips()
@@ -217,8 +216,7 @@ def index_captions(
             count += len(part)
     skips.check(table)
     skipped = skips.counts | {"repeated": skips.seen - len(skips.rows) - count}
-    made_of = [*version_of(table), caption_column]
-    return dict(made_of=made_of, rows=count, skipped=skipped)
+    return dict(table=table.name, rows=count, skipped=skipped)
 
 
 def _caption_records(table, skips, caption_column):

@@ -24,7 +24,7 @@ from torch import Tensor
 from ...core import UserError, one_line
 from ...core.files import read_json, read_text, read_yaml, regular, shipped
 from ..data.images import SHARD_IMAGES
-from ..data.records import Skips
+from ..data.records import Skips, listed
 from ..data.shards import shard_samples
 from ..data.tables import jsonl_rows
 from .embeddings import ImageRef
@@ -272,9 +272,9 @@ class Entry(NamedTuple):
         key: str,  # as of `value`
     ) -> tuple[str, ...]:  # one at least, none empty
         "The text under a key, or all of a list; Karpathy's are objects with a `raw`"
-        value = self.value(key)
-        listed: list[Any] = value if isinstance(value, list) else [value]
-        texts: list[Any] = [text.get("raw") if isinstance(text, dict) else text for text in listed]
+        value = listed(self.value(key))
+        items: list[Any] = value if isinstance(value, list) else [value]
+        texts: list[Any] = [text.get("raw") if isinstance(text, dict) else text for text in items]
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
             raise self.error(f"{key!r} must be a text, or a list of texts, got {str(value)[:80]!r}")
         return tuple(texts)

@@ -6,11 +6,9 @@
 __all__ = ['SUGARCREPE', 'SUGARCREPE_PP', 'PHENOMENA', 'COMPOSITION', 'read_sugarcrepe', 'word_orders']
 
 # %% ../../../../nbs/5_evaluation/07_composition.ipynb #d3c830f1
-import ast
 import random
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -360,11 +358,7 @@ def _read_crepe(request: Request) -> Suite:  # all lengths of caption together
 
     def item(entry):
         image = image_of(entry, "image_id", folders, "{}.jpg".format)
-        wrong = entry.value("hard_negs")
-        with suppress(ValueError, SyntaxError):  # in a table a list is written as Python writes it
-            wrong = ast.literal_eval(wrong) if isinstance(wrong, str) else wrong
-        texts = entry._replace(data={"hard_negs": wrong}).texts("hard_negs")
-        whole = Item(entry.number, image, (entry.text("caption"),), texts)
+        whole = Item(entry.number, image, (entry.text("caption"),), entry.texts("hard_negs"))
         return cropped(whole, entry, ("x", "y", "width", "height"))
 
     kinds = ("atom", "swap", "negate")

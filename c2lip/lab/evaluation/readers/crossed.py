@@ -7,6 +7,7 @@ __all__ = ['CROSSED', 'winoground_hits', 'crossed_of', 'crossed_suite']
 
 # %% ../../../../nbs/5_evaluation/09_crossed.ipynb #c46d6eb5
 from collections.abc import Callable, Iterable
+from itertools import repeat
 
 from ..base import Item, Request, Scorer, Suite, all_of, pick, suite_data
 from ..choices import Tasks, choice_suite, entries_of, folders_of, image_of, pair_item
@@ -43,7 +44,7 @@ def _crossed_rows(
 def crossed_of(
     name: str,  # of the suite
     pairs: Iterable[tuple[Item, Item]],  # each item with its image and its right text
-    kinds: Iterable[str],  # of each pair; empty: none
+    kinds: Iterable[str] = repeat(""),  # of each pair; empty: none
 ) -> Suite:
     "A suite of pairs that ask crosswise: all together, then each kind"
     tasks: Tasks = {"": []}
@@ -66,7 +67,6 @@ def crossed_suite(
     places: tuple[str, ...] = ("images", "."),  # folders of images, relative to the suite's
     key: str = "",  # of an item's id; empty: its number in the file
     name: Callable[[str], str] = str,  # what an image's file is called
-    kind: str = "",  # key of an item's kind; empty: none
 ) -> Suite:
     "A suite of two images and two texts in each row of a file"
     folders = folders_of(request, *places)
@@ -75,8 +75,7 @@ def crossed_suite(
         [pair_item(entry, folders, image, text, (), key=key, name=name) for entry in entries]
         for image, text in zip(images, texts)
     ]
-    kinds = [str(entry.value(kind, "")) for entry in entries]
-    return crossed_of(request.name, zip(*halves), kinds)
+    return crossed_of(request.name, zip(*halves))
 
 # %% ../../../../nbs/5_evaluation/09_crossed.ipynb #ea1cd572
 def _read_winoground(request: Request) -> Suite:
