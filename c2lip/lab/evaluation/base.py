@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Lookup', 'Row', 'Scorer', 'Item', 'Suite', 'Request', 'images_of', 'pick', 'all_of', 'macro', 'About', 'suite_data',
            'suite_table', 'where_to_get', 'NotHere', 'require_files', 'Entry', 'read_entries', 'by_number',
-           'find_image', 'shard_items']
+           'find_image', 'image_of', 'shard_items']
 
 # %% ../../../nbs/5_evaluation/04_base.ipynb #aca8b899
 import functools
@@ -346,6 +346,25 @@ def find_image(
     names = dict.fromkeys((name, os.path.basename(name)))
     places = [os.path.join(folder, place) for place in names for folder in folders]
     return Path(next(filter(os.path.isfile, places), places[0]))  # Path.is_file raises for a name too long
+
+
+def image_of(
+    entry: Entry,  # an item of the file
+    key: str,  # of the file's name, of its number, or of the image's bytes
+    folders: Iterable[str | Path],  # where it may lie, the most likely first
+    name: Callable[[str], str] = str,  # what the file is called
+    within: str = "",  # key of a folder; empty: none
+) -> ImageRef:
+    "An image as `embed_images` reads it"
+    value = entry.value(key)
+    if isinstance(value, list) and value:
+        value = value[0]
+    if isinstance(value, bytes):
+        return value
+
+    file = name(str(value))
+    folder = entry.value(within, "")
+    return find_image(f"{folder}/{file}" if folder else file, *folders)
 
 # %% ../../../nbs/5_evaluation/04_base.ipynb #4028d560
 def _shards_of(folder):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Task', 'Tasks', 'choice_hits', 'triple_hits', 'Counted', 'mean_rows', 'clustered', 'choice_rows', 'choice_suite',
-           'folders_of', 'image_of', 'cropped', 'pair_item', 'items_of', 'entries_of', 'answer_of']
+           'folders_of', 'cropped', 'pair_item', 'items_of', 'entries_of', 'answer_of']
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #4ac2f87e
 import os
@@ -23,12 +23,12 @@ from c2lip.lab.evaluation.base import (
     Row,
     Scorer,
     Suite,
-    find_image,
+    image_of,
     images_of,
     read_entries,
     require_files,
 )
-from .embeddings import Crop, ImageRef
+from .embeddings import Crop
 from .scores import Hits, Mean, beats, mean_of
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #d40119c4
@@ -157,25 +157,6 @@ def folders_of(
 ) -> list[Path]:
     "Where the images of a published suite may lie"
     return [Path(os.path.normpath(request.at / place)) for place in places]
-
-
-def image_of(
-    entry: Entry,  # an item of the file
-    key: str,  # of the file's name, of its number, or of the image's bytes
-    folders: Iterable[str | Path],  # where it may lie, the most likely first
-    name: Callable[[str], str] = str,  # what the file is called
-    within: str = "",  # key of a folder; empty: none
-) -> ImageRef:
-    "An image as `embed_images` reads it"
-    value = entry.value(key)
-    if isinstance(value, list) and value:
-        value = value[0]
-    if isinstance(value, bytes):
-        return value
-
-    file = name(str(value))
-    folder = entry.value(within, "")
-    return find_image(f"{folder}/{file}" if folder else file, *folders)
 
 
 def cropped(

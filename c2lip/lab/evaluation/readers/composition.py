@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 
 from ....core import UserError, did_you_mean
-from ..base import Item, Request, Suite, macro, read_entries, require_files, suite_data
+from ..base import Item, Request, Suite, image_of, macro, read_entries, require_files, suite_data
 from c2lip.lab.evaluation.choices import (
     answer_of,
     choice_hits,
@@ -23,7 +23,6 @@ from c2lip.lab.evaluation.choices import (
     clustered,
     cropped,
     folders_of,
-    image_of,
     items_of,
     pair_item,
     triple_hits,

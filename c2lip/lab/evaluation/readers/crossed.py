@@ -9,8 +9,8 @@ __all__ = ['CROSSED', 'winoground_hits', 'crossed_of', 'crossed_suite']
 from collections.abc import Callable, Iterable
 from itertools import repeat
 
-from ..base import Item, Request, Scorer, Suite, all_of, pick, suite_data
-from ..choices import Tasks, choice_suite, entries_of, folders_of, image_of, pair_item
+from ..base import Item, Request, Scorer, Suite, all_of, image_of, pick, suite_data
+from ..choices import Tasks, choice_suite, entries_of, folders_of, pair_item
 from ..scores import Hits, beats
 
 # %% ../../../../nbs/5_evaluation/09_crossed.ipynb #bba843d9

@@ -23,7 +23,7 @@ from c2lip.lab.evaluation.base import (
     Row,
     Scorer,
     Suite,
-    find_image,
+    image_of,
     images_of,
     read_entries,
     require_files,
@@ -115,6 +115,10 @@ LAYOUTS = {  # tried in this order
 }
 
 # %% ../../../../nbs/5_evaluation/05_retrieval.ipynb #8cbfadcc
+def _with_extension(name):
+    return name if Path(name).suffix else f"{name}.jpg"
+
+
 def read_captions(
     path: str | Path,  # a file of captions
     layout: str,  # one of `LAYOUTS`
@@ -128,15 +132,11 @@ def read_captions(
         if split and entry.value("split", split) != split:
             continue
 
-        name = entry.text(keys.image)
         captions = entry.texts(keys.captions)
-        folder = entry.value(keys.within, "")
-        if folder:
-            name = f"{folder}/{name}"  # COCO's file has it
         if keys.long:
-            name = name if Path(name).suffix else f"{name}.jpg"
             captions = (" ".join(captions[0].split()),)
-        items.append(Item(entry.number, find_image(name, *folders), captions))
+        image = image_of(entry, keys.image, folders, _with_extension if keys.long else str, keys.within)
+        items.append(Item(entry.number, image, captions))
 
     if not items:
         raise UserError(f"{path} has no images of the split {split!r}")
