@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -237,7 +237,7 @@ def place_names(
 ) -> dict[str, str]:
     "The name of each, with so many of its folders as tell it from the others"
     places = list(dict.fromkeys(places))
-    for depth in range(1, 9):
+    for depth in range(1, 99):
         names = ["/".join(Path(place).parts[-depth:]) for place in places]
         if len(set(names)) == len(places):
             break
@@ -271,20 +271,20 @@ def left_out(part: str) -> str:
 
 
 def choose_part(
-    names: Iterable[str],  # of files, from the folder or the pattern that the user named
+    files: dict[str, Any],  # by name, from the folder or the pattern that the user named
     part: str,  # one of `_PARTS`, or all
     source,  # for the message
-) -> tuple[set[str], Counter[str]]:  # those to read, and the number of those left out, by what `left_out` says
+) -> tuple[dict[str, Any], Counter[str]]:  # those to read, and the number of those left out, by what `left_out` says
     "The files of a part; all where they are of one part, and where most name none"
-    part_names = {name: _part_of_path(name) for name in names}
+    part_names = {name: _part_of_path(name) for name in files}
     counts = Counter(part_names.values())
     few = 2 * counts[""] >= len(part_names)  # "train.jpg" and "test.jpg" among other photographs
     present = sorted(filter(None, counts))
     if part == "all" or few or (part == "train" and len(present) == 1):
-        return set(part_names), Counter()
+        return files, Counter()
     if part not in present:
         raise UserError(f"{source} has the parts {', '.join(present)} and no {part}: name one of them as part")
-    chosen = {name for name, its_part in part_names.items() if its_part == part}
+    chosen = {name: file for name, file in files.items() if part_names[name] == part}
     return chosen, Counter({left_out(other): count for other, count in counts.items() if other != part})
 
 # %% ../../../nbs/4_data/02_images.ipynb #6fd89ec3

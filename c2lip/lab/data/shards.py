@@ -7,6 +7,7 @@ __all__ = ['LOST', 'NO_ROW', 'shard_paths', 'shard_samples', 'index_captions', '
 
 # %% ../../../nbs/4_data/04_shards.ipynb #e386a939
 import itertools
+import math
 import os
 import re
 import tarfile
@@ -47,26 +48,25 @@ _MAX_SHARDS = 10**6  # braces can name more shards than there is memory
 
 def _words_of_braces(inside):
     "The words between two braces: the numbers of a range, as long as its ends where these have zeros, or a list"
+    words = inside.split(",")
     ends = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
-    if not ends:
-        return inside.split(",")
-    first, last = ends.groups()
-    width = len(first) if first[0] == "0" else 0
-    return [f"{number:0{width}}" for number in range(int(first), int(last) + 1)[:_MAX_SHARDS]]
+    if ends:
+        first, last = ends.groups()
+        width = len(first) if first[0] == "0" else 0
+        words = [f"{number:0{width}}" for number in range(int(first), int(last) + 1)[:_MAX_SHARDS]]
+    if not words or ".." in words[0]:
+        raise UserError(f"{{{inside}}} is no range of whole numbers, such as {{000..011}}")
+    return words
 
 
 def _spelled_out(text):
     "The texts that braces name, as in a shell: {000..011} and {a,b}; braces inside braces are refused"
-    start, *pieces = re.split(r"\{([^{}]*[,.][^{}]*)\}", text)
-    texts = [start]
-    for inside, after in zip(pieces[::2], pieces[1::2]):
-        words = _words_of_braces(inside)
-        if len(texts) * len(words) >= _MAX_SHARDS:
-            raise UserError(f"{text} names {_MAX_SHARDS:,} shards or more")
-        if not words or ".." in words[0]:
-            raise UserError(f"{{{inside}}} is no range of whole numbers, such as {{000..011}}")
-        texts = [f"{text}{word}{after}" for text in texts for word in words]
-    return texts
+    pieces = re.split(r"\{([^{}]*[,.][^{}]*)\}", text)
+    options = [[piece] for piece in pieces]
+    options[1::2] = map(_words_of_braces, pieces[1::2])
+    if math.prod(map(len, options)) >= _MAX_SHARDS:
+        raise UserError(f"{text} names {_MAX_SHARDS:,} shards or more")
+    return list(map("".join, itertools.product(*options)))
 
 # %% ../../../nbs/4_data/04_shards.ipynb #6ad9cdac
 def _files(text):

@@ -167,10 +167,9 @@ class Folder(Tables):
         kinds = (*IMAGES, *NOT_READ, "txt")
         paths = [path for path in sorted(walk_files(folder, skips.unread)) if kind_of(path) in kinds]
         files = {path.relative_to(folder).as_posix(): path for path in paths}
-        chosen, left = choose_part(files, self.part, folder)
+        files, left = choose_part(files, self.part, folder)
         skips.unread.update(left)
 
-        files = {name: path for name, path in files.items() if name in chosen}
         texts = {_stem(path): path for path in files.values() if kind_of(path) == "txt"}
         images = {_stem(path) for path in files.values() if kind_of(path) != "txt"}
         for name, path in files.items():
@@ -259,8 +258,8 @@ def find_source(
 
     _check_kinds(places)
     names = place_names(places)
-    chosen, left = choose_part(names.values(), part, source)
-    places = [place for place, name in names.items() if name in chosen]
+    chosen, left = choose_part({name: place for place, name in names.items()}, part, source)
+    places = list(chosen.values())
     tables = [place for place in places if kind_of(place) in TABLES]
     if tables and len(tables) < len(places):
         raise UserError(f"{source} holds tables beside shards, such as {tables[0]}: name those that count")
