@@ -32,6 +32,7 @@ from c2lip.lab.evaluation.base import (
     shard_items,
     suite_table,
 )
+from ..choices import number_of
 from ..scores import recall_hits, similarities
 
 # %% ../../../../nbs/5_evaluation/08_classes.ipynb #0b44f346
@@ -48,10 +49,10 @@ class ClassSet(NamedTuple):
         return [template.replace("{}", name) for name in self.classnames for template in self.templates]
 
 
-def _zeroshot_hits(data, items, scorer):
+def _zeroshot_hits(data, scorer):
     "Is the right class strictly the nearest? A class is the mean over its templates, made unit again"
-    images = [item.image for item in items]
-    labels = torch.tensor([item.label for item in items])
+    images = [item.image for item in data.items]
+    labels = torch.tensor([item.label for item in data.items])
     shape = (len(data.classnames), len(data.templates))
     prompts = scorer.text(data.texts).unflatten(0, shape)
     classes = F.normalize(prompts.mean(1), dim=-1)  # (C,D)
@@ -63,8 +64,8 @@ def _zeroshot_hits(data, items, scorer):
     return recall_hits(scores, labels, (1,))[1]
 
 # %% ../../../../nbs/5_evaluation/08_classes.ipynb #773d46e3
-def _read_zeroshot(path, images):
-    "Read a zero-shot classification file"
+def _read_zeroshot(path, request):
+    "Read the items of a zero-shot classification file that are held out, or the others"
     top = Entry(read_json(path), path, "at the top")
     names = list(top.texts("classnames"))
     templates = list(top.texts("templates"))
@@ -74,12 +75,10 @@ def _read_zeroshot(path, images):
 
     items = []
     for entry in read_entries(path, "items"):
-        image = Path(images) / entry.text("filename")
-        label = entry.value("label")
-        if type(label) is not int or not 0 <= label < len(names):
-            raise entry.error(f"the label must be 0 to {len(names) - 1}, got {label!r}")
-        heldout = bool(entry.value("heldout", False))
-        items.append(Item(entry.number, image, label=label, heldout=heldout))
+        image = request.images / entry.text("filename")
+        label = number_of(entry, "label", names)
+        if entry.value("heldout", False) == request.name.startswith("heldout"):
+            items.append(Item(entry.number, image, label=label))
     return ClassSet(items, names, templates)
 
 
@@ -87,23 +86,18 @@ def read_own_classes(
     request: Request,  # zeroshot, or heldout/zeroshot
 ) -> Suite:
     "zeroshot/*.json: in heldout/zeroshot what is marked as held out, in zeroshot the rest"
-    held = request.name == "heldout/zeroshot"
     files = by_number(Path(request.folder).glob("zeroshot/*.json"))
-    tasks = {}
-    for file in files:
-        data = _read_zeroshot(file, request.images)
-        items = [item for item in data.items if item.heldout == held]
-        if items:
-            tasks[file.stem] = data, items
+    read = {file.stem: _read_zeroshot(file, request) for file in files}
+    tasks = {task: data for task, data in read.items() if data.items}
     if not tasks:
         raise NotHere(f"{request.folder} holds no zeroshot/*.json with images of {request.name}")
 
     def measure(scorer):
-        for task, (data, items) in tasks.items():
-            yield task, _zeroshot_hits(data, items, scorer)
+        for task, data in tasks.items():
+            yield task, _zeroshot_hits(data, scorer)
 
-    texts = [text for data, _ in tasks.values() for text in data.texts]
-    images = images_of({f"{request.name} {task}": data.items for task, (data, _) in tasks.items()})
+    texts = [text for data in tasks.values() for text in data.texts]
+    images = images_of({f"{request.name} {task}": data.items for task, data in tasks.items()})
     return Suite(images, texts, measure)
 
 # %% ../../../../nbs/5_evaluation/08_classes.ipynb #42019475
@@ -234,7 +228,7 @@ def read_class_set(
     data = read_classes(request.at)
 
     def measure(scorer):
-        hits = _zeroshot_hits(data, data.items, scorer)
+        hits = _zeroshot_hits(data, scorer)
         yield "top-1", hits
         yield "top-1 mean of classes", macro([str(item.label) for item in data.items], hits)
 

@@ -17,13 +17,13 @@ from PIL import Image
 from ....core import UserError, did_you_mean
 from ..base import Item, Request, Suite, image_of, macro, read_entries, require_files, suite_data
 from c2lip.lab.evaluation.choices import (
-    answer_of,
     choice_hits,
     choice_suite,
     clustered,
     cropped,
     folders_of,
     items_of,
+    number_of,
     pair_item,
     triple_hits,
 )
@@ -341,8 +341,8 @@ def _read_negbench(request: Request) -> Suite:
     def item(entry):
         image = image_of(entry, "image_path", folders)
         options = [entry.text(f"caption_{n}") for n in range(4)]
-        right, wrong = answer_of(entry, "correct_answer", options)
-        return Item(entry.number, image, (right,), wrong)
+        right = options.pop(number_of(entry, "correct_answer", options))
+        return Item(entry.number, image, (right,), tuple(options))
 
     files = {
         "COCO_val": "images/COCO_val_mcq_llama3.1_rephrased.csv",
