@@ -89,7 +89,6 @@ class Item(NamedTuple):
     wrong: tuple[str, ...] = ()  # texts that do not
     group: str = ""  # what it shares with others: a relation, a pair of attributes, a question
     label: int = -1  # index of its class
-    heldout: bool = False  # shows a pair that no training saw
     others: tuple[ImageRef, ...] = ()  # images that the right text does not fit
 
 # %% ../../../nbs/5_evaluation/04_base.ipynb #1e530812

@@ -77,7 +77,8 @@ def _read_zeroshot(path, request):
     for entry in read_entries(path, "items"):
         image = request.images / entry.text("filename")
         label = number_of(entry, "label", names)
-        if entry.value("heldout", False) == request.name.startswith("heldout"):
+        heldout = bool(entry.value("heldout", False))
+        if heldout == request.name.startswith("heldout/"):
             items.append(Item(entry.number, image, label=label))
     return ClassSet(items, names, templates)
 
