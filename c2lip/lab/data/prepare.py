@@ -255,15 +255,7 @@ def prepare(
             raise UserError(f"{source}: no sample found{hint}")
 
         skipped.update(skips.counts)
-        manifest = dict(
-            total,
-            skipped=dict(skipped),
-            also=dict(skips.unread),
-            parts=len(notes),
-            made_by=made_by,
-            rules=chosen,
-            sentences=sentences,
-            joined=joined,
-        )
+        manifest = dict(total, skipped=dict(skipped), also=dict(skips.unread), parts=len(notes), made_by=made_by)
+        manifest |= dict(rules=chosen, sentences=sentences, joined=joined)
         _write_result(folder, notes, manifest)
     return manifest

@@ -346,7 +346,7 @@ def find_image(
     places = [os.path.join(folder, place) for place in names for folder in folders]
     return Path(next(filter(os.path.isfile, places), places[0]))  # Path.is_file raises for a name too long
 
-
+# %% ../../../nbs/5_evaluation/04_base.ipynb #29148c58
 def image_of(
     entry: Entry,  # an item of the file
     key: str,  # of the file's name, of its number, or of the image's bytes

@@ -193,7 +193,7 @@ def _annotation_mask(index, annotation):
     step = math.ceil(max(size) / 160)
     return mask[step // 2 :: step, step // 2 :: step]
 
-
+# %% ../../../nbs/5_evaluation/10_localisation.ipynb #a1f9aa20
 def _image_probes(path, annotations, masks, names, group):
     "The probes of one image: first its categories, then its phrases"
     objects: dict = {}
