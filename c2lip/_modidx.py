@@ -1404,8 +1404,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'c2lip/lab/serve/search.py'),
                                         'c2lip.lab.serve.search.ImageIndex.__init__': ( '8_serve/search.html#imageindex.__init__',
                                                                                         'c2lip/lab/serve/search.py'),
-                                        'c2lip.lab.serve.search.ImageIndex._by_vector': ( '8_serve/search.html#imageindex._by_vector',
-                                                                                          'c2lip/lab/serve/search.py'),
                                         'c2lip.lab.serve.search.ImageIndex.search': ( '8_serve/search.html#imageindex.search',
                                                                                       'c2lip/lab/serve/search.py'),
                                         'c2lip.lab.serve.search._Form': ('8_serve/search.html#_form', 'c2lip/lab/serve/search.py'),

@@ -43,6 +43,7 @@ from c2lip.score import (
     compress,
     encode_images,
     encode_texts,
+    joint_vectors,
     maxsim,
     phrase_texts,
     read_vector_head,
@@ -87,11 +88,11 @@ class _Form(NamedTuple):
     vectors: int  # of its patches
 
     def columns(self, key):
-        "The columns of a block: key, v (D,), mapped (numbers,) by the head, and patches (vectors,D+1)"
+        "The columns of a block: key, vector (D+numbers,), of v and the head's numbers, and patches (vectors,D+1)"
         D = self.towers.config["embed_dim"]
         numbers = self.head.phrase_layers[-1].out_features if self.head else 0
         patches = ("patches", "i1", (self.vectors, D + 1))
-        return np.dtype([("key", key), ("v", "f4", D), ("mapped", "f4", numbers), patches])
+        return np.dtype([("key", key), ("vector", "i1", D + numbers), patches])
 
     def made_by(self):
         "The origin of the towers, and of their head"
@@ -104,10 +105,8 @@ def _rows(form, pixels):
     images = encode_images(form.towers, [*pixels.values()])
     rows = np.zeros(len(pixels), form.columns(np.array([*pixels]).dtype))
     rows["key"] = [*pixels]
-    rows["v"] = [image[0, :-1] for image in images]
-    if form.head:
-        patches = torch.from_numpy(np.stack(images))[:, 1:, :-1]
-        rows["mapped"] = form.head.image(patches)
+    joint = joint_vectors(images, form.head)
+    rows["vector"] = (127 * joint / joint.abs().amax(1, keepdim=True)).round()
     for row, image in zip(rows["patches"], images):
         if form.vectors:
             row[:] = np.resize(compress(image, Store(form.vectors))[1:], row.shape)  # some twice where they are few
@@ -119,12 +118,7 @@ def _check_rows(rows, form):
     columns = form.columns(rows.dtype["key"])
     if rows.ndim != 1 or rows.dtype != columns:
         raise ValueError(rows.dtype)
-
-    lengths = np.linalg.norm(rows["v"], axis=1)
-    if not np.allclose(lengths, 1, atol=1e-3):
-        raise ValueError(lengths)
-    marks = rows["patches"][..., :-1]
-    if not marks.any(-1).all() or not np.isfinite(rows["mapped"]).all():
+    if not (rows["vector"].any(-1).all() and rows["patches"][..., :-1].any(-1).all()):
         raise ValueError(rows)
 
 
@@ -199,9 +193,9 @@ def index_images(
     form = _Form(towers, read_vector_head(towers), vectors)
     about = form.made_by() | {"model": towers.name, "folder": str(folder)}
     file = target / _ABOUT
-    before = {"vectors": 12, "vector_head": None} | json_object(file)  # older ones do not say it
+    before = json_object(file)
     if os.path.lexists(file) and not about.items() <= before.items():
-        other = "another folder, of other vectors, or by other weights"
+        other = "another folder or version, of other vectors, or by other weights"
         raise UserError(f"{place} is an index of {other}: choose another place (--out)")
 
     with disk_errors(target), sole_writer(target):
@@ -240,8 +234,8 @@ class ImageIndex:
                 blocks = [_read_block(target / name, form, self.folder) for name in _recorded(about)]
                 self.rows = [row for block in blocks for row in block]
                 self.size = len(self.rows)
-                self.v = np.concatenate([block["v"] for block in blocks])
-                self.mapped = np.concatenate([block["mapped"] for block in blocks])
+                vectors = np.concatenate([block["vector"] for block in blocks])
+                self.joint = F.normalize(torch.from_numpy(vectors).float(), dim=-1)
                 self.share = phrase_share(self.towers.name)
                 self.first = "vector" if self.head else "v·t"  # the score that fetches
                 self.score = "phrases" if form.vectors else self.first  # the score that orders
@@ -249,17 +243,6 @@ class ImageIndex:
                 raise UserError(f"{about['model']} has other weights now")
         except (OSError, UserError) as e:
             raise UserError(f"{place} cannot be searched ({e}): c2lip index mends it, or makes another one") from None
-
-    def _by_vector(self, query, phrases):
-        "(N,) v·t, (N,) the score that fetches, and the halves of t and the phrases"
-        [halves] = encode_texts(self.towers, [query], 0.5, [phrases])
-        text = F.normalize(torch.from_numpy(halves[:, :-1]), dim=-1)
-        cosines = self.v @ text[0].numpy()
-        if self.head is None:
-            return cosines, cosines, halves
-        share = self.head.share
-        mapped = self.head.text([text[1:]])[0]
-        return cosines, (1 - share) * cosines + share * self.mapped @ mapped.numpy(), halves
 
     def search(
         self,
@@ -273,14 +256,18 @@ class ImageIndex:
         if not query.strip():
             raise UserError("the search is empty; type a few words such as: a red mug and a blue fish")
         phrases = phrase_texts([query])[0]
-        cosines, scores, halves = self._by_vector(query, phrases)
+        [halves] = encode_texts(self.towers, [query], 0.5, [phrases])
+        [asked] = joint_vectors([halves], self.head, texts=True)
+        scores = (self.joint @ asked).numpy()
         fetched = np.argsort(-scores)[:first]
         rows = [self.rows[i] for i in fetched]
         scores = scores[fetched]
         fits = np.zeros(0)
         if self.score == "phrases":
             fits = 2 * maxsim([phrase[None] for phrase in halves[1:]], [row["patches"] for row in rows])
-            scores = (1 - self.share) * cosines[fetched] + self.share * fits.sum(0)
+            t = 2 * halves[0, :-1]
+            v = F.normalize(self.joint[fetched, : len(t)], dim=-1).numpy()
+            scores = (1 - self.share) * (v @ t) + self.share * fits.sum(0)
 
         ranks = np.argsort(-scores, kind="stable")
         present = (rank for rank in ranks if os.path.isfile(_path_of(rows[rank]["key"])))
