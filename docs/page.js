@@ -16,9 +16,15 @@ const c2lip = (() => {
     for (const [name, about] of Object.entries(head)) {
       if (name == '__metadata__') continue;
       const [begin, end] = about.data_offsets;
-      weights[name] = new Float32Array(bytes.slice(8 + length + begin, 8 + length + end).buffer);
+      const kept = bytes.slice(8 + length + begin, 8 + length + end).buffer;
+      weights[name] = about.dtype == 'F16' ? Float32Array.from(new Uint16Array(kept), half) : new Float32Array(kept);
     }
     return weights;
+  }
+
+  function half(bits) { // a finite float16
+    const size = bits & 1023, power = bits >> 10 & 31;
+    return (bits >> 15 ? -1 : 1) * (power ? 2 ** (power - 15) * (1 + size / 1024) : 2 ** -24 * size);
   }
 
   // ---- layers; x holds n rows, one after the other
@@ -203,7 +209,7 @@ const c2lip = (() => {
 
   // ---- models, which are read when they are first asked
 
-  const weights = [null, null], texts = [new Map(), new Map()];
+  const weights = [null, null], heads = [null, null], texts = [new Map(), new Map()];
   const model = m => weights[m] ||= readWeights(D.models[m]);
   const view = (m, rgb) => encodeImage(model(m), rgb);
   function embed(m, text) {
@@ -231,6 +237,16 @@ const c2lip = (() => {
     const found = phrasesOf(text), phrases = found.length ? found : [text], [cosine, weight] = D.weights[m];
     const whole = dot(embed(m, text), seen.image), best = phrases.map(phrase => scores(seen, embed(m, phrase))[1]);
     return [whole, cosine * whole + weight * best.reduce((a, b) => a + b) / phrases.length];
+  }
+
+  function vectorScores(m, text, images) { // of the scenes to search, by the vector head of model m; empty where it has none
+    if (!D.heads[m]) return [];
+    const w = heads[m] ||= readWeights(D.heads[m]), [share] = w.share, found = phrasesOf(text);
+    const layer = (x, k) => linear(x, 1, w[`phrase_layers.${k}.weight`], w[`phrase_layers.${k}.bias`]);
+    const mapped = c => unit(layer(gelu(layer(c.map(v => v * Math.sqrt(WIDTH)), 0)), 2));
+    const asked = unit((found.length ? found : [text]).map(phrase => mapped(embed(m, phrase))).reduce(add));
+    const fits = i => asked.reduce((sum, v, k) => sum + v * w.scenes[i * asked.length + k], 0);
+    return images.map((seen, i) => (1 - share) * dot(embed(m, text), seen.image) + share * fits(i));
   }
 
   // ---- columns and their colours, as c2lip.lab.attention.maps and figures have them
@@ -700,6 +716,6 @@ const c2lip = (() => {
     choose(D.scenes[0]).then(() => { c2lip.ready = performance.now(); });
   }
 
-  return {D, start, tokenize, embed, view, map, scores, captionScores, columns, paint, phrasesOf, swapped, ask, ranks, resized, choose,
+  return {D, start, tokenize, embed, view, map, scores, captionScores, vectorScores, columns, paint, phrasesOf, swapped, ask, ranks, resized, choose,
     arranged, make, load, pixelsOf, rgbOf, ready: 0, took: 0};
 })();

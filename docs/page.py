@@ -27,7 +27,7 @@ from c2lip.lab.world.captions import caption_scene, change_things, name_thing
 from c2lip.lab.world.drawn import DRAWN, SIZES, draw_scene, make_scene, object_mask
 from c2lip.lab.world.scenes import binding_scenes
 from c2lip.lab.world.worlds import COLOURS, PATTERNS
-from c2lip.score import Score
+from c2lip.score import Embedded, Score, read_vector_head
 from c2lip.towers import load
 
 HERE = Path(__file__).resolve().parent
@@ -126,6 +126,19 @@ def _model(name):
     return _text(save(weights))
 
 
+def _head(name):
+    "The phrases' half of a model's vector head, and the other half's answers for the scenes to search; empty: none"
+    towers = load(name)
+    head = read_vector_head(towers)
+    if head is None:
+        return ""
+    images = [exhibit.image for exhibit in [*scenes(), *searched()]]
+    held = {key: value for key, value in head.state_dict().items() if key.startswith("phrase")}
+    held["scenes"] = head.image(Embedded.of(towers, images).patches)
+    held["share"] = torch.tensor([head.share])
+    return _text(save({key: value.half() for key, value in held.items()}))
+
+
 def data(before: str, after: str) -> dict:
     "All that the page holds besides its code"
     tokenizer = json.loads((shipped("base") / "tokenizer.json").read_text(encoding="utf8"))["model"]
@@ -144,6 +157,7 @@ def data(before: str, after: str) -> dict:
     return dict(
         names=[Path(name).name for name in (before, after)],
         models=[_model(before), _model(after)],
+        heads=[_head(before), _head(after)],
         vocab=tokenizer["vocab"],
         merges=tokenizer["merges"],
         palettes=palettes,

@@ -1,7 +1,7 @@
-// Search: sixty scenes in the order of v·t, and in that of the score of phrases, by one of the page's models.
+// Search: sixty scenes in the orders of v·t, of the vector and of phrases, by one of the page's models.
 'use strict';
 const search = (() => {
-  const {D, make, phrasesOf, view, captionScores, load, pixelsOf, rgbOf} = c2lip;
+  const {D, make, phrasesOf, view, captionScores, vectorScores, load, pixelsOf, rgbOf} = c2lip;
   const at = id => document.getElementById(id), scenes = [...D.scenes, ...D.search.scenes];
   const SIDE = 96, FIRST = 10, seen = [[], []], now = {model: 1, asked: 0};
   const say = text => { at('found-status').textContent = text; };
@@ -39,14 +39,17 @@ const search = (() => {
     at('query').value = text;
     const m = now.model, asked = ++now.asked, images = await encoded(m);
     if (asked != now.asked) return; // something else is looked for by now
-    const all = images.map(image => captionScores(m, text, image));
-    const right = scenes.filter(scene => !missing(scene, text).length).length, counts = [];
-    ['by-vt', 'by-phrases'].forEach((list, k) => {
-      const order = all.map((_, i) => i).sort((a, b) => all[b][k] - all[a][k]).slice(0, FIRST);
-      at(list).replaceChildren(...order.map(i => hit(i, all[i][k], text)));
-      counts.push(at(list).querySelectorAll('.right').length);
+    const all = images.map(image => captionScores(m, text, image)), vector = vectorScores(m, text, images);
+    const right = scenes.filter(scene => !missing(scene, text).length).length;
+    const lists = {'by-vt': all.map(scores => scores[0]), 'by-vector': vector, 'by-phrases': all.map(scores => scores[1])};
+    const counts = Object.entries(lists).map(([list, values]) => {
+      const order = values.map((_, i) => i).sort((a, b) => values[b] - values[a]).slice(0, FIRST);
+      at(list).replaceChildren(...order.map(i => hit(i, values[i], text)));
+      at(list).parentNode.hidden = !values.length;
+      return at(list).querySelectorAll('.right').length;
     });
-    const found = `v·t has ${counts[0]} among its ten best, the phrases ${counts[1]}`;
+    const one = vector.length ? `, the vector ${counts[1]}` : '';
+    const found = `v·t has ${counts[0]} among its ten best${one}, the phrases ${counts[2]}`;
     say(`${D.names[m]}: ${right ? `of ${right} scenes that show it, ${found}` : 'no scene shows it'}`);
     at('found').dataset.asked = asked;
   }
