@@ -680,7 +680,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'c2lip.lab.dev.upkeep._store_launcher': ( 'dev/upkeep.html#_store_launcher',
                                                                                 'c2lip/lab/dev/upkeep.py'),
                                       'c2lip.lab.dev.upkeep._stored': ('dev/upkeep.html#_stored', 'c2lip/lab/dev/upkeep.py'),
-                                      'c2lip.lab.dev.upkeep.digest_code': ('dev/upkeep.html#digest_code', 'c2lip/lab/dev/upkeep.py'),
                                       'c2lip.lab.dev.upkeep.index_names': ('dev/upkeep.html#index_names', 'c2lip/lab/dev/upkeep.py'),
                                       'c2lip.lab.dev.upkeep.notebooks_of': ('dev/upkeep.html#notebooks_of', 'c2lip/lab/dev/upkeep.py'),
                                       'c2lip.lab.dev.upkeep.pyproject': ('dev/upkeep.html#pyproject', 'c2lip/lab/dev/upkeep.py'),

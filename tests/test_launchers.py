@@ -5,6 +5,8 @@ import re
 
 import pandas as pd
 import pytest
+from conftest import ROOT
+from shown import assert_fresh
 
 from c2lip.core import UserError
 from c2lip.core.files import read_json, read_yaml, shipped
@@ -49,6 +51,7 @@ def test_what_a_run_leaves(trained):
     assert set(params) <= set(launcher_settings("nbs/train.ipynb"))
     assert str(folder) in shown
     assert "Traceback" not in shown
+    assert_fresh(folder / "train.ipynb", ROOT / "nbs" / "train.ipynb", small=True)
 
 
 def losses(folder):
@@ -73,6 +76,7 @@ def test_a_comparison_shows_binding_by_both_scores(run, tmp_path):
     assert {("World-SugarCrepe 2", "binding"), ("World-SugarCrepe 2, phrases", "binding")} <= {*table.index}
     assert {"C2LIP", "C2LIP, α 0.4", "MACCO", "plain"} <= {*table}, table.columns
     assert (tmp_path / "run" / "methods.png").is_file()
+    assert_fresh(tmp_path / "run" / "compare.ipynb", ROOT / "nbs" / "compare.ipynb", small=True)
 
 
 OURS = {"params.json": '{"seed": 0}', "checkpoint.pt": ""}

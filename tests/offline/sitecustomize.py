@@ -63,7 +63,9 @@ def _hand_over(address, words):
     os._exit(code)
 
 
-_FORKED = "papermill nbdev-test c2lip ipykernel_launcher torch.distributed.run c2lip.lab.training.run rank broken_run"
+_FORKED = (
+    "papermill nbdev-test shown c2lip ipykernel_launcher torch.distributed.run c2lip.lab.training.run rank broken_run"
+)
 _words = [word for word in sys.orig_argv[1:] if word != "-u"]
 _main = _words[1] if _words[:1] == ["-m"] else os.path.basename("".join(_words[:1]))
 _worker = _words == ["-c", "import sys;exec(eval(sys.stdin.readline()))"]  # of pytest-xdist
