@@ -62,7 +62,7 @@ SAID_TWICE = [
 
 def on_photographs():
     "How much better the default binds with people's captions, by phrases and by v·t"
-    answers = read_answers("photographs_again")
+    answers = read_answers("photographs_five")
     return [change(answers, score, "binding", "phrases") for score in ("phrases", "v·t")]
 
 
