@@ -592,8 +592,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'c2lip/lab/data/sources.py'),
                                         'c2lip.lab.data.sources.find_source': ( '4_data/sources.html#find_source',
                                                                                 'c2lip/lab/data/sources.py'),
-                                        'c2lip.lab.data.sources.index_table': ( '4_data/sources.html#index_table',
-                                                                                'c2lip/lab/data/sources.py'),
                                         'c2lip.lab.data.sources.open_data': ('4_data/sources.html#open_data', 'c2lip/lab/data/sources.py')},
             'c2lip.lab.data.tables': { 'c2lip.lab.data.tables._Keys': ('4_data/tables.html#_keys', 'c2lip/lab/data/tables.py'),
                                        'c2lip.lab.data.tables._Keys.__init__': ( '4_data/tables.html#_keys.__init__',

@@ -35,9 +35,8 @@ def find_flickr(
     "The layout of a folder with captions of people and a folder of images"
 
     def present(*patterns):
-        places = [place for pattern in patterns for place in (pattern, f"*/{pattern}")]
-        files = [file for place in places for file in sorted(folder.glob(place))]
-        return [file for file in files if "__MACOSX" not in file.parts]  # a shadow in the authors' archive
+        places = [place for pattern in patterns for place in (pattern, f"[!_]*/{pattern}")]  # __MACOSX is a shadow
+        return [file for place in places for file in sorted(folder.glob(place))]
 
     images = [place for place in present(*_IMAGE_FOLDERS) if place.is_dir()]
     captions = images and present(*_CAPTION_FILES)
@@ -70,7 +69,7 @@ def flickr_captions(
     lists: list[Path],  # of the layout
 ) -> Iterator[tuple[str, list[str], str]]:  # image's name, its captions, its part
     "The captions of each image; all are of the part train where no list names parts"
-    names_of: dict[str, list] = {}
+    names_of = {}
     for path in lists:
         if path.suffix == ".json":
             names_of |= json_object(path)

@@ -14,7 +14,7 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -233,15 +233,12 @@ def missing_file(
 
 
 def place_names(
-    places: Iterable[str],  # paths
+    places: Collection[str],  # paths
 ) -> dict[str, str]:
-    "The name of each, with so many of its folders as tell it from the others"
-    places = list(dict.fromkeys(places))
-    for depth in range(1, 99):
-        names = ["/".join(Path(place).parts[-depth:]) for place in places]
-        if len(set(names)) == len(places):
-            break
-    return dict(zip(places, names))
+    "The name of each, from the deepest folder that holds them all"
+    folders = map(os.path.dirname, places)
+    home = os.path.commonpath(folders)
+    return {place: os.path.relpath(place, home) for place in places}
 
 # %% ../../../nbs/4_data/02_images.ipynb #7578eb7d
 _PARTS = ("train", "val", "test")

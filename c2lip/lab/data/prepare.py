@@ -249,7 +249,7 @@ def prepare(
         _prepare_parts(work, notes, data.parts(Skips()), workers, ray, progress)
 
         total, skipped, lost = _total(notes)
-        check_shards(len(notes), len(lost), max_skipped, one_line(", ".join(lost), 300))
+        check_shards(len(notes), len(lost), max_skipped, ", ".join(lost[:10]))
         if not total["captions"]:
             hint = f": {total['images_without_row']} images have no row in {captions}" if captions else ""
             raise UserError(f"{source}: no sample found{hint}")

@@ -183,7 +183,7 @@ def shard_samples(
     name = name or Path(path).name
     members = _members(path, skips, name)
     for stem, group in itertools.groupby(members, key=_stem):
-        samples: dict[str, dict] = defaultdict(dict)
+        samples = defaultdict(dict)
         for member, data in group:
             key, _, kind = member.rpartition(".")
             if kind.lower() in samples[key]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pyarrow
 import pyarrow.parquet
 
-from ...core import UserError
+from ...core import UserError, one_line
 from ...core.files import form_errors, parse_json, regular, replacing
 from .images import MAX_MEMBER, TarPart, check_name, left_out, missing_file, part_of, place_names
 from c2lip.lab.data.records import (
@@ -185,10 +185,8 @@ def table_rows(
                         continue
                 skips.seen += 1
                 where = f"{name or path.name}:{number}"
-                if isinstance(row, ValueError):
-                    skips.add(where, "bad JSON", str(row))
-                elif not isinstance(row, dict):
-                    skips.add(where, "bad JSON", "not an object")
+                if not isinstance(row, dict):
+                    skips.add(where, "bad JSON", f"no object: {one_line(row, 120)}")
                 elif None in row:  # where csv.DictReader puts what has no column
                     skips.add(where, "too many cells", f"without a column: {row[None]}")
                 else:
@@ -288,7 +286,7 @@ def table_records(
 ) -> Iterator[Record]:
     "Records of tables, one at a time, phrases as the table gives them; raises `UserError` where a column is missing"
     keys = _Keys()
-    names = place_names(map(str, paths))
+    names = place_names(list(map(str, paths)))
     roots = {path: image_folder or str(Path(path).parent) for path in names}
     folders = place_names(roots.values())
 

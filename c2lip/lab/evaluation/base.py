@@ -138,7 +138,7 @@ class Request:
 
 def images_of(tasks: dict[str, list[Item]]) -> dict[ImageRef, str]:  # task → items
     "The images of tasks → who asks for each first, for messages"
-    users: dict[ImageRef, str] = {}
+    users = {}
     for task, items in tasks.items():
         for item in items:
             for image in (item.image, *item.others):
@@ -272,7 +272,7 @@ class Entry(NamedTuple):
     ) -> tuple[str, ...]:  # one at least, none empty
         "The text under a key, or all of a list; Karpathy's are objects with a `raw`"
         value = listed(self.value(key))
-        items: list[Any] = value if isinstance(value, list) else [value]
+        items = value if isinstance(value, list) else [value]
         texts: list[Any] = [text.get("raw") if isinstance(text, dict) else text for text in items]
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
             raise self.error(f"{key!r} must be a text, or a list of texts, got {str(value)[:80]!r}")
@@ -312,7 +312,7 @@ def _read_table(path):
     "The rows of a parquet or CSV file; an empty cell is an empty text"
     try:
         path = regular(path)
-        if Path(path).suffix == ".parquet":
+        if path.suffix == ".parquet":
             table = pd.read_parquet(path)
         else:
             table = pd.read_csv(path, keep_default_na=False)

@@ -98,7 +98,6 @@ class Probe(NamedTuple):
     image: Any  # PIL image, path or bytes; the same object for all probes of one image
     phrase: str
     mask: np.ndarray  # (h,w) bool, the whole image at any resolution
-    group: str = ""  # rows of a group are averaged together, e.g. "heldout"
 
 
 def coverage(
@@ -125,8 +124,7 @@ def scene_probes(
         pairs = [thing.pair for thing in scene.things]
         for thing in scene.things:
             if pairs.count(thing.pair) == 1:
-                group = "heldout" if thing.held_out else ""
-                probes.append(Probe(image, name_thing(thing, pattern=True), object_mask(thing), group))
+                probes.append(Probe(image, name_thing(thing, pattern=True), object_mask(thing)))
     return probes
 
 # %% ../../../nbs/5_evaluation/10_localisation.ipynb #fe0224bc
@@ -194,23 +192,19 @@ def _annotation_mask(index, annotation):
     return mask[step // 2 :: step, step // 2 :: step]
 
 # %% ../../../nbs/5_evaluation/10_localisation.ipynb #a1f9aa20
-def _image_probes(path, annotations, masks, names, group):
-    "The probes of one image: first its categories, then its phrases"
-    objects: dict = {}
-    probes = []
+def _image_probes(path, annotations, masks, names):
+    "The probes of one image: a phrase has its own mask, a category that of all its objects"
+    objects = {}
     for annotation, mask in zip(annotations, masks):
-        if annotation.get("phrase"):
-            probes.append(Probe(path, annotation["phrase"], mask, group))
-        else:
-            objects.setdefault(annotation["category_id"], []).append(mask)
-    categories = [Probe(path, names[key], np.any(shown, 0), group) for key, shown in objects.items()]
-    return categories + probes
+        phrase = annotation.get("phrase")
+        key = (phrase, annotation["id"]) if phrase else (names[annotation["category_id"]], None)
+        objects.setdefault(key, []).append(mask)
+    return [Probe(path, phrase, np.any(shown, 0)) for (phrase, _), shown in objects.items()]
 
 
 def coco_probes(
     file,  # a JSON file in COCO's format
     images,  # folder of its images
-    group: str = "",  # of the probes
 ) -> list[Probe]:  # those of one image side by side
     "The probes of a file of annotations; one that cannot be read is a `UserError` that names the file"
     index = COCO()
@@ -224,7 +218,7 @@ def coco_probes(
             annotations = index.imgToAnns[image["id"]]
             masks = [_annotation_mask(index, annotation) for annotation in annotations]
             path = str(Path(images) / image["file_name"])
-            probes += _image_probes(path, annotations, masks, names, group)
+            probes += _image_probes(path, annotations, masks, names)
     except (LookupError, OverflowError, TypeError, ValueError) as e:
         raise UserError(f"{file} is not in COCO's format: {type(e).__name__} {e}") from None
     return [probe for probe in probes if probe.mask.any()]  # an object smaller than the raster has nothing to point at
@@ -250,7 +244,7 @@ def measure_map(
     "Both measures of one map"
     own = (inside > 0.5) | (inside == inside.max()) & (inside > 0)  # patches that count as the object's
     if not own.any() or own.all() or values.isnan().any():
-        return {"auroc": math.nan, "pointing": math.nan}
+        return dict.fromkeys(("auroc", "pointing"), math.nan)
     pointing = values[own].max() > values[~own].max()  # a tie is wrong
     return {"auroc": auroc(values, inside, 1 - inside), "pointing": float(pointing)}
 
@@ -259,7 +253,7 @@ def localisation(
     towers: Towers,  # a model whose visual tokens are in the joint space
     probes: list[Probe],  # those of one image side by side
     text: Callable | None = None,  # phrases → (P,D) unit; None: they are embedded here
-) -> pd.DataFrame:  # a row per probe: image (its number), phrase, group, and the columns of `measure_map`, 0…1
+) -> pd.DataFrame:  # a row per probe: image (its number), phrase, and the columns of `measure_map`, 0…1
     "How well the map of each phrase finds its object; no probe, a bad image and an empty mask are a `UserError`"
     rows = []
     for (number, field, values), probe in zip(_probe_maps(towers, probes, text), probes):
@@ -267,7 +261,7 @@ def localisation(
             raise UserError(f"the mask of {probe.phrase!r} is empty")
 
         inside = coverage(probe.mask, values.shape, field).flatten()
-        about = {"image": number, "phrase": probe.phrase, "group": probe.group}
+        about = {"image": number, "phrase": probe.phrase}
         rows.append(about | measure_map(values.flatten(), inside))
     return pd.DataFrame(rows)
 

@@ -75,7 +75,7 @@ def read_folder(
     names = _wanted(suites)
     check_exists("benchmark folder", folder)
 
-    present: dict[str, Suite] = {}
+    present = {}
     lacking = {}
     for name in names:
         try:
@@ -267,7 +267,7 @@ def _write_own_captions(named, folder):
 
 def _write_held_back(records, folder):
     "retrieval.json, own_captions/ and images/ of records; None where fewer than two images can be opened"
-    rows: dict[Any, dict] = {}  # by image: a table may name it in a row for each caption
+    rows = {}  # by image: a table may name it in a row for each caption
     named = {}  # file → its first record
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for i, record in enumerate(records):

@@ -180,7 +180,7 @@ def _read_labels(at, images):
     for number, wordnet in enumerate([] if classes else text.split(), 1):
         classes[f"ILSVRC2012_val_{number:08}"] = wordnet
 
-    members: dict[str, list] = {wordnet: [] for wordnet in sorted(set(classes.values()))}
+    members = {wordnet: [] for wordnet in sorted(set(classes.values()))}
     for image in images:
         if image.stem not in classes:
             raise UserError(f"{listed} has no label of {image.name}")

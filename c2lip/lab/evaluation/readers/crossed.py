@@ -47,7 +47,7 @@ def crossed_of(
     kinds: Iterable[str] = repeat(""),  # of each pair; empty: none
 ) -> Suite:
     "A suite of pairs that ask crosswise: all together, then each kind"
-    tasks: Tasks = {"": []}
+    tasks = {"": []}
     for (first, second), kind in zip(pairs, kinds):
         key = first.key
         asked = [
@@ -128,7 +128,7 @@ def _read_svo_probes(request: Request) -> Suite:
     "SVO-Probes: a sentence, and two images of which one shows another subject, verb or object"
     folders = folders_of(request, "images", ".")
     changes = {"subject": "subj_neg", "verb": "verb_neg", "object": "obj_neg"}
-    tasks: dict[str, list] = {task: [] for task in changes}
+    tasks = {task: [] for task in changes}
     for entry in entries_of(request.at, "svo_probes.csv"):
         image = image_of(entry, "pos_image_id", folders, "{}.jpg".format)
         other = image_of(entry, "neg_image_id", folders, "{}.jpg".format)

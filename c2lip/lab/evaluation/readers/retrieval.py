@@ -121,21 +121,20 @@ def _with_extension(name):
 
 def read_captions(
     path: str | Path,  # a file of captions
-    layout: str,  # one of `LAYOUTS`
+    layout: Layout,
     *folders: Path,  # where the images may lie
     split: str = "test",  # keep images of this split only, where the file names splits; empty: all
 ) -> list[Item]:  # `right` are all captions of an image
     "Read a file of captions; `UserError` with the file, the item and the key where one is not there"
-    keys = LAYOUTS[layout]
     items = []
-    for entry in read_entries(path, keys.under):
+    for entry in read_entries(path, layout.under):
         if split and entry.value("split", split) != split:
             continue
 
-        captions = entry.texts(keys.captions)
-        if keys.long:
+        captions = entry.texts(layout.captions)
+        if layout.long:
             captions = (" ".join(captions[0].split()),)
-        image = image_of(entry, keys.image, folders, _with_extension if keys.long else str, keys.within)
+        image = image_of(entry, layout.image, folders, _with_extension if layout.long else str, layout.within)
         items.append(Item(entry.number, image, captions))
 
     if not items:
@@ -159,7 +158,7 @@ def read_own_retrieval(
 ) -> Suite:
     "The workbook's own retrieval.json, in Karpathy's layout"
     require_files(Path(request.folder), f"{request.name}.json")
-    items = read_captions(f"{request.at}.json", "karpathy", request.images, split="")
+    items = read_captions(f"{request.at}.json", LAYOUTS["karpathy"], request.images, split="")
     texts = [text for item in items for text in item.right]
     return Suite(images_of({request.name: items}), texts, lambda scorer: retrieval_task(items, scorer, request.ks))
 
@@ -200,16 +199,15 @@ def read_retrieval_set(
         return _retrieval_suite(request.name, _read_shards(at))
 
     files = {}
-    for layout, keys in LAYOUTS.items():
-        files[layout] = [file for pattern in keys.files for file in sorted(at.glob(pattern))]
-    layout = next(name for name in LAYOUTS if files[name])
-    long = LAYOUTS[layout].long
-    present = files[layout] if long else files[layout][:1]
+    for layout in LAYOUTS.values():
+        files[layout] = [file for pattern in layout.files for file in sorted(at.glob(pattern))]
+    layout = next(filter(files.get, files))
+    present = files[layout] if layout.long else files[layout][:1]
 
     homes = (at, at.parent, at.parent / "docci")
     named = [home / folder for home in homes for folder in _IMAGE_FOLDERS]
     items = [item for file in present for item in read_captions(file, layout, at, *named, at.parent)]
-    return _retrieval_suite(request.name, items, long)
+    return _retrieval_suite(request.name, items, layout.long)
 
 
 _PUBLISHED = ("mscoco", "flickr30k", "flickr8k", "docci", "iiw")
