@@ -258,8 +258,8 @@ def part_of(
 
 
 def _part_of_path(path):
-    *folders, file = Path(path).parts
-    return next(filter(None, map(part_of, [*folders, Path(file).stem])), "")
+    parts = Path(path).with_suffix("").parts
+    return next(filter(None, map(part_of, parts)), "")
 
 
 def left_out(part: str) -> str:

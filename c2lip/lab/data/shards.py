@@ -170,8 +170,7 @@ def _members(path, skips, name):
 def _stem(member):
     "The name of a member up to its first dot"
     name, _ = member
-    folder, file = os.path.split(name)
-    return os.path.join(folder, file.partition(".")[0])
+    return re.sub(r"\.[^/]*$", "", name)
 
 
 def shard_samples(
@@ -202,12 +201,11 @@ _URL_NAMES = ("url", "image path", "image_url", "image_path")
 
 
 def index_captions(
-    table,  # .csv, .tsv, .jsonl, .json or .parquet
+    table: Path,  # .csv, .tsv, .jsonl, .json or .parquet
     path: Path,  # the .arrow file to write
     caption_column: str | None = None,  # or several, with commas between; None looks for a usual one
 ) -> dict:  # table (its name), rows (of images), skipped (by cause)
     "Write a table of captions by the image's address; of two rows of an image the first counts"
-    table = Path(table)
     skips = Skips()
     count = 0
     with replacing(path) as temp, pyarrow.ipc.new_file(str(temp), RECORD_SCHEMA) as file:
