@@ -62,7 +62,7 @@ def _open_batch(samples, indices, seed):
     skips = Skips(tried=len(indices))
     batch = []
     for i in indices:
-        for _ in range(len(samples)):
+        while True:
             record = samples.records[i]
             try:
                 batch.append(_open(samples, record, seed))
