@@ -201,7 +201,7 @@ _URL_NAMES = ("url", "image path", "image_url", "image_path")
 
 
 def index_captions(
-    table: Path,  # .csv, .tsv, .jsonl, .json or .parquet
+    table,  # path of a .csv, .tsv, .jsonl, .json or .parquet
     path: Path,  # the .arrow file to write
     caption_column: str | None = None,  # or several, with commas between; None looks for a usual one
 ) -> dict:  # table (its name), rows (of images), skipped (by cause)
