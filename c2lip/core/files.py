@@ -90,11 +90,13 @@ def output_place(
     if not is_utf8(path):
         raise UserError(f"the folder {path} is not named in UTF-8: choose another one")
     place = user_path(path)
-    root, real = project_of(place), Path(os.path.realpath(place))
-    place = real if ".." in place.parts else place  # of a folder that is not there yet it leads elsewhere
-    if root is None or any(real.is_relative_to(root / "data" / name) for name in ("cache", "results")):
-        return place
-    if real == root or any(real.is_relative_to(root / name) for name in _SOURCES):
+    real = Path(os.path.realpath(place))
+    if ".." in place.parts:  # of a folder that is not there yet it leads elsewhere
+        place = real
+    root = project_of(real)
+    inside = real.relative_to(root).parts if root else ("elsewhere",)
+    is_made = inside[:2] in (("data", "cache"), ("data", "results"))
+    if not is_made and (not inside or inside[0] in _SOURCES):
         raise UserError(f"{place} belongs to the workbook itself and is not written to: choose another folder")
     return place
 
@@ -119,9 +121,10 @@ def shipped(
     "What comes with the library; raise `UserError` where this installation lacks it"
     clone = _own_clone()
     home = clone / "data" if clone else Path(str(resources.files("c2lip"))) / "shipped"
-    if not (home / name).exists():
-        raise UserError(f"there is no {home / name}, a part of c2lip: install it again, or restore the clone")
-    return home / name
+    path = home / name
+    if not path.exists():
+        raise UserError(f"there is no {path}, a part of c2lip: install it again, or restore the clone")
+    return path
 
 
 CACHE_WAY = "; C2LIP_CACHE may name another folder"  # the end of a message
@@ -146,11 +149,11 @@ def regular(
 ) -> Path:
     "The path of a regular file; raises `OSError` for a folder, a pipe or a device, which could block, or nothing"
     status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
-    if status.st_size > most:
-        raise OSError(errno.EINVAL, f"is longer than {most:,} bytes", os.fspath(path))
-    return Path(path)
+    is_file = stat.S_ISREG(status.st_mode)
+    if is_file and status.st_size <= most:
+        return Path(path)
+    wrong = f"is longer than {most:,} bytes" if is_file else "is no regular file"
+    raise OSError(errno.EINVAL, wrong, os.fspath(path))
 
 
 @contextmanager
@@ -356,11 +359,11 @@ def folder_digest(
 ) -> str:  # sha256, hexadecimal
     "One digest of the files of a folder, their names included, without records and licences"
     skip = ("record.json", "README.md", "LICENSE", "train")  # at its top
-    files = {path.relative_to(folder): path for path in Path(folder).rglob("*") if path.is_file()}
     total = hashlib.sha256()
-    for name in sorted(files, key=Path.as_posix):
-        if name.parts[0] not in skip:
-            digest = hashlib.sha256(files[name].read_bytes()).digest()
+    for path in sorted(Path(folder).rglob("*"), key=Path.as_posix):
+        name = path.relative_to(folder)
+        if path.is_file() and name.parts[0] not in skip:
+            digest = hashlib.sha256(path.read_bytes()).digest()
             total.update(name.as_posix().encode() + b"\0" + digest)
     return total.hexdigest()
 

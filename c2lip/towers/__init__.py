@@ -269,14 +269,12 @@ def _inside(weights, known, part):
             if ".".join(words[place:]) in known:
                 wrappers[".".join([*words[:place], ""])] += 1
 
-    candidates = [(count, wrapper) for wrapper, count in wrappers.items() if part in wrapper]
-    candidates.sort(reverse=True)
+    candidates = [wrapper for wrapper, _ in wrappers.most_common() if part in wrapper]
     if not candidates:
         raise UserError(f"no weight has a name of this model; names look like {next(iter(weights), 'nothing')}")
-    if len(candidates) > 1 and candidates[1][0] > 0.9 * candidates[0][0]:
-        raise UserError(f"there are several models, {candidates[0][1]} and {candidates[1][1]}: name one as part")
-
-    wrapper = candidates[0][1]
+    wrapper, *others = candidates
+    if others and wrappers[others[0]] > 0.9 * wrappers[wrapper]:
+        raise UserError(f"there are several models, {wrapper} and {others[0]}: name one as part")
     return {name.removeprefix(wrapper): weight for name, weight in weights.items() if name.startswith(wrapper)}
 
 
@@ -293,9 +291,8 @@ def _put(towers, weights, part):
 
     is_visual = all(name.startswith("visual.") for name in state)
     if is_visual:
-        model = model.visual
-        state = {name.removeprefix("visual."): weight for name, weight in state.items()}
-    model.load_state_dict(state if is_visual else own_names(model, state))
+        state |= {name: weight for name, weight in current.items() if not name.startswith("visual.")}
+    model.load_state_dict(own_names(model, state))
     return is_visual
 
 # %% ../../nbs/1_method/14_release.ipynb #7da35c17

@@ -225,17 +225,10 @@ def _fits(key, rule, value):
 # %% ../../nbs/1_method/10_model_folders.ipynb #ed500e2a
 def _check_part(file, part, values):
     "Raise `UserError` where a part of the configuration breaks `_SCHEMA`"
-    if not isinstance(values, dict):
-        raise UserError(f"{file} lacks {part}")
-    is_images = part == "preprocess_cfg"
-    closed = is_images or part == "tokenizer_kwargs"  # a key that is not known could name a file
-    for name in ("mean", "std"):
-        if is_images and name not in values:
-            raise UserError(
-                f"{file} does not say the {name} of the images (preprocess_cfg), "
-                "and open_clip would take OpenAI's; add it"
-            )
+    closed = part in ("preprocess_cfg", "tokenizer_kwargs")  # a key that is not known could name a file
     for key, value in values.items():
+        if key in _SCHEMA and isinstance(value, dict):
+            _check_part(file, key, value)
         rule = _SCHEMA[part].get(key)
         names_a_place = key == "timm_model_name" and set(":/") & set(str(value))
         if rule is None and (closed or names_a_place):
@@ -249,15 +242,23 @@ def _check_schema(file, cfg):
     "Raise `UserError` where a configuration is not plain data by `_SCHEMA`, or disagrees with itself"
     if not isinstance(cfg, dict) or not isinstance(cfg.get("model_cfg"), dict):
         raise UserError(f"{file} lacks model_cfg, the description of the layers")
-    parts = {"multimodal_cfg": {}, **cfg["model_cfg"]}  # which CoCa alone has
-    parts |= {"model_cfg": cfg["model_cfg"], "preprocess_cfg": cfg.get("preprocess_cfg") or {}}
-    for part in _SCHEMA:
-        _check_part(file, part, parts.get(part))
-        if part == "text_cfg":
-            parts["tokenizer_kwargs"] = parts[part].get("tokenizer_kwargs") or {}
+    layers = cfg["model_cfg"]
+    for part in ("vision_cfg", "text_cfg"):
+        if not isinstance(layers.get(part), dict):
+            raise UserError(f"{file} lacks {part}")
 
-    prepared = parts["preprocess_cfg"].get("size")
-    model_size = parts["vision_cfg"].get("image_size")
+    images = cfg.get("preprocess_cfg") or {}
+    _check_part(file, "model_cfg", layers)
+    _check_part(file, "preprocess_cfg", images)
+    for name in ("mean", "std"):
+        if name not in images:
+            raise UserError(
+                f"{file} does not say the {name} of the images (preprocess_cfg), "
+                "and open_clip would take OpenAI's; add it"
+            )
+
+    prepared = images.get("size")
+    model_size = layers["vision_cfg"].get("image_size")
     if prepared and model_size and side_of(prepared) != side_of(model_size):
         raise UserError(f"{file}: the images are prepared at {prepared} pixels (size), the model has {model_size}")
 

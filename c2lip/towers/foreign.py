@@ -84,12 +84,11 @@ def _their_config(folder):
 
     file = folder / "config.json"
     config = read_json(file)
+    classes = {"siglip": transformers.SiglipConfig, "clip": transformers.CLIPConfig}
     with form_errors(file, "a configuration of SiglipModel or CLIPModel"):
         kind = config.get("model_type")
-        if kind == "siglip":
-            return transformers.SiglipConfig.from_dict(config)
-        if kind == "clip":
-            return transformers.CLIPConfig.from_dict(config)
+        if kind in classes:
+            return classes[kind].from_dict(config)
     raise UserError(f"{folder}: model_type {short(kind)} is not known here; siglip and clip are")
 
 
