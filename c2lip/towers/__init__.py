@@ -7,6 +7,7 @@ __all__ = ['HIDDEN_SETTINGS', 'origin', 'release_stage', 'save', 'convert', 'add
            'is_siglip_tower', 'load', 'resolve']
 
 # %% ../../nbs/1_method/14_release.ipynb #e93962a1
+import json
 import pickle
 import re
 from collections import Counter
@@ -341,9 +342,8 @@ def add_results(
     folder = Path(folder)
     record = release_record(folder)
     shown = [column for column in table.columns if not str(column).startswith(("ties", "nan"))]
-    table = table[shown]
-    values: Any = table.astype(object).where(table.notna(), None)  # JSON has no NaN
-    part = {"on": on, "columns": [str(column) for column in shown], "rows": values.values.tolist()}
+    held = json.loads(table[shown].to_json(orient="split", double_precision=15))  # NaN as null
+    part = {"on": on, "columns": held["columns"], "rows": held["data"]}
 
     with form_errors(folder / "record.json", "results as tables"):
         others = [older for older in record.get("results", []) if older["on"] != on]

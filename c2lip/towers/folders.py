@@ -293,7 +293,7 @@ def own_names(
         weights = convert_to_custom_text_state_dict(weights)
     for name in {"logit_scale", "logit_bias"} & set(weights):
         parameter = getattr(model, name, None)
-        if parameter is not None and weights[name].dim() < 2 and weights[name].numel() == 1:
+        if parameter is not None and weights[name].numel() == 1:
             weights[name] = weights[name].reshape(parameter.shape)  # one axis or none
     return weights
 
@@ -333,7 +333,6 @@ def _load_parts(folder, cfg):
     "Model and tokenizer of a folder, which fit each other"
     import open_clip
 
-    model: Any
     text_cfg = cfg["model_cfg"]["text_cfg"]
     register_vit(str(cfg["model_cfg"]["vision_cfg"].get("timm_model_name")))
     if text_cfg.get("hf_tokenizer_name"):
@@ -341,10 +340,7 @@ def _load_parts(folder, cfg):
     else:
         tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
 
-    if _is_foreign(folder):
-        model = load_foreign(folder, cfg)
-    else:
-        model = _load_own(folder)
+    model = load_foreign(folder, cfg) if _is_foreign(folder) else _load_own(folder)
     check_tokenizer(tokenizer, model, text_cfg, folder)
 
     check_finite(model.state_dict(), folder)

@@ -31,11 +31,7 @@ def fill_auto(
     values: dict,  # name → value of auto
 ) -> dict:
     "Put `values` where a setting is auto; a given value stays"
-    filled = dict(settings)
-    for name, value in values.items():
-        if settings.get(name) == AUTO:
-            filled[name] = value
-    return filled
+    return settings | {name: value for name, value in values.items() if settings.get(name) == AUTO}
 
 # %% ../../../nbs/6_training/01_config.ipynb #62552554
 @dataclass
@@ -145,7 +141,7 @@ class Setting(NamedTuple):
 
 def declared_setting(
     hint: Any,  # a type, such as `Annotated[float, Range(0, 1), "meaning"]`
-    default: Any,  # None where there is none
+    default: Any,  # `inspect.Parameter.empty` or None where there is none
 ) -> Setting:
     "What the type and the default of a field or a parameter declare"
     kind, *notes = get_args(hint) if get_origin(hint) is Annotated else [hint]
@@ -153,7 +149,8 @@ def declared_setting(
     name = "str" if words else getattr(kind, "__name__", str(kind))
 
     least = Range(0) if name in ("int", "float") else None  # of numbers whose range is not declared
-    setting = Setting(name, default, words=words, range=least)
+    given = None if default is inspect.Parameter.empty else default
+    setting = Setting(name, given, words=words, range=least)
     for note in notes:
         if not isinstance(note, Range):
             setting = setting._replace(help=note)
@@ -185,14 +182,17 @@ def index_methods() -> dict[str, dict[str, Setting]]:  # method → its options
     "The options in the methods' signatures; imports torch, which takes seconds"
     from c2lip.lab.relatives import find_methods
 
-    index: dict[str, dict[str, Setting]] = {}
+    index = {}
     for name, method in find_methods()[0].items():
-        index[name] = {}
         _, *options = inspect.signature(method, eval_str=True).parameters.values()  # without the towers
-        for option in options:
-            default = None if option.default is option.empty else option.default
-            index[name][option.name] = declared_setting(option.annotation, default)
+        index[name] = {option.name: declared_setting(option.annotation, option.default) for option in options}
     return index
+
+
+def _stored(kind, default, help, words, limits):
+    "A setting of the index"
+    range = Range(*limits) if limits else None
+    return Setting(kind, default, help, tuple(words), range)
 
 
 def read_methods() -> dict[str, dict[str, Setting]]:  # method → its options
@@ -201,12 +201,9 @@ def read_methods() -> dict[str, dict[str, Setting]]:  # method → its options
     if stored["sources"] != digest_methods():
         return index_methods()
 
-    methods: dict[str, dict[str, Setting]] = {}
+    methods = {}
     for method, options in stored["methods"].items():
-        methods[method] = {}
-        for name, (kind, default, help, words, limits) in options.items():
-            range = Range(*limits) if limits else None
-            methods[method][name] = Setting(kind, default, help, tuple(words), range)
+        methods[method] = {name: _stored(*option) for name, option in options.items()}
     return methods
 
 # %% ../../../nbs/6_training/01_config.ipynb #9bfd9633
@@ -217,20 +214,20 @@ def _read_bool(value):
 def _read_number(value):
     number = float(value)
     if isinstance(value, bool) or not math.isfinite(number):
-        raise ValueError(value)
+        raise ValueError
     return number
 
 
 def _read_whole(value):
     number = _read_number(value)
     if number != int(number):
-        raise ValueError(value)
+        raise ValueError
     return int(number)
 
 
 def _read_text(value):
     if isinstance(value, (list, dict, type(None))):
-        raise ValueError(value)
+        raise ValueError
     return str(value)
 
 
@@ -247,7 +244,7 @@ def _number_or_word(text):
 
 def _check_plain(values):
     if not all(isinstance(value, (str, int, float, type(None))) for value in values):
-        raise ValueError(values)
+        raise ValueError
 
 
 def _read_list(value):
@@ -257,12 +254,12 @@ def _read_list(value):
     if type(value) in (int, float):
         value = [value]  # -p seeds 2
     if not isinstance(value, list):
-        raise ValueError(value)
+        raise ValueError
 
     _check_plain(value)
     once = {_number_or_word(str(part)) for part in value}
     if not len(once) == len({*value}) == len(value):
-        raise ValueError(value)
+        raise ValueError
     return list(value)
 
 
@@ -271,7 +268,7 @@ def _read_mapping(value):
         value = parse_yaml(value or "{}", "a mapping")
     for name, entry in value.items():
         if not isinstance(name, str):
-            raise ValueError(name)
+            raise ValueError
         _check_plain(entry if isinstance(entry, list) else [entry])
     return dict(value)
 

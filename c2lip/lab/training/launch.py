@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import sys
-import textwrap
 import time
 from contextlib import ExitStack, suppress
 from datetime import datetime
@@ -69,8 +68,6 @@ def _given(parts):
     given: dict = {}
     typed: dict = {}
     for source, text in texts:
-        if len(text) > 2**18:  # which takes seconds to read
-            raise UserError(f"{source} is longer than {2**18:,} letters")
         given |= parse_mapping(text, source)
         typed |= parse_yaml(text, source, as_typed=True)
     words = dict(parts["pairs"]) | dict(parts["raw"])
@@ -138,10 +135,8 @@ class _Screen:
         *lines, drawn = [piece.rpartition("\r")[2].rstrip() for piece in pieces]
         if self.file.isatty():
             columns = shutil.get_terminal_size().columns
-            wrapper = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False)
             wipe = "\r\x1b[K" if self.drawn else ""
-            whole = [line if len(line) <= columns else wrapper.fill(line) for line in lines]
-            shown = wipe + "".join(f"{line}\n" for line in whole) + drawn[: columns - 1]
+            shown = wipe + "".join(f"{line}\n" for line in lines) + drawn[: columns - 1]
         else:
             shown = "".join(f"{line}\n" for line in lines if not line or line != self.printed)
             if drawn and time.monotonic() > self.next:

@@ -152,7 +152,7 @@ def _check_averages(launcher, folder, settings):
     alphas = settings.get("alphas") or []
     for alpha in alphas:
         Range(0, 1).check("alphas: each", alpha)
-    if alphas and "models" in settings and len(settings["models"]) < 2:
+    if alphas and len(settings.get("models", ())) == 1:
         raise UserError("alphas average the first model with the last: give at least two models")
 
 

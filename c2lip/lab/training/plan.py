@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from timm.layers import to_2tuple
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...concepts import make_rules, noun_phrases
@@ -46,21 +45,6 @@ def _towers_of_shapes(name):
     with quiet_loading(), torch.device("meta"):
         model: Any = open_clip.create_model(spec.model, load_weights=False, device="meta")
     return replace(load("base"), model=model, config=spec.config)
-
-
-class _Pass(nn.Module):
-    "The forward pass of the towers over images and several sets of texts"
-
-    def __init__(self, model, needs_patches, pooled):
-        super().__init__()
-        self.model = model
-        self.needs_patches = needs_patches
-        self.pooled = pooled
-
-    def forward(self, images, token_ids):
-        image, patches = encode_images(self.model, images, self.needs_patches)
-        texts = [encode_texts(self.model, ids, self.pooled, cut=False)[0] for ids in token_ids]
-        return image, patches, texts
 
 # %% ../../../nbs/6_training/12_plan.ipynb #804ae450
 class SavedBytes(NamedTuple):
@@ -121,8 +105,7 @@ def eight_samples(
     towers: Towers,  # whose images they have
 ) -> list[Sample]:
     "Samples of black images, whose captions have five noun phrases"
-    side = towers.model.visual.image_size
-    height, width = (side, side) if isinstance(side, int) else side
+    height, width = to_2tuple(towers.model.visual.image_size)
     samples = []
     for colour in _COLOURS:
         text = f"A {colour} mug, a {colour} fish, a {colour} chair, a {colour} lamp and a {colour} boat."
@@ -148,27 +131,26 @@ def count(
 
     model = deepcopy(towers.model).train()
     whole = len(read) < len(entries) or cfg.recompute  # every token of the text tower's last block
-    towers_pass = _Pass(model, "image_tokens" in method.objective.needs, pooled=whole)
-    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
-        shapes = {}
-        for name, weight in [*towers_pass.named_parameters(), *towers_pass.named_buffers()]:
-            shapes[name] = torch.empty(weight.shape, dtype=weight.dtype, requires_grad=weight.requires_grad)
+    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
+        model.to_empty(device="cpu")  # shapes without memory
         inputs = torch.empty(images, *samples[0].image.shape)
         token_ids = [torch.zeros(len(ids) * images // 8, n, dtype=torch.long) for ids, n in zip(read, lengths)]
-        with counting_saved(shapes.values()) as saved, autocast_of(cfg, "cpu"):
+        with counting_saved([*model.parameters(), *model.buffers()]) as saved, autocast_of(cfg, "cpu"):
             blocks = _watch_blocks(model, saved)
-            image, patches, texts = functional_call(towers_pass, shapes, (inputs, token_ids))
+            image, patches = encode_images(model, inputs, "image_tokens" in method.objective.needs)
+            texts = [encode_texts(model, ids, whole, cut=False)[0] for ids in token_ids]
 
         activations = saved.total()
+        images_bytes = image.nbytes
         if cfg.recompute:
             activations += sum(size - inside for inside, size in blocks) + max(blocks)[0]
         if patches is not None:
             concepts = patches.new_empty(parts * ranks * columns * images // 8, patches.shape[-1], requires_grad=True)
             with counting_saved([]) as saved:
-                concept_similarity(concepts, patches.repeat(parts, 1, 1) if parts > 1 else patches)
+                concept_similarity(concepts, patches.repeat(parts, 1, 1))
             activations += saved.total()
+            images_bytes += patches.nbytes
 
-    images_bytes = image.nbytes + (0 if patches is None else patches.nbytes)
     return PassCost(activations, images_bytes, sum(text.nbytes for text in texts), counter.get_total_flops())
 
 # %% ../../../nbs/6_training/12_plan.ipynb #bd16825e

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from io import StringIO
@@ -50,16 +50,16 @@ class _Rehearsal:
     home: Path  # of the few steps
     benchmarks: Path | str | None
     table: str  # whose columns are wanted
-    columns: dict = field(default_factory=dict)  # of this table: head → suite and name
+    columns: dict  # of this table: head → suite and name
     ranks: int = 1  # where there are fewer GPUs than ranks
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: torch.device = torch.device("cpu")
     suites: dict = field(default_factory=dict)  # name → suite that was read
-    places: list = field(default_factory=list)  # of the data, where it lies in several
+    places: Sequence = ()  # of the data, where it lies in several
     records: Any = None  # of the shards that are read
-    small: dict = field(default_factory=dict)  # settings of the few steps
+    small: Any = None  # settings of the few steps
     setup: Any = None  # `Setup` of the few steps
     total: int = 0  # images of the run, about
-    log: list = field(default_factory=list)  # of the few steps
+    log: Sequence = ()  # of the few steps
 
     @property
     def folder(self) -> Path:
@@ -171,13 +171,12 @@ def _check_shards(run):
     if len(sets) > 1:
         raise UserError(f"shards of several data sets: {', '.join(sets)}; name those that count, with braces")
 
-    gone = [shard for shard in shards if not os.path.isdir(os.path.dirname(shard))]
-    if gone:
-        raise UserError(f"{run.cfg.data} names {len(gone)} shards that were moved, such as {gone[0]}: prepare it again")
-
     cut = [shard for shard in shards if not _is_whole(shard)]
     if cut:
-        raise UserError(f"{len(cut)} of {len(shards)} shards are missing or cut short, such as {cut[0]}: fetch them")
+        raise UserError(
+            f"{len(cut)} of {len(shards)} shards are missing or cut short, such as {cut[0]}: "
+            f"fetch them, or where they were moved prepare {run.cfg.data} again"
+        )
     yield f"{len(shards)} shards are whole"
 
     images = [_first_image(shard) for shard in shards if shard not in named]
@@ -271,7 +270,7 @@ def _written(run):
         written[Path(tempfile.gettempdir())] = checkpoint
     if isinstance(run.records, Index):
         index_size = Path(run.records.path).stat().st_size
-        written[cache_folder()] = index_size * len(run.places) // 3 if len(run.places) > 3 else 0
+        written[cache_folder()] = index_size * len(run.places) // 3  # three places are indexed
     if not run.setup:
         with suppress(UserError):  # a model of no such name
             weights = plan(run.settings | {"data": "world"}).weights
@@ -331,13 +330,18 @@ class Line(NamedTuple):
     text: str  # what is there, or what is wrong and how to mend it
 
 
+def _settings_of_train(given):
+    "All settings of a run, those of train's cell where none are given"
+    return Checked(check(launcher_settings(launcher("train"), given), given))
+
+
 def rehearse(
     settings: dict,  # flat: name → value, or the text of one
     benchmarks: Path | str | None = None,  # a benchmark folder; None: no table is wanted
     table: str = "C2LIP Table 5",  # whose columns are wanted
 ) -> Iterator[Line]:  # as they come
     "Check a run before it is paid, and plan it; raise `UserError` for settings that cannot be read"
-    settings = Checked(check(launcher_settings(launcher("train"), settings), settings))
+    settings = _settings_of_train(settings)
     columns = layouts()[table] if benchmarks else {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         run = _Rehearsal(settings, Config.of(settings), Path(home), benchmarks, table, columns)
@@ -360,7 +364,7 @@ def plan_lines(
     gpu: str,  # one of `GPUS`
 ) -> Iterator[Line]:
     "A run's plan for a GPU that is not here, with the settings of train's cell where none are given"
-    settings = Checked(check(launcher_settings(launcher("train"), settings), settings))
+    settings = _settings_of_train(settings)
     if count_images(Config.of(settings)) is None:
         yield Line("data", "ok", f"{settings['data']} is not here: planned for as many images as CC3M has")
     needed = plan(settings, gpu)

@@ -32,25 +32,23 @@ viking wedding wing""".split()  # things; other such words are deeds
 _MEASURES = {"bunch", "half", "head", "kind", "pair", "picture", "piece", "set", "slice"}  # a noun follows
 
 
-def _name_of(path):
-    "What a picture shows, in words: the first line of the text file beside it, else its file name"
+def _sentence_of(path):
+    "What a picture shows, from the first line of the text file beside it, else from its file name"
     file = path.with_suffix(".txt")
     text = read_text(file).strip().partition("\n")[0] if file.is_file() else path.stem
+    if re.search(r"\d{3}", text):  # of a camera: IMG_1234
+        return ""
     words = re.findall(r"[^\W\d_]{2,}", canonical_caption(text).lower())
-    is_number = re.search(r"\d{3}", text)  # of a camera: IMG_1234
-    return [] if is_number else [word for word in words if word not in ("an", "the", "and") and len(word) < 21]
+    name = " ".join(word for word in words if word not in ("an", "the", "and") and len(word) < 21)
+    return f"This is a {name}."
 
 
-def _nouns_of(names):
-    "The noun of each name (words), in the singular; empty where it has none that a caption can use"
-    texts = list({f"This is a {' '.join(name)}." for name in names if name})
-    phrases = dict(zip(texts, noun_phrases_many(texts)))
+def _nouns_of(sentences):
+    "The noun of each sentence, in the singular; empty where it has none that a caption can use"
     nouns = []
-    for name in names:
-        named = phrases.get(f"This is a {' '.join(name)}.", ())
-        heads = [phrase.text.lower().split()[-1] for phrase in named]
-        usable = [head for head in heads if head not in _MEASURES]
-        noun = usable[0] if usable else ""
+    for phrases in noun_phrases_many(sentences):
+        heads = [phrase.text.lower().split()[-1] for phrase in phrases]
+        noun = next((head for head in heads if head not in _MEASURES), "")
         is_deed = noun.endswith("ing") and noun not in _IN_ING
         is_plural = re.search(r"[^suio]s$", noun)
         nouns.append("" if is_plural or is_deed or noun in _NO_NOUN or not noun.isalpha() else noun)
@@ -74,7 +72,7 @@ def _cut_out(path):
     alpha = picture.getchannel("A")
     if alpha.getextrema()[0] >= _OPAQUE:
         return "no alpha"
-    thing = picture.crop(alpha.point([0] * _OPAQUE + [255] * (256 - _OPAQUE)).getbbox())
+    thing = picture.crop(alpha.point(lambda value: 255 * (value >= _OPAQUE)).getbbox())
     if max(thing.size) < _SMALLEST or max(thing.size) > 48 * min(thing.size) or alpha.getextrema()[1] < _OPAQUE:
         return "too small or thin"
     return thing
@@ -90,7 +88,7 @@ def _read_pictures(folder):
     "The pictures of a folder and its subfolders by noun, and how many are left out by cause"
     kinds = (".png", ".webp", ".gif", ".tiff", ".jpg", ".jpeg", ".avif", ".svg")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in kinds)
-    nouns = _nouns_of([_name_of(path) for path in paths])
+    nouns = _nouns_of([*map(_sentence_of, paths)])
     left_out: Counter[str] = Counter()
     things: dict[str, list] = {}
     for path, noun in zip(paths, nouns):
