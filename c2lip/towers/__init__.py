@@ -263,7 +263,7 @@ def _flat(value, name=()):
 # %% ../../nbs/1_method/14_release.ipynb #6351c019
 def _inside(weights, known, part):
     "The weights of one model, under the names that it knows: without the words before most of them"
-    wrappers: Counter = Counter()
+    wrappers = Counter()
     for name in weights:
         words = name.split(".")
         for place in range(len(words)):

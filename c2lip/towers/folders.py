@@ -190,7 +190,7 @@ def release_folder(
 _SIDE = Range(1, 4096)
 _DEPTH = Range(1, 999)  # layers, of which a ResNet has several numbers
 _TOKEN = Range(0, 10**9)
-_SCHEMA: dict[str, dict] = {
+_SCHEMA = {
     "preprocess_cfg": {
         "size": _SIDE,
         "mode": ("RGB",),

@@ -251,7 +251,7 @@ def load_foreign(
     "The model of transformers' weights; `UserError` where they are not those of the configuration"
     import open_clip
 
-    state: dict[str, Tensor] = {}
+    state = {}
     for name in _weights_files(folder):
         if not (folder / name).is_file():
             raise UserError(f"{folder} holds no {name}; weights in a pickle (.bin) are read by c2lip convert")
@@ -273,7 +273,7 @@ def load_foreign(
 # %% ../../nbs/1_method/09_foreign_models.ipynb #29159cc4
 def _objects(value):
     "All objects of nested JSON"
-    objects: list[dict] = []
+    objects = []
     json.loads(json.dumps(value), object_hook=objects.append)
     return objects
 

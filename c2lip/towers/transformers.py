@@ -109,7 +109,7 @@ def _export_image_processor(preprocess_cfg):
     if not isinstance(side, int) or mode not in ("squash", "shortest"):
         raise UserError(f"the preprocessing (size {side}, resize {mode}) cannot be expressed in transformers")
 
-    shared: dict[str, Any] = {
+    shared = {
         "image_mean": list(preprocess_cfg["mean"]),
         "image_std": list(preprocess_cfg["std"]),
         "resample": 2 if preprocess_cfg.get("interpolation") == "bilinear" else 3,  # PIL's numbers; 3: bicubic

@@ -31,7 +31,7 @@ from c2lip.lab.training.launchers import (
 
 # %% ../../../nbs/6_training/03_launch.ipynb #8c1f2a35
 _PLAIN = ("-h", "--help", "--version", "--help-notebook", "--engine")  # words of a line that is papermill's own
-_dated: list[str] = []  # run_dir of the line, where the user gave none
+_dated = []  # run_dir of the line, where the user gave none
 
 
 _OPTIONS = (
@@ -65,8 +65,8 @@ def _given(parts):
     texts = [("-b", base64.b64decode(text).decode("utf8", "replace")) for text in parts["base64"]]
     texts += [(file, read_text(file)) for file in parts["files"] if "://" not in file]
     texts += [("-y", text) for text in parts["yaml"]]
-    given: dict = {}
-    typed: dict = {}
+    given = {}
+    typed = {}
     for source, text in texts:
         given |= parse_mapping(text, source)
         typed |= parse_yaml(text, source, as_typed=True)

@@ -106,7 +106,7 @@ def launcher_settings(
 # %% ../../../nbs/6_training/02_launchers.ipynb #9055d55f
 def _named(settings, *names):
     "All that these settings name, as texts: the items of a list, nothing where one is empty"
-    values: list = []
+    values = []
     for name in names:
         value = settings.get(name) or []
         values += value if isinstance(value, list) else [value]

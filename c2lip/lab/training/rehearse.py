@@ -280,7 +280,7 @@ def _written(run):
 
 def _check_disk(run):
     "Each disk has room for what the run writes: checkpoints, an index, temporary files, weights that are not here"
-    disks: dict[int, dict] = {}
+    disks = {}
     for folder, size in _written(run).items():
         place = next(path for path in (folder, *folder.parents) if path.is_dir())
         disks.setdefault(place.stat().st_dev, {})[place] = size

@@ -89,8 +89,8 @@ def _read_pictures(folder):
     kinds = (".png", ".webp", ".gif", ".tiff", ".jpg", ".jpeg", ".avif", ".svg")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in kinds)
     nouns = _nouns_of([*map(_sentence_of, paths)])
-    left_out: Counter[str] = Counter()
-    things: dict[str, list] = {}
+    left_out = Counter()
+    things = {}
     for path, noun in zip(paths, nouns):
         thing = _cut_out(path) if noun else "no name"
         if isinstance(thing, str):
