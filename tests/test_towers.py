@@ -271,7 +271,7 @@ REFUSED = {  # what is saved of a state → what the one line says
     "missing": (lambda s, _: {n: w for n, w in s.items() if n != "text.ln_final.bias"}, "Missing.*text.ln_final.bias"),
     "missing of an image tower": (
         lambda s, _: {n: w for n, w in s.items() if n[:7] == "visual." and n != "visual.proj"},
-        'Missing key.*"proj"',
+        'Missing key.*"visual.proj"',
     ),
     "LoRA": (lambda s, _: s | {"visual.lora_A.weight": torch.zeros(3)}, "not merged: .*merge_and_unload"),
     "two models": (lambda s, _: {"model": s, "ema": s}, "several models, (ema|model).*name one"),

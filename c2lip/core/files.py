@@ -91,8 +91,7 @@ def output_place(
         raise UserError(f"the folder {path} is not named in UTF-8: choose another one")
     place = user_path(path)
     real = Path(os.path.realpath(place))
-    if ".." in place.parts:  # of a folder that is not there yet it leads elsewhere
-        place = real
+    place = real if ".." in place.parts else place  # of a folder that is not there yet it leads elsewhere
     root = project_of(real)
     inside = real.relative_to(root).parts if root else ("elsewhere",)
     is_made = inside[:2] in (("data", "cache"), ("data", "results"))
@@ -121,10 +120,9 @@ def shipped(
     "What comes with the library; raise `UserError` where this installation lacks it"
     clone = _own_clone()
     home = clone / "data" if clone else Path(str(resources.files("c2lip"))) / "shipped"
-    path = home / name
-    if not path.exists():
-        raise UserError(f"there is no {path}, a part of c2lip: install it again, or restore the clone")
-    return path
+    if not (home / name).exists():
+        raise UserError(f"there is no {home / name}, a part of c2lip: install it again, or restore the clone")
+    return home / name
 
 
 CACHE_WAY = "; C2LIP_CACHE may name another folder"  # the end of a message
@@ -134,8 +132,7 @@ def cache_folder() -> Path:  # existing or not
     "Where indexes and drawn benchmarks are kept: C2LIP_CACHE, a clone's data/cache, or c2lip in the user's cache"
     if chosen := os.environ.get("C2LIP_CACHE"):
         return user_path(chosen)
-    root = project_root()
-    if project_of(root):
+    if root := project_of(Path.cwd()) or _own_clone():
         return root / "data" / "cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "c2lip"
 
