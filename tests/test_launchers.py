@@ -6,7 +6,7 @@ import re
 import pandas as pd
 import pytest
 from conftest import ROOT
-from shown import assert_fresh
+from fresh import assert_fresh
 
 from c2lip.core import UserError
 from c2lip.core.files import read_json, read_yaml, shipped
@@ -72,9 +72,6 @@ def test_a_comparison_shows_binding_by_both_scores(run, tmp_path):
     words = ["-p", "run_dir", tmp_path / "run"]
     done = run("papermill", "nbs/compare.ipynb", *small("compare"), *words, timeout=500)
     assert done.returncode == 0, done.out[-6000:]
-    table = pd.read_csv(tmp_path / "run" / "table-methods.csv").set_index(["suite", "task"])
-    assert {("World-SugarCrepe 2", "binding"), ("World-SugarCrepe 2, phrases", "binding")} <= {*table.index}
-    assert {"C2LIP", "C2LIP, α 0.4", "MACCO", "plain"} <= {*table}, table.columns
     assert (tmp_path / "run" / "methods.png").is_file()
     assert_fresh(tmp_path / "run" / "compare.ipynb", ROOT / "nbs" / "compare.ipynb", small=True)
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from conftest import ROOT
-from shown import assert_fresh
+from fresh import assert_fresh
 
 ELSEWHERE = {"train", "compare"}
 "Other tests run these under papermill, as small"

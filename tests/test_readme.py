@@ -19,14 +19,6 @@ HERE = {str(BY_MODEL["embedded"]["alpha"]), *(f"{weight:g}" for weight in WEIGHT
 WORLDS = ("worlds_photographs", "worlds_emoji", "worlds_frozen")
 
 
-def test_the_table_is_that_of_the_record():
-    "What the index's cell makes of the records is what the page shows; a new record needs `make outputs ARGS=index`"
-    (cell,) = [cell for cell in read_json(ROOT / "nbs" / "index.ipynb")["cells"] if cell["cell_type"] == "code"]
-    names: dict = {}
-    exec("".join(cell["source"]).replace("\nMarkdown(", "\nshown = Markdown("), names)
-    assert names["shown"].data in PAGE and len(names["table"].rows) == 9
-
-
 def change(answers, score, suite, row, before="plain", after="default"):
     "How far one model lies from another in a row, as a page prints it, without the sign"
     (found,) = changes_by_score(answers[before], answers[after], [(suite, row)], [score]).itertuples()

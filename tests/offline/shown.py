@@ -1,50 +1,9 @@
-"""Do pages store what their cells show? `python -m shown PAGE FILE` is nbdev-test, which writes PAGE as run to FILE."""
+"""`python -m shown PAGE FILE`: nbdev-test, which writes PAGE with what its cells show to FILE."""
 
-import os
-import re
 import sys
-import warnings
-from functools import partial
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-FEW = re.compile("parts|blind|95 %|again|change")
-"Heads that a small run has not, for want of items, or has for a second model"
-SPEED = re.compile(".*/s .*\n?")
-"A line of progress"
+from fastcore.nbio import write_nb
+from nbdev import test
 
-
-def outputs(page, small):
-    "Cell → what it shows, an image by its kind alone; of a small run the heads of the tables alone"
-    from c2lip.core.files import read_json
-    from c2lip.lab.dev.upkeep import _page_outputs, _plain_text
-
-    shown = {}
-    for cell in read_json(page)["cells"]:
-        texts = []
-        for output in _page_outputs(cell.get("outputs", ()), partial(_plain_text, root=ROOT)):
-            kind, text = next(iter(output.get("data", {"text": output.get("text")}).items()))
-            texts.append(kind if kind == "image/png" else SPEED.sub("", "".join(text)))
-        if small:
-            heads = re.findall("<th.*?>(.*?)</th>", "".join(texts), re.S)
-            texts = {head for head in heads if not FEW.search(head)}
-        shown[cell["id"]] = texts
-    return shown
-
-
-def assert_fresh(made, page, small=False):
-    "A page stores what it showed when it was run now; a contributor is warned"
-    now, stored = outputs(made, small), outputs(page, small)
-    stale = [cell for cell, texts in stored.items() if texts and texts != now[cell]]
-    if stale:
-        warnings.warn(f'{page.stem} shows something else now, cells {stale}: make outputs ARGS="…"', stacklevel=2)
-    assert not (stale and os.environ.get("C2LIP_WALLS") == "1"), (page, stale)
-
-
-if __name__ == "__main__":
-    from nbdev import test
-
-    page, file = sys.argv[1:]
-    write = test.write_nb
-    test.write_nb = lambda made, _: write(made, file)
-    test.nbdev_test(page, save=True)
+test.write_nb = lambda made, _: write_nb(made, sys.argv[2])
+test.nbdev_test(sys.argv[1], save=True)
