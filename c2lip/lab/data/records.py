@@ -82,14 +82,13 @@ class Skips:
         where: str,  # key, or file and line
         cause: str,  # "broken image", "empty caption", …
         detail: str = "",  # the decoder's own words
-    ) -> bool:  # True, so that it can serve as an error handler
+    ):
         "Count one skipped sample"
         if self.path and where not in self.rows:
             line = json.dumps(dict(where=where, cause=cause, detail=detail), ensure_ascii=False)
             with Path(self.path).open("a", encoding="utf8", errors="backslashreplace") as file:
                 file.write(line + "\n")
         self.rows.setdefault(where, (cause, detail))
-        return True
 
     def merge(
         self,

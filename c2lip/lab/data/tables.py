@@ -232,7 +232,7 @@ class _Layout(NamedTuple):
     image: str  # the column of images
     captions: list[str]  # the columns of captions
     root: Path  # the folder that image paths start from
-    prefix: str  # of keys, where images come from several folders
+    prefix: str  # folder of keys, where images come from several
 
 
 def _part_of_shard(row, root):
@@ -263,7 +263,7 @@ def _row_image(row, layout, where):
         path = layout.root / image.replace("\\", "/")  # as Windows writes it
     if not os.path.isfile(path):
         raise missing_file(layout.root / image)
-    return layout.prefix + image, path
+    return os.path.join(layout.prefix, image), path
 
 
 def _row_record(row, layout, where, keys):
@@ -287,13 +287,12 @@ def table_records(
     "Records of tables, one at a time, phrases as the table gives them; raises `UserError` where a column is missing"
     keys = _Keys()
     names = place_names(list(map(str, paths)))
-    roots = {path: image_folder or str(Path(path).parent) for path in names}
-    folders = place_names(roots.values())
 
-    for path, root in roots.items():
+    for path, name in names.items():
         layout = None
-        prefix = f"{folders[root]}/" if len(folders) > 1 else ""
-        for where, row in table_rows(Path(path), skips, names[path], part):
+        root = image_folder or os.path.dirname(path)
+        prefix = "" if image_folder else os.path.dirname(name)
+        for where, row in table_rows(Path(path), skips, name, part):
             if layout is None:
                 captions = caption_columns(row, path, caption_column)
                 image = find_column(row, [image_column] if image_column else IMAGE_NAMES, "image", path)
