@@ -104,12 +104,10 @@ def launcher_settings(
     return taken
 
 # %% ../../../nbs/6_training/02_launchers.ipynb #9055d55f
-def _named(settings, *names):
-    "All that these settings name, as texts: the items of a list, nothing where one is empty"
-    values = []
-    for name in names:
-        value = settings.get(name) or []
-        values += value if isinstance(value, list) else [value]
+def _named(settings, name):
+    "All that a setting names, as texts: the items of a list, nothing where it is empty"
+    value = settings.get(name) or []
+    values = value if isinstance(value, list) else [value]
     return list(map(str, values))
 
 

@@ -120,9 +120,8 @@ def _check_base(run):
     "What the base must score before anything is trained"
     figures = published(run.table)
     base = figures[(figures.model == "SigLIP") & figures.name.str.contains("average|mean")]
-    if run.columns:
-        rows = ", ".join(f"{suite} {value}" for suite, value in zip(base.suite, base.value))
-        yield f"evaluate ViT-B-16-SigLIP:webli first: {rows}, each ± 0.3, or else the layout is wrong"
+    rows = ", ".join(f"{suite} {value}" for suite, value in zip(base.suite, base.value))
+    yield f"evaluate ViT-B-16-SigLIP:webli first: {rows}, each ± 0.3, or else the layout is wrong"
 
 # %% ../../../nbs/6_training/13_rehearse.ipynb #3e298da7
 def _check_data(run):
@@ -308,7 +307,7 @@ _REHEARSED = {
     "call": (_check_call, "settings"),
     "device": (_check_device, "settings"),
     "suites": (_check_suites, "settings"),
-    "base": (_check_base, "settings"),
+    "base": (_check_base, "columns"),
     "data": (_check_data, "settings"),
     "set-up": (_check_set_up, "records"),
     "shards": (_check_shards, "records"),
