@@ -149,7 +149,7 @@ def test_dreamlip_joined_by_url(cc3m):
     manifest = prepare(str(cc3m / "cc3m-train-{0000..0001}.tar"), cc3m / "out", captions=table, progress=False)
     joined = manifest["joined"]
     assert (joined["table"], joined["rows"], joined["skipped"]) == (table.name, 5, {"repeated": 1})
-    assert manifest["images_without_row"] == 1
+    assert joined["images_without_row"] == 1
 
     records = read(cc3m / "out")
     keys = ["cc3m-train-0000/000000000", "cc3m-train-0000/000000001", "cc3m-train-0001/100000000"]
@@ -184,7 +184,7 @@ def test_phrases_of_a_joined_table(cc3m):
     rows = [dict(url=f"http://images.example/{i}.jpg?a=1&b=2", caption="A dog.", phrases=["dog"]) for i in (0, 3, 9)]
     (cc3m / "joined.jsonl").write_text("\n".join(map(json.dumps, rows)))
     manifest = prepare(str(cc3m / "*.tar"), cc3m / "out", captions=cc3m / "joined.jsonl", progress=False)
-    assert manifest["captions"] == manifest["given"] == manifest["images_without_row"] == 2
+    assert manifest["captions"] == manifest["given"] == manifest["joined"]["images_without_row"] == 2
     (cc3m / "other.jsonl").write_text(json.dumps(dict(url="x", caption="A dog.")))
     with pytest.raises(UserError, match="2 images have no row"):
         prepare(str(cc3m / "cc3m-train-0001.tar"), cc3m / "none", captions=cc3m / "other.jsonl", progress=False)

@@ -232,7 +232,7 @@ def prepare(
         write_json(folder / _MARK, {"made_by": "c2lip prepare"})
         made_by = _made_by(nlp)
         table = user_path(captions) if captions else ""
-        joined = None
+        joined = {}
         if captions:
             joined = index_captions(table, folder / "join.arrow", caption_column)
             data.join = folder / "join.arrow"
@@ -249,9 +249,10 @@ def prepare(
         _prepare_parts(work, notes, data.parts(Skips()), workers, ray, progress)
 
         total, skipped, lost = _total(notes)
+        joined["images_without_row"] = total.pop("images_without_row", 0)
         check_shards(len(notes), len(lost), max_skipped, ", ".join(lost[:10]))
         if not total["captions"]:
-            hint = f": {total['images_without_row']} images have no row in {captions}" if captions else ""
+            hint = f": {joined['images_without_row']} images have no row in {captions}" if captions else ""
             raise UserError(f"{source}: no sample found{hint}")
 
         skipped.update(skips.counts)
