@@ -8,9 +8,12 @@ from conftest import ROOT
 
 from c2lip.core.files import read_json
 from c2lip.lab.evaluation.results import change_text, read_answers, read_record
+from c2lip.lab.serve.search import _Form
 from c2lip.lab.study.claims import stored_changes
 from c2lip.lab.study.protocol import changes_by_score, read_scores
 from c2lip.lab.training.step import BY_MODEL, WEIGHTS
+from c2lip.score import read_vector_head
+from c2lip.towers import load
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf8")
 TYPED = {"3.11", "2.0", "2603.25722"}  # in no record: versions and the paper's number
@@ -61,11 +64,13 @@ def on_photographs():
 def readme_numbers():
     "Changes, and other numbers, of README's sentences"
     searched = read_record("search").query("images == 10_000").set_index("name").value
-    numbers = {f"{searched['bytes an image'] / 1000:.1f}"}
+    towers = load("tuned")
+    row = _Form(towers, read_vector_head(towers), vectors=12).columns("S72")  # a path of 72 letters
+    numbers = {f"{row.itemsize / 1000:.1f}"}
     assert f"{searched['ms a query, median']:.0f} ms" in PAGE
 
     bag = read_record("search_bag").set_index("name").value
-    numbers |= {f"{bag[name]:.1f}" for name in ("phrases", "vector", "v·t", "fewest other words")}
+    numbers |= {f"{bag[name]:.1f}" for name in ("phrases", "vector, int8", "v·t", "fewest other words")}
 
     numbers |= values("readings", *product(["plain", "default"], ["retrieval"], ["i2t R@1"]))
     numbers |= values("readings", ("default", "phrases/binding", "phrases"))
