@@ -140,7 +140,7 @@ def fit_vector_head(
     encode: Callable[[list[str]], Tensor],  # phrases → (K,D) unit, such as `Embedded.text`
     numbers: int = 64,  # of an image
     share: float = 0.1,  # m, of these numbers in the joint vector
-    linear: bool = False,  # the patches' map is one layer, for comparison
+    make: Callable[[int, int, float], VectorHead] = VectorHead,  # width, numbers and share → a head; another to compare
     steps: int = 900,
     seed: int = 0,  # of the first weights and of the images' order
     progress: bool = True,  # print the loss, four times
@@ -164,7 +164,7 @@ def fit_vector_head(
     distinct = torch.arange(len(vectors))
 
     with seeded(seed):
-        head = VectorHead(tokens.shape[-1], numbers, share, linear).to(tokens.device)
+        head = make(tokens.shape[-1], numbers, share).to(tokens.device)
     scale, bias = (nn.Parameter(torch.tensor(start, device=tokens.device)) for start in (math.log(10), -6.0))
     optimizer = torch.optim.AdamW([*head.parameters(), scale, bias], _RATE, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
