@@ -490,7 +490,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'c2lip.lab.data.records._is_phrase': ( '4_data/records.html#_is_phrase',
                                                                                'c2lip/lab/data/records.py'),
                                         'c2lip.lab.data.records._listed': ('4_data/records.html#_listed', 'c2lip/lab/data/records.py'),
-                                        'c2lip.lab.data.records._rows_of': ('4_data/records.html#_rows_of', 'c2lip/lab/data/records.py'),
                                         'c2lip.lab.data.records._shown': ('4_data/records.html#_shown', 'c2lip/lab/data/records.py'),
                                         'c2lip.lab.data.records._start_of': ('4_data/records.html#_start_of', 'c2lip/lab/data/records.py'),
                                         'c2lip.lab.data.records._text_in': ('4_data/records.html#_text_in', 'c2lip/lab/data/records.py'),

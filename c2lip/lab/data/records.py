@@ -30,17 +30,6 @@ _WHERE_IMAGES_ARE = "; image_folder names the folder that the paths of images st
 TRIED_AT_LEAST = 1000  # images tried before their share of failures counts
 
 
-def _rows_of(path):
-    "The rows of a list on disk; none where there is no list"
-    rows = {}
-    if path and Path(path).exists():
-        for line in regular(path).read_text(encoding="utf8", errors="surrogateescape").splitlines():
-            with suppress(ValueError, KeyError, TypeError):  # a truncated last line
-                row = parse_json(line)
-                rows[row["where"]] = row["cause"], row["detail"]
-    return rows
-
-
 def _shown(skips):
     "The counts in one line, each cause with its first names"
     parts = []
@@ -75,7 +64,14 @@ class Skips:
 
     def __post_init__(self):
         Range(0, 1).check("max_skipped", self.limit)
-        self.rows = _rows_of(self.path)  # of a resumed run
+        self.rows = {}  # those of a resumed run
+        if not self.path or not Path(self.path).exists():
+            return
+
+        for line in regular(self.path).read_text(encoding="utf8", errors="surrogateescape").splitlines():
+            with suppress(ValueError, KeyError, TypeError):  # a truncated last line
+                row = parse_json(line)
+                self.rows[row["where"]] = row["cause"], row["detail"]
 
     def add(
         self,
