@@ -337,6 +337,7 @@ PLACES = "text.positional_embedding"
         (CONFIG, lambda cfg: cfg["model_cfg"].update(embed_dim=65), ("size mismatch",)),
         (CONFIG, lambda cfg: cfg.pop("model_cfg"), ("lacks model_cfg",)),
         (CONFIG, lambda cfg: cfg.pop("preprocess_cfg"), ("does not say the mean",)),
+        (CONFIG, lambda cfg: cfg.update(preprocess_cfg=["mean", "std"]), ("lacks preprocess_cfg",)),
         (CONFIG, lambda cfg: cfg["preprocess_cfg"].pop("std"), ("does not say the std",)),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(eos_id=7), ("at another token (pool_type eos)",)),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(pool_type="argmax"), ("at another token",)),

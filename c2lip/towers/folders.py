@@ -243,11 +243,12 @@ def _check_schema(file, cfg):
     if not isinstance(cfg, dict) or not isinstance(cfg.get("model_cfg"), dict):
         raise UserError(f"{file} lacks model_cfg, the description of the layers")
     layers = cfg["model_cfg"]
-    for part in ("vision_cfg", "text_cfg"):
-        if not isinstance(layers.get(part), dict):
+    images = cfg.get("preprocess_cfg") or {}
+    parts = {"vision_cfg": layers.get("vision_cfg"), "text_cfg": layers.get("text_cfg"), "preprocess_cfg": images}
+    for part, values in parts.items():
+        if not isinstance(values, dict):
             raise UserError(f"{file} lacks {part}")
 
-    images = cfg.get("preprocess_cfg") or {}
     _check_part(file, "model_cfg", layers)
     _check_part(file, "preprocess_cfg", images)
     for name in ("mean", "std"):
