@@ -177,7 +177,11 @@ def test_photographed_cut_outs():
 FLICKR8K = project_root().parent / "shared/photographs/flickr8k"
 SMALL = """
 rehearse:
-  bases: {steps: 2, batch: 8, seeds: [1], images: [8, 20]}
+  bases:
+    steps: 2
+    batch: 8
+    seeds: [1]
+    table: {"linear, captions": [linear, {}, 20], 8 images: [two layers, {npc: 1.0}, 8], transformer: [1, {}, 20]}
   trials: {steps: 2, batch: 8, seeds: [1], losses: {plain: {}, code: {npc: 1.0}, default: {npc: 0.1, xac: 0.1}}}
   course: {steps: [0, 1], losses: [plain]}
 """
@@ -201,7 +205,9 @@ def test_the_page_on_photographs_rehearses(run, tmp_path):
     assert done.returncode == 0, done.out[-4000:]
 
     trials = pd.read_csv(tmp_path / "run/rehearsal/trials.csv")
-    assert {"two layers, captions", "8 images", "plain", "code", "default"} < set(trials.model)
+    assert set(trials.model) == {"base", "plain", "code", "default"}
+    course = pd.read_csv(tmp_path / "run/rehearsal/course.csv")
+    assert set(course.model) == {"linear, captions", "8 images", "transformer", "plain"}
     suites = {"binding", "presence", "retrieval"}
     assert set(trials.suite) == suites | {f"phrases/{suite}" for suite in suites}
     claims = pd.read_csv(tmp_path / "run/rehearsal/claims.csv")
