@@ -2295,6 +2295,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                               'c2lip/score/vector_head.py'),
                                          'c2lip.score.vector_head._numbered': ( '1_method/vector_head.html#_numbered',
                                                                                 'c2lip/score/vector_head.py'),
+                                         'c2lip.score.vector_head.descend': ( '1_method/vector_head.html#descend',
+                                                                              'c2lip/score/vector_head.py'),
                                          'c2lip.score.vector_head.fit_vector_head': ( '1_method/vector_head.html#fit_vector_head',
                                                                                       'c2lip/score/vector_head.py'),
                                          'c2lip.score.vector_head.read_vector_head': ( '1_method/vector_head.html#read_vector_head',
