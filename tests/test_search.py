@@ -12,7 +12,7 @@ MISTAKES = {
     "index nowhere": "cannot be read: No such file",
     "index images --model base": "by other weights: choose another place",
     "index .": "an index of another folder",
-    "search mug --index images": "images cannot be searched (there is no index",
+    "search mug --index images": "images cannot be searched (there is no file",
     "search \t": "the search is empty",
     "index images --vectors -1": "must be a number from 0 to 1000",
     "search mug -n 0": "must be a number from 1 to 1000",

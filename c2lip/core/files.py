@@ -185,7 +185,7 @@ def read_text(
 ) -> str:
     "The text of a regular file of at most `MAX_TEXT` bytes; anything else is a `UserError` that names it"
     try:
-        return regular(path, MAX_TEXT).read_text(encoding="utf8", errors=errors)
+        return regular(path, MAX_TEXT).read_text(encoding="utf-8-sig", errors=errors)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except (OSError, ValueError) as e:

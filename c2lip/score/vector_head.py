@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..towers.architectures import float_weights
 from ..towers.folders import VECTOR_HEAD, check_finite, digest, keep_fitted, model_home, read_fitted
 
 # %% auto #0
-__all__ = ['VectorHead', 'fit_vector_head', 'read_vector_head']
+__all__ = ['VectorHead', 'descend', 'fit_vector_head', 'read_vector_head']
 
 # %% ../../nbs/1_method/19_vector_head.ipynb #9ef451fa
 _HIDDEN = 256  # numbers between the two layers
@@ -133,6 +133,35 @@ def _numbered(phrases):
         rows_of.append(torch.tensor(rows, dtype=torch.long))
     return [*text_of.values()], rows_of
 
+# %% ../../nbs/1_method/19_vector_head.ipynb #d35ce0d1
+def descend(
+    weights: Iterable[nn.Parameter],
+    loss_of: Callable[[Tensor], Tensor],  # (256,) numbers of rows → the loss
+    count: int,  # of rows, from which each step draws
+    steps: int = 900,
+    seed: int = 0,  # of the rows' order
+    progress: bool = False,  # print the loss, four times
+):
+    """Train weights in place: AdamW, one cycle of the learning rate.
+
+    Example:
+        >>> weight = nn.Parameter(torch.ones(4))
+        >>> descend([weight], lambda rows: (weight[rows] ** 2).mean(), 4)
+        >>> weight.abs().max().item() < 0.5
+        True
+    """
+    optimizer = torch.optim.AdamW(weights, _RATE, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
+    generator = torch.Generator().manual_seed(seed)
+    for step in range(1, steps + 1):
+        loss = loss_of(torch.randint(count, (_BATCH,), generator=generator))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if progress and step % max(1, steps // 4) == 0:
+            print(f"vector head: step {step} of {steps}, loss {loss.item():.3f}")
+
 # %% ../../nbs/1_method/19_vector_head.ipynb #8bf8ee51
 def fit_vector_head(
     tokens: Tensor,  # (N,M,D) unit, the patches of N images
@@ -166,23 +195,15 @@ def fit_vector_head(
     with seeded(seed):
         head = make(tokens.shape[-1], numbers, share).to(tokens.device)
     scale, bias = (nn.Parameter(torch.tensor(start, device=tokens.device)) for start in (math.log(10), -6.0))
-    optimizer = torch.optim.AdamW([*head.parameters(), scale, bias], _RATE, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
-    generator = torch.Generator().manual_seed(seed)
-    for step in range(1, steps + 1):
-        images = torch.randint(len(tokens), (_BATCH,), generator=generator)
+
+    def loss_of(images):
         mentions = [rows_of[image] for image in images.tolist()]
         owner = torch.arange(_BATCH).repeat_interleave(torch.tensor([len(rows) for rows in mentions]))
         signs, rows = phrase_signs(owner, torch.cat(mentions), distinct, _BATCH, "merge")
-
         cosines = scaled_cosines(head.image(tokens[images]), head.phrase(vectors[rows]), scale.exp())
-        loss = sigmoid_loss(cosines + bias, signs.to(tokens.device))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if progress and step % max(1, steps // 4) == 0:
-            print(f"vector head: step {step} of {steps}, loss {loss.item():.3f}")
+        return sigmoid_loss(cosines + bias, signs.to(tokens.device))
+
+    descend([*head.parameters(), scale, bias], loss_of, len(tokens), steps, seed, progress)
     return head.eval().requires_grad_(False)
 
 # %% ../../nbs/1_method/19_vector_head.ipynb #213c183e

@@ -51,7 +51,7 @@ from c2lip.towers.folders import (
 )
 from .foreign import fill_views
 from .models import Towers, has_bias, is_clip_tower, is_siglip_tower, load  # noqa: F401
-from .transformers import expressible, save_tokenizer
+from .transformers import THEIRS, expressible, save_tokenizer
 
 _all_ = ["Towers", "has_bias", "is_clip_tower", "is_siglip_tower", "load", "resolve"]
 "The door of the package: what is loaded stands beside what is saved"
@@ -138,7 +138,7 @@ def _base_line(made_from):
 
 def _with_transformers(kind):
     "How transformers loads the model, or why it cannot"
-    if kind in ("SiglipModel", "CLIPModel"):
+    if kind in THEIRS:
         text = shipped("card_transformers.md").read_text(encoding="utf8")
         return Template(text).substitute(kind=kind).strip()
     return f"For transformers there is no equal model; {kind}."
@@ -187,12 +187,11 @@ def release_stage(towers: Towers, folder: Path, record: dict):  # as `save` take
         (stage / RELEASED[0]).chmod((stage / RELEASED[1]).stat().st_mode)  # safetensors knows no umask
         save_tokenizer(towers.tokenizer, stage)
 
-        kind, why_not = expressible(towers)
         known = {
             **({"made_from": made_from} if made_from else {}),
             **record,
             "parameters": sum(p.numel() for p in towers.model.parameters()),
-            "transformers": kind or why_not,
+            "transformers": expressible(towers),
             "files": {name: digest(stage, name) for name in RELEASED[1:] if (stage / name).exists()},
             "sha256": digest(stage),
         }
@@ -283,7 +282,7 @@ def _put(towers, weights, part):
     "Write the weights of a file into towers; whether it has those of the image tower alone"
     model = towers.model
     current = model.state_dict()
-    views = translate(model)[1] if expressible(towers)[0] else {}
+    views = translate(model)[1] if expressible(towers) in THEIRS else {}
     older = {name.removeprefix("text.") for name in current}
     state = _inside(weights, {*current, *older, *views}, part)
     if views and len(views.keys() & state) > len({*current, *older} & state.keys()):

@@ -240,26 +240,15 @@ def _check_part(file, part, values):
 
 def _check_schema(file, cfg):
     "Raise `UserError` where a configuration is not plain data by `_SCHEMA`, or disagrees with itself"
-    if not isinstance(cfg, dict) or not isinstance(cfg.get("model_cfg"), dict):
-        raise UserError(f"{file} lacks model_cfg, the description of the layers")
-    layers = cfg["model_cfg"]
-    images = cfg.get("preprocess_cfg") or {}
-    parts = {"vision_cfg": layers.get("vision_cfg"), "text_cfg": layers.get("text_cfg"), "preprocess_cfg": images}
-    for part, values in parts.items():
-        if not isinstance(values, dict):
-            raise UserError(f"{file} lacks {part}")
-
+    with form_errors(file, "the objects preprocess_cfg and model_cfg, in this vision_cfg and text_cfg"):
+        layers = cfg["model_cfg"]
+        images = {"mean": None, "std": None} | cfg["preprocess_cfg"]  # open_clip would take OpenAI's
+        model_size = layers["vision_cfg"].get("image_size")
+        layers["text_cfg"].keys()
     _check_part(file, "model_cfg", layers)
     _check_part(file, "preprocess_cfg", images)
-    for name in ("mean", "std"):
-        if name not in images:
-            raise UserError(
-                f"{file} does not say the {name} of the images (preprocess_cfg), "
-                "and open_clip would take OpenAI's; add it"
-            )
 
     prepared = images.get("size")
-    model_size = layers["vision_cfg"].get("image_size")
     if prepared and model_size and side_of(prepared) != side_of(model_size):
         raise UserError(f"{file}: the images are prepared at {prepared} pixels (size), the model has {model_size}")
 

@@ -16,7 +16,7 @@ from .architectures import side_of, translate
 from .models import Towers, clip_tokenizer, is_clip_tower, is_siglip_tower
 
 # %% auto #0
-__all__ = ['expressible', 'save_tokenizer', 'to_hugging_face']
+__all__ = ['THEIRS', 'expressible', 'save_tokenizer', 'to_hugging_face']
 
 # %% ../../nbs/1_method/13_transformers.ipynb #07f16cc5
 def _translate(model):
@@ -29,15 +29,18 @@ def _translate(model):
     return config, weights
 
 
+THEIRS = ("SiglipModel", "CLIPModel")  # classes of transformers
+
+
 def expressible(
     towers: Towers,  # of any kind
-) -> tuple[str, str]:  # "SiglipModel", "CLIPModel" or ""; and why not
+) -> str:  # one of `THEIRS`, or why there is none
     "The transformers class that fits these towers; it never raises, so that a long run does not end there"
     try:
         config, _ = _translate(towers.model)
     except Exception as e:
-        return "", str(e) or type(e).__name__
-    return type(config).__name__.replace("Config", "Model"), ""
+        return str(e) or type(e).__name__
+    return type(config).__name__.replace("Config", "Model")
 
 # %% ../../nbs/1_method/13_transformers.ipynb #1a0d77c8
 def _cleaning_steps(cleaning):

@@ -43,7 +43,7 @@ def refuse_format(
     path: str | Path,  # of a file
 ):
     "Raise `BadImage` for an image in a format that is known and not read"
-    if Path(path).suffix[1:].lower() in NOT_READ:
+    if kind_of(path) in NOT_READ:
         raise BadImage("image of a format that is not read", f"save it as .jpg or .png: {path}")
 
 

@@ -165,12 +165,10 @@ def _check(source, folder, captions):
     "The folder holds no other result, and nothing under our names that is not ours"
     if captions and not isinstance(source, Shards):
         raise UserError(f"captions from a table are joined to tar shards; {source.places[0]} is none")
-    if folder / "captions.parquet" in map(Path, source.places):
-        raise UserError(f"{folder} holds captions.parquet already, which would be overwritten: choose another folder")
-
     present = sorted(path.name for name in OURS for path in folder.glob(name))
-    if present and not json_object(folder / _MARK).get("made_by"):
-        raise UserError(f"{folder} holds {present[0]}, not made by prepare: choose another folder")
+    is_read = folder / "captions.parquet" in map(Path, source.places)
+    if present and (is_read or not json_object(folder / _MARK).get("made_by")):
+        raise UserError(f"{folder} holds {present[0]}, read here or not made by prepare: choose another folder")
 
 # %% ../../../nbs/4_data/08_prepare.ipynb #622f3e94
 def _made_by(nlp):

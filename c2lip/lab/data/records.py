@@ -223,30 +223,25 @@ def caption_texts(*values) -> list[str]:
     return list(dict.fromkeys(text for text in captions if text and text.lower() not in _NO_CAPTION))
 
 # %% ../../../nbs/4_data/01_records.ipynb #636b23cd
-def _listed(value, what):
+def _listed(value):
     "A list, from itself or from its JSON text; None where there is nothing"
     if isinstance(value, str):
-        with suppress(ValueError):  # no JSON: no list either
-            value = parse_json(value.strip() or "null")
-    if value is not None and not isinstance(value, (list, tuple)):
-        raise BadSample("bad phrases", f"{what} must be a list")
+        value = parse_json(value.strip() or "null")
+    if not isinstance(value, (list, tuple, type(None))):
+        raise TypeError(value)
     return value
-
-
-def _is_phrase(item):
-    "Whether it is a text or [text, start, end]"
-    return isinstance(item, str) or isinstance(item, (list, tuple)) and [*map(type, item)] == [str, int, int]
 
 
 def _given_phrases(value, caption):
     "Phrases as a source holds them; None where it gives none"
-    given = _listed(value, "phrases")
+    given = _listed(value)
     if given is None:
         return None
     items = [[*map(item.get, Phrase._fields)] if isinstance(item, dict) else item for item in given]
-    if not all(map(_is_phrase, items)):
-        raise BadSample("bad phrases", "phrases must be a list of texts or of [text, start, end]")
     return find_phrases(caption, items)
+
+
+_FORM = "phrases must be a list of texts or of [text, start, end], further captions of {text, phrases}"
 
 
 def captions_of(
@@ -257,13 +252,15 @@ def captions_of(
     if not texts:
         raise BadSample("empty caption")
     given = row.get("phrases", row.get("nounphrases"))
-    captions = [Caption(texts[0], _given_phrases(given, texts[0]))]
-
-    for item in _listed(row.get("further"), "further captions") or [dict(text=text) for text in texts[1:]]:
-        text = canonical_caption(item.get("text")) if isinstance(item, dict) else ""
-        if not text:
-            raise BadSample("bad phrases", "further captions must be of the form {text, phrases}")
-        captions.append(Caption(text, _given_phrases(item.get("phrases"), text)))
+    try:
+        captions = [Caption(texts[0], _given_phrases(given, texts[0]))]
+        for item in _listed(row.get("further")) or [dict(text=text) for text in texts[1:]]:
+            text = canonical_caption(item["text"])
+            if not text:
+                raise ValueError(item)
+            captions.append(Caption(text, _given_phrases(item.get("phrases"), text)))
+    except (TypeError, ValueError, AttributeError, LookupError):
+        raise BadSample("bad phrases", _FORM) from None
     return tuple(captions)
 
 

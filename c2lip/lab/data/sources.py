@@ -24,15 +24,14 @@ from filelock import FileLock
 
 from ...core import UserError, files, in_workers
 from c2lip.core.files import (
-    MAX_TEXT,
     check_exists,
     json_object,
-    regular,
+    read_text,
     replacing,
     user_path,
     write_json,
 )
-from .flickr import find_flickr, flickr_captions
+from .flickr import find_flickr, flickr_rows
 from c2lip.lab.data.images import (
     IMAGES,
     LINES,
@@ -42,8 +41,6 @@ from c2lip.lab.data.images import (
     check_name,
     choose_part,
     kind_of,
-    left_out,
-    missing_file,
     part_of,
     place_names,
     refuse_format,
@@ -144,8 +141,8 @@ def _read_captions(image, text, skips):
     if not text:
         raise BadSample("no text file", str(image.with_suffix(".txt")))
     try:
-        lines = caption_texts(text_lines(regular(text, MAX_TEXT).read_text(encoding="utf-8-sig")))
-    except (ValueError, OSError) as e:
+        lines = caption_texts(text_lines(read_text(text)))
+    except UserError as e:
         raise BadSample("bad text file", str(e)) from None
     if len(lines) > 1:
         skips.unread[LINES] += 1
@@ -187,19 +184,8 @@ class Flickr(Tables):
     "Flickr8k or Flickr30k with a caption a line; an image has all its captions"
 
     def rows(self, skips):
-        for name, texts, its_part in flickr_captions(Path(self.places[0]), self.lists):
-            if self.part not in ("all", its_part):
-                skips.unread[left_out(its_part)] += 1
-                continue
-            skips.seen += 1
-            file = self.image_folder / Path(name).name
-            try:
-                check_name(file)
-                if not os.path.isfile(file):
-                    raise missing_file(file)
-                yield Record.of(name, file, captions_of(caption_texts(texts), {}))
-            except BadSample as e:
-                skips.add(name, e.cause, e.detail)
+        rows = partial(flickr_rows, self.lists)
+        return table_records(self.places, skips, self.image_folder, part=self.part, rows=rows)
 
 # %% ../../../nbs/4_data/06_sources.ipynb #ddcd7dc6
 def _find_in_folder(path):

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 from ...core import UserError, one_line
 from ...core.files import form_errors, parse_json, regular, replacing
-from .images import MAX_MEMBER, TarPart, check_name, left_out, missing_file, part_of, place_names
+from .images import MAX_MEMBER, TarPart, check_name, kind_of, left_out, missing_file, part_of, place_names
 from c2lip.lab.data.records import (
     IMAGE_NAMES,
     BadSample,
@@ -172,7 +172,7 @@ def table_rows(
     part: str = "all",  # of a table with a column `split`; all: every row
 ) -> Iterator[tuple[str, dict]]:  # where (file and line), row
     "The rows of a table, in order; each row counts as seen. Raises `UserError` where the file cannot be read"
-    kind = path.suffix[1:].lower()
+    kind = kind_of(path)
     try:
         with regular(path).open("rb") as file:
             for number, row in _numbered_rows(file, kind, path, skips):
@@ -197,7 +197,7 @@ def table_rows(
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except Exception as e:  # parsers raise nearly anything
-        reason = str(e).replace("\t", "tab") or type(e).__name__
+        reason = str(e) or type(e).__name__
         if reason.startswith("Extra data"):
             reason = "it holds several JSON values: JSON lines are named .jsonl"
         if isinstance(e, UnicodeError):
@@ -283,6 +283,7 @@ def table_records(
     caption_column: str | None = None,  # name of the column with the caption, or of several, with commas between
     image_column: str | None = None,  # name of the column with the image; None: a usual one
     part: str = "train",  # of a table with a column `split`; all: every row
+    rows: Callable = table_rows,  # of a table: where, row
 ) -> Iterator[Record]:
     "Records of tables, one at a time, phrases as the table gives them; raises `UserError` where a column is missing"
     keys = _Keys()
@@ -292,7 +293,7 @@ def table_records(
         layout = None
         root = image_folder or os.path.dirname(path)
         prefix = "" if image_folder else os.path.dirname(name)
-        for where, row in table_rows(Path(path), skips, name, part):
+        for where, row in rows(Path(path), skips, name, part):
             if layout is None:
                 captions = caption_columns(row, path, caption_column)
                 image = find_column(row, [image_column] if image_column else IMAGE_NAMES, "image", path)

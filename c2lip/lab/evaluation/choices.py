@@ -9,6 +9,7 @@ __all__ = ['Tasks', 'choice_hits', 'triple_hits', 'mean_rows', 'clustered', 'cho
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #4ac2f87e
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ...core import UserError, short
 from c2lip.lab.evaluation.base import (
     Entry,
     Item,
+    NotHere,
     Request,
     Row,
     Scorer,
@@ -198,9 +200,8 @@ def items_of(
     require_files(request.at, *files.values())
     tasks = {}
     for task, pattern in files.items():
-        paths = sorted(request.at.glob(pattern))
-        if paths:
-            tasks[task] = [item(entry) for path in paths for entry in read_entries(path)]
+        with suppress(NotHere):
+            tasks[task] = [item(entry) for entry in entries_of(request.at, pattern)]
     return tasks
 
 # %% ../../../nbs/5_evaluation/06_choices.ipynb #a2f461fd

@@ -214,11 +214,11 @@ def _drawn_folder(home, world, split, sizes):
     "The embedded benchmark in a folder of the cache, drawn beside its place and moved there whole"
     counts = [f"{key}{value}" for key, value in sorted(sizes.items())]
     folder = home / "-".join([world.name.strip("_") or "world", split, *counts, _world_version()])
-    if folder.is_dir() and files.json_object(folder / "record.json").get("sha256") != folder_digest(folder):
+    if folder.is_dir():
+        if files.json_object(folder / "record.json").get("sha256") == folder_digest(folder):
+            return folder
         print(f"{folder} is not as it was drawn; it is drawn anew")
         shutil.rmtree(folder)
-    if folder.is_dir():
-        return folder
 
     home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home) as half:

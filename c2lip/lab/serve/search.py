@@ -29,6 +29,7 @@ from c2lip.core.files import (
     form_errors,
     json_object,
     output_place,
+    read_json,
     regular,
     replacing,
     shipped,
@@ -131,10 +132,8 @@ def _read_block(file, form, folder):
             raise ValueError(e) from None
         _check_rows(rows, form)
         for key in rows["key"].tolist():
-            path = _path_of(key)
+            path = os.path.normpath(_path_of(key))
             if not path.startswith(f"{folder}{os.sep}"):
-                raise ValueError(path)
-            if path != os.path.normpath(path):  # which leads out of the folder again
                 raise ValueError(path)
     return rows
 
@@ -223,11 +222,9 @@ class ImageIndex:
         target = output_place(place)
         file = target / _ABOUT
         try:
-            if not os.path.lexists(file):
-                raise UserError("there is no index")
-            about = json_object(file)
+            about = read_json(file)
             with form_errors(place, "what c2lip index wrote"):
-                self.folder = os.path.join(about["folder"], "")[:-1]
+                self.folder = about["folder"]
                 self.towers = load(about["model"])
                 self.head = read_vector_head(self.towers)
                 form = _Form(self.towers, self.head, about["vectors"])

@@ -353,10 +353,11 @@ def complete(
 def parse_mapping(
     text: str,  # YAML
     name: Path | str,  # for the message
+    as_typed: bool = False,  # all values stay texts
 ) -> dict:
     "A recipe; `UserError` where it is no mapping, or gives a name twice, of which YAML would take the last"
     names = re.findall(r"^(\w+) *:", text, re.M)
-    values = parse_yaml(text, name)
+    values = parse_yaml(text, name, as_typed)
     if not isinstance(values, dict) or len(set(names)) < len(names):
         raise UserError(f"{name} is not of the form name: value, each name once")
     return values

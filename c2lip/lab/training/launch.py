@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from ...core import UserError, did_you_mean, one_line, print_anything
-from ...core.files import output_place, parse_yaml, read_text, replacing, run_folder, sole_writer
+from ...core.files import output_place, read_text, replacing, run_folder, sole_writer
 from .config import parse_mapping
 from c2lip.lab.training.launchers import (
     HANDED_OVER,
@@ -61,17 +61,14 @@ def _split(words):
 
 # %% ../../../nbs/6_training/03_launch.ipynb #50397b37
 def _given(parts):
-    "Name → value of all that a line gives, in papermill's order, and name → text as typed; `UserError` for no mapping"
+    "Name → value as typed of all that a line gives, in papermill's order; `UserError` for no mapping"
     texts = [("-b", base64.b64decode(text).decode("utf8", "replace")) for text in parts["base64"]]
     texts += [(file, read_text(file)) for file in parts["files"] if "://" not in file]
     texts += [("-y", text) for text in parts["yaml"]]
     given = {}
-    typed = {}
     for source, text in texts:
-        given |= parse_mapping(text, source)
-        typed |= parse_yaml(text, source, as_typed=True)
-    words = dict(parts["pairs"]) | dict(parts["raw"])
-    return given | words, typed | words
+        given |= parse_mapping(text, source, as_typed=True)
+    return given | dict(parts["pairs"]) | dict(parts["raw"])
 
 
 def _check_place(place):
@@ -99,7 +96,7 @@ def complete_line(
         others = [path.name for path in root.glob("nbs/*.ipynb")]
         raise UserError(f"there is no notebook {notebook}{did_you_mean(notebook.name, others)}")
 
-    given, typed = _given(parts)
+    given = _given(parts)
     for place in places:
         if place != "-":  # the terminal
             _check_place(place)
@@ -109,10 +106,10 @@ def complete_line(
     if "--prepare-only" in argv:
         raise UserError("--prepare-only runs nothing: name the notebook to be written, such as prepared.ipynb")
     line = list(argv)
-    for name, value in typed.items():  # papermill takes 007 for 7, and nan for a number
-        if isinstance(value, str) and given[name] is not None:
+    for name, value in given.items():  # papermill takes 007 for 7, and nan for a number
+        if isinstance(value, str) and value != "null":
             line += ["-r", name, value]
-    if not given.get("run_dir"):
+    if given.get("run_dir", "null") in ("", "null"):
         run_dir = f"runs/{notebook.stem}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
         _dated.append(run_dir)
         line += ["-r", "run_dir", run_dir]

@@ -16,10 +16,9 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from importlib.metadata import distribution
 from pathlib import Path
 
-from ...core import Range, UserError, check_choice, did_you_mean
+from ...core import Range, UserError, check_choice
 from c2lip.core.files import (
     check_exists,
     json_object,
@@ -119,14 +118,12 @@ def _check_method(launcher, folder, settings):
 def _check_model(launcher, folder, settings):
     named = _named(settings, "model")
     named += [re.sub("^[^/=]*=", "", text) for text in _named(settings, "models")]  # after a name and an equals sign
-    bases = [path.parent.name for path in shipped("base").parent.glob("*/open_clip_config.json")]
-    configs = Path(str(distribution("open_clip_torch").locate_file("open_clip/model_configs")))
-    known = ["hf-hub", *bases, *sorted(path.stem for path in configs.glob("*.json"))]
+    ships = [path.parent.name for path in shipped("base").parent.glob("*/open_clip_config.json")]
     for model in named:
-        name = model.partition(":")[0].replace("/", "-")  # the papers write ViT-B/32
-        if name not in known and not os.path.exists(user_path(model)):
-            hint = did_you_mean(name, known)
-            raise UserError(f"there is no model {model!r}: give base, a release folder, or an open_clip name{hint}")
+        if not (model in ships or model.startswith("hf-hub:") or os.path.exists(user_path(model))):
+            from c2lip.towers import resolve  # here: it brings open_clip
+
+            resolve(model)
 
 # %% ../../../nbs/6_training/02_launchers.ipynb #8c061b4d
 def _check_data(launcher, folder, settings):

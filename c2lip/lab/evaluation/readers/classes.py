@@ -17,7 +17,7 @@ from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TE
 
 from ....core import UserError
 from ....core.files import read_json, read_text, read_yaml, shipped
-from ...data.images import IMAGES, text_lines
+from ...data.images import IMAGES, kind_of, text_lines
 from c2lip.lab.evaluation.base import (
     Entry,
     Item,
@@ -196,7 +196,7 @@ def _read_class_folders(at):
     folders = _read_labels(root, flat) if flat else {}
     for path in sorted(root.iterdir()):
         if path.is_dir() and path.name not in ("train", "val", "test"):
-            folders[path.name] = [file for file in sorted(path.rglob("*")) if file.suffix[1:].lower() in IMAGES]
+            folders[path.name] = [file for file in sorted(path.rglob("*")) if kind_of(file) in IMAGES]
     names = _folder_names(at, [*folders])
     if len(folders) < 2 or len(names) != len(folders):
         raise UserError(
