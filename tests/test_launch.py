@@ -137,7 +137,7 @@ def test_any_setting_may_be_given(toy):
 @pytest.mark.parametrize(
     "words, code, message",
     [
-        ("-p run_dir settings.ini", 2, "is a file: take another run_dir"),
+        ("-p run_dir settings.ini", 2, "settings.ini cannot be written: File exists"),
         ("-p run_dir nbs/x", 2, "belongs to the workbook"),
         ("-f absent.yaml", 2, "absent.yaml"),
         ("-f/dev/zero", 2, "/dev/zero cannot be read"),

@@ -234,8 +234,9 @@ def find_source(
         place = Path(places[0])
         flickr = find_flickr(place)
         if flickr:
-            form = Tables if flickr.captions.suffix == ".json" else Flickr
-            return form([str(flickr.captions)], image_folder or flickr.images, part=part, lists=flickr.lists)
+            images, captions, lists = flickr
+            form = Tables if captions.suffix == ".json" else Flickr
+            return form([str(captions)], image_folder or images, part=part, lists=lists)
         check_exists("data", place)
         if os.path.isdir(place):
             places = _find_in_folder(place)
@@ -371,7 +372,7 @@ def open_data(
         records = _open_index(source, skips, workers, index_folder, rules)
     else:
         records = Records(source.records(skips), rules=rules)
-    lost = [detail for cause, detail in skips.rows.values() if cause in LOST]
-    check_shards(len(source.places), len(lost), skips.limit, f"{skips} {lost[:1]}")
+    lost = sum(skips.counts.get(cause, 0) for cause in LOST)
+    check_shards(len(source.places), lost, skips.limit, skips)
     skips.check(name)
     return records

@@ -194,8 +194,6 @@ def table_rows(
                     yield where, row
     except UserError:
         raise
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
     except Exception as e:  # parsers raise nearly anything
         reason = str(e) or type(e).__name__
         if reason.startswith("Extra data"):

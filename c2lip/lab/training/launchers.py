@@ -212,8 +212,6 @@ def check_run(
     folder = (root_of(notebook) or Path.cwd()) / run_dir
     if run_dir:
         folder = output_place(folder)
-    if os.path.isfile(folder):
-        raise UserError(f"{folder} is a file: take another run_dir")
     for check_one in CHECKS[-1:] if name == "explore" else CHECKS:  # which writes beside runs, and has names for them
         check_one(name, folder, settings)
     return settings
