@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from ast import literal_eval
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,9 +58,19 @@ def call(
 
     lines = [line.strip() for line in done.stderr.splitlines()]
     lines = [line.partition(": ")[2][:240] for line in lines if line.startswith(("error:", "ERROR:", "cause:"))]
-    complaint = "; ".join(dict.fromkeys((lines[0], lines[-1]))) if lines else done.stderr.strip()[-240:]
-    way_out = "is the package index reachable, and the cache a folder to write in (UV_CACHE_DIR, HOME)? Then once more"
+    complaint = "; ".join(dict.fromkeys((lines[0], lines[-1]))) if lines else " ".join(done.stderr.split())[-240:]
+    way_out = "is the package index reachable, HOME or UV_CACHE_DIR a folder to write in, TORCH a name such as cpu?"
     sys.exit(f"c2lip: the packages could not be installed: {complaint}; {way_out}")
+
+
+def is_uv(
+    program: str,  # the path of one that is called uv
+) -> bool:
+    "Whether it says so, within some seconds"
+    with suppress(OSError, subprocess.TimeoutExpired):
+        version = subprocess.run([program, "--version"], capture_output=True, timeout=20).stdout
+        return version.startswith(b"uv ")
+    return False
 
 
 def main(
@@ -67,7 +78,9 @@ def main(
     *options: str,  # of `uv pip install`
 ):
     "Install, by the uv of this machine or else by the one that pip puts beside this Python"
-    uv = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
+    places = (None, Path(sys.executable).parent)
+    named = [shutil.which("uv", path=place) for place in places]
+    uv = next(filter(is_uv, filter(None, named)), None)
     if not uv:
         pins = (ROOT / "constraints.txt").read_text(encoding="utf8").splitlines()
         pinned = [pin for pin in pins if pin.startswith("uv==")]

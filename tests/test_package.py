@@ -40,6 +40,7 @@ def distributions(tmp_path_factory, run):
 
 
 UV = """#!/bin/sh
+test "$1" = --version && exec echo uv 0.9
 env | grep -E '^(UV_|SSL_CERT_FILE|ALL_PROXY)' > "$0.env"
 echo "$@" > "$0.words"
 echo 'warning: copied, not linked' >&2
@@ -85,6 +86,10 @@ def test_uv_installs_from_where_pip_would(tmp_path, monkeypatch, run):
     assert done.returncode == 1
     assert done.out.count("\n") == 1
     assert "no such thing; no route; is the" in done.out
+
+    uv.write_text("#!/bin/sh\necho another program\n")
+    done, _ = install()
+    assert done.returncode == 1, "P is no Python; the other program would say yes"
 
 
 def below(folder):

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...core.files import json_object, read_text
+from ...core.files import form_errors, json_object, read_text
 from .images import left_out, part_of, text_lines
 from .records import Skips
 
@@ -67,7 +67,8 @@ def flickr_rows(
         else:
             names_of[path.stem] = text_lines(read_text(path))
 
-    part_by_name = {Path(name).stem: part_of(key) for key, names in names_of.items() for name in names}
+    with form_errors(file.parent, "split.json of the form {part: [name, …]}"):
+        part_by_name = {Path(name).stem: part_of(key) for key, names in names_of.items() for name in names}
     for image, captions in _captions_by_image(file).items():
         its_part = part_by_name.get(Path(image).stem, "" if lists else "train")
         if part in ("all", its_part):

@@ -201,7 +201,7 @@ def _text_in(item):
 
 
 _WITH = re.compile(r"\bw/(?!o(ut)?\b) ?", re.I)  # as shops write it
-_NO_CAPTION = ("nan", "none", "n/a", "null", "#name?", "#n/a")  # what tables write where there is none
+_NO_CAPTION = ("nan", "na", "<na>", "none", "n/a", "null", "#name?", "#n/a")  # what tables write where there is none
 
 
 def listed(
