@@ -44,11 +44,11 @@ def tables_in(
 ) -> list[str]:  # its path, or nothing
     "The table of captions of a folder, or that of Hugging Face's imagefolder"
     for name, kinds in dict(captions=TABLES, metadata=TABLES[:-1]).items():
-        tables = [file for file in map(f"{name}.{{}}".format, kinds) if (folder / file).is_file()]
+        tables = [str(file) for kind in kinds for file in folder.glob(f"{name}.{kind}")]
         if len(tables) > 1:
-            raise UserError(f"{folder} holds {', '.join(tables)}: name the one that counts")
+            raise UserError(f"{', '.join(tables)} lie side by side: name the one that counts")
         if tables:
-            return [str(folder / tables[0])]
+            return tables
     return []
 
 

@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ...core import UserError, one_line
+from ...core import UserError, one_line, short
 from ...core.files import read_json, read_text, read_yaml, regular, shipped
 from ..data.images import SHARD_IMAGES
 from ..data.records import Skips, listed
@@ -275,7 +275,7 @@ class Entry(NamedTuple):
         items = value if isinstance(value, list) else [value]
         texts: list[Any] = [text.get("raw") if isinstance(text, dict) else text for text in items]
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-            raise self.error(f"{key!r} must be a text, or a list of texts, got {str(value)[:80]!r}")
+            raise self.error(f"{key!r} must be a text, or a list of texts, got {short(value)}")
         return tuple(texts)
 
     def text(
