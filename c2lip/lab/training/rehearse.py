@@ -206,6 +206,10 @@ def _check_images(run):
 
     ten = run.records[:: -(-len(run.records) // 10)]
     _check_share(run, [record.image for record in ten], opens)
+    if not run.setup:
+        yield f"of {len(ten)} images {len(sizes)} open"
+        return
+
     side = min(run.setup.towers.image_size)
     large = sum(min(size) >= side for size in sizes)
     summary = f"of {len(ten)} images {len(sizes)} open and {large} have the model's {side} pixels"
@@ -307,7 +311,7 @@ _REHEARSED = {
     "data": (_check_data, "settings"),
     "set-up": (_check_set_up, "records"),
     "shards": (_check_shards, "records"),
-    "images": (_check_images, "setup"),
+    "images": (_check_images, "records"),
     "workers": (_check_workers, "setup"),
     "vectors": (_check_vectors, "setup"),
     "steps": (_check_steps, "setup"),
