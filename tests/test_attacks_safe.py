@@ -338,7 +338,7 @@ PLACES = "text.positional_embedding"
         (CONFIG, lambda cfg: cfg.pop("model_cfg"), ("lacks 'model_cfg'",)),
         (CONFIG, lambda cfg: cfg.pop("preprocess_cfg"), ("lacks 'preprocess_cfg'",)),
         (CONFIG, lambda cfg: cfg.update(preprocess_cfg=["mean", "std"]), ("a value that does not fit",)),
-        (CONFIG, lambda cfg: cfg["preprocess_cfg"].pop("std"), ("std must be from 0.001",)),
+        (CONFIG, lambda cfg: cfg["preprocess_cfg"].pop("std"), ("lacks 'std'", "would take OpenAI's")),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(eos_id=7), ("at another token (pool_type eos)",)),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(pool_type="argmax"), ("at another token",)),
         (CONFIG, lambda cfg: cfg["model_cfg"]["text_cfg"].update(heads=4), ("SHA-256 differs",)),

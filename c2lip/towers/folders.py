@@ -12,6 +12,7 @@ import logging
 import os
 import warnings
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -238,11 +239,15 @@ def _check_part(file, part, values):
             raise UserError(f"{file}: {key} must be {words}, not {short(value)}")
 
 
+_IMAGES = "and preprocess_cfg with mean and std, in whose place open_clip would take OpenAI's"
+
+
 def _check_schema(file, cfg):
     "Raise `UserError` where a configuration is not plain data by `_SCHEMA`, or disagrees with itself"
-    with form_errors(file, "the objects preprocess_cfg and model_cfg, in this vision_cfg and text_cfg"):
+    with form_errors(file, f"model_cfg with vision_cfg and text_cfg, {_IMAGES}"):
         layers = cfg["model_cfg"]
-        images = {"mean": None, "std": None} | cfg["preprocess_cfg"]  # open_clip would take OpenAI's
+        images = cfg["preprocess_cfg"]
+        itemgetter("mean", "std")(images)
         model_size = layers["vision_cfg"].get("image_size")
         layers["text_cfg"].keys()
     _check_part(file, "model_cfg", layers)
