@@ -126,6 +126,16 @@ def _behind(tree, spans, statements):
             yield Attribute(nouns[i], i, i + 2, True)
 
 
+def _in_apposition(tree):
+    "Adjectives right behind a title's noun and a comma, a bracket or a dash: 'desk lamp, white'"
+    for i, noun in enumerate(tree.head):
+        first = tree.first(i)
+        is_behind = first - 2 == noun and tree.arc[first - 1] == "punct"
+        is_title = tree.arc[noun] == "root" and tree.pos[noun] in NOUN_TAGS
+        if is_behind and is_title and tree.pos[first] == "ADJ" and _is_plain(tree, i):
+            yield Attribute(noun, first, i + 1)
+
+
 def _named_again(spans, words):
     "Definite phrases without an attribute → the one earlier thing of this noun: *the fish* after *a fish*"
     again = {}
@@ -146,7 +156,7 @@ def described_phrases(
     "The base phrases of a text, and what it states of their nouns outside of them"
     tree = Tree(doc)
     spans = base_phrases(doc, tree)
-    statements = [*_statements(tree)]
+    statements = [*_statements(tree), *_in_apposition(tree)]
     attributes = [*statements, *_behind(tree, spans, statements)]
     again = _named_again(spans, tree.words)
 

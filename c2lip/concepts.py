@@ -184,19 +184,15 @@ def _is_one_with(after, span, words, rules):
     return rules.merge_of == "all" and noun not in _FRAMES | _PLACES
 
 # %% ../nbs/1_method/07_concepts.ipynb #50f95e8f
-def _is_place(noun, before):
-    "A bare place in the image, 'the front', 'the far left'"
-    return noun in _PLACES and all(word in WORD_LISTS["relative"] or word.isdigit() for word in before)
-
-
 def _is_generic(span, words, rules):
     if span.head < 0:
         return False
     noun = words[span.head]
     before = [word for word in words[span.first : span.head] if word not in WORD_LISTS["determiners"]]
+    bare = all(word in WORD_LISTS["relative"] or word.isdigit() for word in before)
     if noun in WORD_LISTS["pronouns"]:
-        return rules.drop_pronouns and (not before or noun not in ("one", "ones"))
-    if rules.drop_generic and (noun in _FRAMES or _is_place(noun, before)):
+        return rules.drop_pronouns and (bare or noun not in ("one", "ones"))
+    if rules.drop_generic and (noun in _FRAMES or noun in _PLACES and bare):
         return True
     return rules.drop_places and not before and noun in WORD_LISTS["generic_places"]
 
@@ -235,13 +231,20 @@ def phrase_number(
     return int.from_bytes(digest, "big") >> 1
 
 
-_TRIMMED = re.compile(r"(?:[^\W_]|[#$]).*(?:[^\W_]|[.%°])", re.S)  # two characters or more
-_FILE = re.compile(
+_FILE = (
     r"\S+\.(?:jpe?g|png|gif|webp|tiff?|bmp|heic|raw|cr2|nef|pdf|svg|mp4|mov)"
-    r"|(?:img|dscn?|dscf?|pxl|vid|screen ?shot)[-_ ]?\d[-\w.]*|f/[\d.]+|iso(?: \d+)?",
-    re.I,
+    r"|(?:img|dscn?|dscf?|pxl|vid|screen ?shot|score)[-_ ]?\d[-\w.]*|f/[\d.]+|iso(?: \d+)?"
 )
-"A file's name or a camera's setting, which nothing in an image is"
+_SIZE = (
+    r"(?<!\w)(?:[\d.,]+(?:\s?[x×]\s?[\d.,]+)*\s?"
+    r"(?:[cmk]?m|in(?:ch(?:es)?)?|f(?:oo|ee)?t|[cm]?l|lit(?:er|re)s?|k?g|oz|lbs?|[gmt]b)"
+    r"|\d+(?:\s?[x×]\s?\d+)+|\d+-packs?|(?:uk|eu|us) ?\d+|sizes? [\dsmlx/]+|x+[sl]"
+    r"|[smlx]{1,3}/[smlx]{1,3}|(?<=:)\d\.\d+)"
+)
+_NOTHING = re.compile(rf"{_FILE}|{_SIZE}|weight|height|width|depth|lora|[gmt]b", re.I)
+"A file's name, a camera's setting or a size, which nothing in an image is"
+_TRIMMED = re.compile(rf"(?:[^\W_]|[#$]).*?(?:[^\W_]|[.%°])(?=\W*+(?:{_SIZE}\W*+)?$)", re.S | re.I)
+"Two characters or more, without punctuation and a size at the end"
 
 
 def _places(doc, text, candidates):
@@ -252,6 +255,8 @@ def _places(doc, text, candidates):
         if not match:
             continue
         start, stop = match.span()
+        if text[start - 1 : start] == '"' == text[stop : stop + 1]:
+            continue  # words on a sign are no thing
         if text.count('"', start, stop) % 2:  # a cup labeled "Boss|"
             stop += text[stop : stop + 1] == '"'
             start -= text[start - 1 : start] == '"'
@@ -274,7 +279,7 @@ def phrases_of(
         number = phrase_number(phrase.text)
         if rules.drop_repeats and number in seen:
             continue
-        if any(map(str.isalpha, phrase.text)) and not _FILE.fullmatch(phrase.text):
+        if any(map(str.isalpha, phrase.text)) and not _NOTHING.fullmatch(phrase.text):
             seen.add(number)
             phrases.append(phrase)
     return phrases[: rules.max_phrases or None]
@@ -284,13 +289,20 @@ ZONE = 1024
 "Captions after which spaCy forgets their words: it would keep every spelling, some 400 MB in a million web captions"
 
 
+_ITEM = re.compile(r"(?:\A|(?<=\s))\d+[.)](?=\s)")
+"The number of an item of a list"
+
+
 def _for_parser(caption, limit):
-    # cut at a space; in upper case every word looks like a name
+    # cut at a space; in upper case every word looks like a name; an underscore joins what a space divides
     if len(caption) > limit:
         cut = caption.rfind(" ", 0, limit)
         caption = caption[: cut if cut > 0 else limit]
     lower = caption.lower()
     caption = lower if caption.isupper() and len(lower) == len(caption) else caption
+    caption = caption.replace("_", " ")
+    if _ITEM.match(caption):
+        caption = _ITEM.sub(lambda number: ";" * len(number[0]), caption)
     return caption if is_english(caption) else ""
 
 

@@ -146,7 +146,7 @@ _UNIFIED |= {"nn": "compound", "num": "nummod", "dobj": "obj", "nsubjpass": "nsu
 _MODIFIES, _NAMES_ON, _NOMINAL = WORD_LISTS["modifies"], WORD_LISTS["names_on"], WORD_LISTS["nominal"]
 NOUN_TAGS = ("NOUN", "PROPN")
 _POSSESSIVE = {"'s", "'", "’s", "’", "s"}
-_BRACKETS = set("()[]{}<>|;:!?….~–—")
+_BRACKETS = set("()[]{}<>|;:!?….~–—+")
 _SIGNS = "\u2190"  # arrows, signs and emoji come after the letters of English
 
 # %% ../nbs/1_method/05_trees.ipynb #98a9ed45
@@ -200,6 +200,7 @@ class Tree:
     def __init__(self, doc: Doc):
         names = doc.vocab.strings
         self.words = [token.lower_ for token in doc]
+        self.names = [token.is_title or not token.is_alpha for token in doc]
         self.compares = (doc.to_array("TAG") == names["JJR"]).tolist()
         self.pos, self.arc, self.head = [], [], []
         for i, (pos, arc, distance) in enumerate(doc.to_array(["POS", "DEP", "HEAD"]).tolist()):  # four times as fast
@@ -275,7 +276,7 @@ class Tree:
         "One past the last word of the phrase of `noun`"
         i = noun + 1
         while i < len(self.head) and self.arc[i] in _NAMES_ON and noun <= self.head[i] < i:
-            if self.arc[i] == "nummod" and self.pos[i] != "NUM":
+            if self.words[i] in _BRACKETS or self.arc[i] == "nummod" and self.pos[i] != "NUM":
                 break
             i += 1
         return i
@@ -377,7 +378,7 @@ def _is_participle(tree, i):
 def _can_begin_compound(tree, noun):
     "A noun of one thing"
     plural = tree.words[noun].endswith("s") or tree.words[noun] in WORD_LISTS["plural"]
-    return tree.pos[noun] == "NOUN" and not plural
+    return tree.pos[noun] != "PROPN" and not plural
 
 
 def _is_one_compound(before, span, tree):
@@ -390,6 +391,8 @@ def _is_one_compound(before, span, tree):
     elif before.end != first:
         return False
 
+    if tree.names[first - 1] and tree.names[first]:
+        return True  # "LEGO Technic 42115 | Lamborghini"
     if not _can_begin_compound(tree, before.head):
         return False
     if tree.pos[head] not in NOUN_TAGS or tree.words[head] in _NO_COMPOUND:

@@ -165,6 +165,18 @@ def test_punctuation_without_spaces_parts_phrases(mark):
         ("Screenshot 2021-03-04, IMG-20200101-WA0001, a red mug", ["a red mug"]),
         ("Canon EOS 5D, f/1.8, ISO 100", ["Canon EOS 5D"]),
         ("el perro en la calle", []),
+        ("LEGO Technic 42115 Lamborghini Sián", ["LEGO Technic 42115 Lamborghini Sián"]),
+        ("Men's slim fit denim jacket, size M", ["Men's slim fit denim jacket"]),
+        ("Oak table 80x28x202 cm, 2-pack, M/L", ["Oak table"]),
+        ("An example of a red mug at dusk in June", ["a red mug"]),
+        ("masterpiece, red_hair, a blue hat:1.3", ["red_hair", "a blue hat"]),
+        ("1. red mug 2. blue plate", ["red mug", "blue plate"]),
+        ("The second one holds more bananas.", ["bananas"]),
+        ("Mug + saucer", ["Mug", "saucer"]),
+        ('The text "SALE" on a red sign', ["a red sign"]),
+        ("T-shirt (black) with a print", ["black T-shirt", "a print"]),
+        ("Desk lamp, white", ["white Desk lamp"]),
+        ("Shelf with 4 boxes, white", ["Shelf", "4 boxes"]),
     ],
 )
 def test_words_names_and_marks(caption, expected):
