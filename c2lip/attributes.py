@@ -119,9 +119,10 @@ def _behind(tree, spans, statements):
         head = tree.head[i]
         is_object = head == thing or tree.head[thing] == i
         is_misread = tree.head[thing] == head and tree.pos[head] not in NOUN_TAGS  # "in blue partly hidden"
+        is_first = head == thing + 1 and tree.pos[head] == "ADJ" and not tree.compares[head]  # "in dark blue"
         is_thing = tree.pos[thing] in ("NOUN", "ADJ") and tree.words[thing] not in WORD_LISTS["places"]
         listed = any(tree.first(other) == other for other in _below(tree, thing, "conj"))
-        if is_thing and not listed and (is_object or is_misread):
+        if is_thing and not listed and not is_first and (is_object or is_misread):
             nouns[i + 2] = nouns[i]
             yield Attribute(nouns[i], i, i + 2, True)
 

@@ -231,20 +231,15 @@ def phrase_number(
     return int.from_bytes(digest, "big") >> 1
 
 
-_FILE = (
+_TRIMMED = re.compile(r"(?:[^\W_]|[#$]).*(?:[^\W_]|[.%°])", re.S)  # two characters or more
+_UNIT = r"(?:[cmk]?m|in(?:ch(?:es)?)?|f(?:oo|ee)?t|[cm]?l|lit(?:er|re)s?|k?g|oz|lbs?|[gmt]b)"
+_NOTHING = re.compile(
     r"\S+\.(?:jpe?g|png|gif|webp|tiff?|bmp|heic|raw|cr2|nef|pdf|svg|mp4|mov)"
     r"|(?:img|dscn?|dscf?|pxl|vid|screen ?shot|score)[-_ ]?\d[-\w.]*|f/[\d.]+|iso(?: \d+)?"
+    rf"|[\d.,]+\s?{_UNIT}|[cmk]?m|[cm]?l|k?g|oz|[gmt]b|weight|height|width|depth|sizes?|\d+-packs?",
+    re.I,
 )
-_SIZE = (
-    r"(?<!\w)(?:[\d.,]+(?:\s?[x×]\s?[\d.,]+)*\s?"
-    r"(?:[cmk]?m|in(?:ch(?:es)?)?|f(?:oo|ee)?t|[cm]?l|lit(?:er|re)s?|k?g|oz|lbs?|[gmt]b)"
-    r"|\d+(?:\s?[x×]\s?\d+)+|\d+-packs?|(?:uk|eu|us) ?\d+|sizes? [\dsmlx/]+|x+[sl]"
-    r"|[smlx]{1,3}/[smlx]{1,3}|(?<=:)\d\.\d+)"
-)
-_NOTHING = re.compile(rf"{_FILE}|{_SIZE}|weight|height|width|depth|lora|[gmt]b", re.I)
 "A file's name, a camera's setting or a size, which nothing in an image is"
-_TRIMMED = re.compile(rf"(?:[^\W_]|[#$]).*?(?:[^\W_]|[.%°])(?=\W*+(?:{_SIZE}\W*+)?$)", re.S | re.I)
-"Two characters or more, without punctuation and a size at the end"
 
 
 def _places(doc, text, candidates):
@@ -289,20 +284,24 @@ ZONE = 1024
 "Captions after which spaCy forgets their words: it would keep every spelling, some 400 MB in a million web captions"
 
 
-_ITEM = re.compile(r"(?:\A|(?<=\s))\d+[.)](?=\s)")
-"The number of an item of a list"
+_UNREAD = re.compile(
+    rf"(?<!\w)(?:\d[.)](?=\s)|<\w+:[^<>]*>|(?:[\d.,]+(?:['\"]?\s?[x×]\s?[\d.,]+)*(?:\s?{_UNIT}|['\"])"
+    r"|\d+(?:\s?[x×]\s?\d+)+|\d+-packs?|(?:uk|eu|us) ?\d+|sizes? [\dsmlx/]+|x+[sl]|[smlx]{1,3}/[smlx]{1,3}"
+    r"|(?<=:)\d\.\d+)(?=\s*(?:[^\w\s]|\Z)))",
+    re.I,
+)
+"An item's number, a prompt's setting, and a size that no noun follows"
+_UNDERSCORE = re.compile(r"_(?!\S*\.\w)")  # not in a file's name
 
 
 def _for_parser(caption, limit):
-    # cut at a space; in upper case every word looks like a name; an underscore joins what a space divides
+    # cut at a space; in upper case every word looks like a name; what is no word becomes a punctuation mark
     if len(caption) > limit:
         cut = caption.rfind(" ", 0, limit)
         caption = caption[: cut if cut > 0 else limit]
     lower = caption.lower()
     caption = lower if caption.isupper() and len(lower) == len(caption) else caption
-    caption = caption.replace("_", " ")
-    if _ITEM.match(caption):
-        caption = _ITEM.sub(lambda number: ";" * len(number[0]), caption)
+    caption = _UNREAD.sub(lambda unread: ";" * len(unread[0]), _UNDERSCORE.sub(" ", caption))
     return caption if is_english(caption) else ""
 
 

@@ -200,8 +200,9 @@ class Tree:
     def __init__(self, doc: Doc):
         names = doc.vocab.strings
         self.words = [token.lower_ for token in doc]
-        self.names = [token.is_title or not token.is_alpha for token in doc]
+        self.names = [not token.text[0].islower() for token in doc]
         self.compares = (doc.to_array("TAG") == names["JJR"]).tolist()
+        self.several = (doc.to_array("TAG") == names["NNS"]).tolist()
         self.pos, self.arc, self.head = [], [], []
         for i, (pos, arc, distance) in enumerate(doc.to_array(["POS", "DEP", "HEAD"]).tolist()):  # four times as fast
             name = names[arc].lower()
@@ -341,7 +342,7 @@ def _is_ing_form(tree, i):
 
 
 def _without_verb_at_the_end(span, tree):
-    # "an orange sitting there", "a stable full of sheep", "a bowl adjacent to it": the noun is the word before
+    # "an orange sitting there", "a stable full of sheep", "a bowl adjacent to it", "a dog barks": the noun is before
     first, _, head = span
     if head == first:
         return span
@@ -352,7 +353,9 @@ def _without_verb_at_the_end(span, tree):
     after_noun = tree.pos[head - 1] == "NOUN"
     if _is_ing_form(tree, head) and (after_noun or head == first + 2):
         return before
-    if tree.pos[head] == "ADJ" and after_noun:
+    is_verb = tree.several[head] and tree.words[head].endswith("s") and tree.words[first] in ("a", "an")
+    counts = tree.words[first + 1] in ("few", "couple", "dozen")  # "a couple dogs"
+    if after_noun and (tree.pos[head] == "ADJ" or is_verb and not counts):
         return before
     return span
 

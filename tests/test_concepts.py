@@ -177,6 +177,12 @@ def test_punctuation_without_spaces_parts_phrases(mark):
         ("T-shirt (black) with a print", ["black T-shirt", "a print"]),
         ("Desk lamp, white", ["white Desk lamp"]),
         ("Shelf with 4 boxes, white", ["Shelf", "4 boxes"]),
+        (
+            "A dog in a red vest leaps, a couple dogs and a few dogs watch.",
+            ["A dog", "a red vest", "a couple dogs", "a few dogs"],
+        ),
+        ("A boy in dark blue, dog_on_beach.jpg", ["A boy"]),
+        ("Bath towel 70 x 140 cm, 500 g of rice, a 12 inch pizza", ["Bath towel", "rice", "a 12 inch pizza"]),
     ],
 )
 def test_words_names_and_marks(caption, expected):
