@@ -353,9 +353,9 @@ def _without_verb_at_the_end(span, tree):
     after_noun = tree.pos[head - 1] == "NOUN"
     if _is_ing_form(tree, head) and (after_noun or head == first + 2):
         return before
-    is_verb = tree.several[head] and tree.words[head].endswith("s") and tree.words[first] in ("a", "an")
-    counts = tree.words[first + 1] in ("few", "couple", "dozen")  # "a couple dogs"
-    if after_noun and (tree.pos[head] == "ADJ" or is_verb and not counts):
+    is_verb = tree.several[head] and re.search("(?<!len)s$", tree.words[head]) and tree.words[first] in ("a", "an")
+    is_plural = tree.words[first + 1] in ("few", "couple", "dozen") or "cc" in tree.arc[first:head]  # "a couple dogs"
+    if after_noun and (tree.pos[head] == "ADJ" or is_verb and not is_plural):
         return before
     return span
 
