@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import ftfy
 
 from .attributes import described_phrases, phrase_with
-from .core import Phrase, UserError, check_choice, in_workers
+from .core import Phrase, UserError, check_choice, in_workers, read_once
 from .trees import WORD_LISTS, Span, base_phrases, is_english, load_pipeline, whole_words
 
 if TYPE_CHECKING:
@@ -339,8 +339,8 @@ def noun_phrases_many(
         >>> noun_phrases_many(["A dog on a sofa.", ""])
         [[Phrase(text='A dog', start=0, end=5), Phrase(text='a sofa', start=9, end=15)], []]
     """
-    is_name = nlp is None or isinstance(nlp, (str, Path))
-    pipeline = load_pipeline(nlp) if is_name else nlp
+    captions = read_once({}, captions, list)  # refuses what is no text
+    pipeline = nlp if callable(nlp) else load_pipeline(nlp)
     parse = partial(_parse, make_rules(rules), pipeline)
     zones = [captions[first : first + ZONE] for first in range(0, len(captions), ZONE)]
     if nlp is not None or sys.platform != "linux" or len(zones) < 2:

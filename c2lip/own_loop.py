@@ -276,10 +276,10 @@ def _samples(images, captions, phrases):
 def _check_tokens(batch, known):
     "Raise `UserError` where a text has a token beyond the model's `known` ones"
     for texts in batch.texts.values():
-        if texts.ids is None or not known or (texts.ids < known).all():
+        ids = texts.ids
+        if ids is None or not known or (ids % known == ids).all():
             continue
-        token = int(texts.ids.max())
-        raise UserError(f"the tokenizer gives token {token}, the model has {known}: give the model's own")
+        raise UserError(f"the tokenizer gives tokens {ids.min()} to {ids.max()}, the model has {known}: give its own")
 
 # %% ../nbs/1_method/18_own_loop.ipynb #78a768e8
 class C2LIPLoss(Step):

@@ -79,7 +79,6 @@ def _gram_cosine(phrase, tokens, scale):
     weighted = torch.bmm(weights.to(tokens.dtype), gram).to(scores.dtype)
     least = torch.finfo(scores.dtype).eps
     squared_norm = torch.linalg.vecdot(weights, weighted).clamp_min(least)
-
     product = torch.linalg.vecdot(weights, scores)
     return product * squared_norm.rsqrt()
 

@@ -1,5 +1,6 @@
 """An index of images: killed, changed, damaged, and searched in two steps as in one."""
 
+import os
 import re
 import sys
 
@@ -62,6 +63,7 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     "A table of 80 columns, a page that needs no other file; a mistake is one line"
     monkeypatch.chdir(tmp_path)
     draw(tmp_path / "images", range(12))
+    os.rename("images/11 <é>.png", os.fsdecode(b"images/\xff.png"))
     assert main(["index", "images"]) == main(["search", "a red mug and a blue fish"]) == 0
 
     shown = capsys.readouterr().out.splitlines()
@@ -73,12 +75,12 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
         == 0
     )
     assert "by vector, of 12 images in" in capsys.readouterr().out.splitlines()[-1]
-    assert main(["search", "a <red> mug", "--html", "page.html", "-n", "4"]) == 0
+    assert main(["search", "a <red> mug\ud83d", "--html", "page.html", "-n", "12"]) == 0
 
     page = (tmp_path / "page.html").read_text()
     assert set(re.findall('src="(.{22})', page)) == {"data:image/png;base64,"}
     assert "http" not in page
-    assert page.count("&lt;é&gt;.png") >= 8
+    assert page.count("&lt;é&gt;.png") >= 22 and "\\udcff.png" in page
     assert not re.search("<é|<red", page)
 
     for words, message in MISTAKES.items():

@@ -208,9 +208,10 @@ class Range(NamedTuple):
         self,
         what: str,  # the number is, the start of the message
         number: Any,  # what was given
+        kind: type = float,  # int: a whole number
     ):
         "Raise `UserError` where `number` is none of the range; NaN, texts and True are none"
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not self.holds(number):
+        if isinstance(number, bool) or not isinstance(number, (int, kind)) or not self.holds(number):
             raise UserError(f"{what} must be a number {self}, not {short(number)}")
 
     def __str__(self):
@@ -278,7 +279,7 @@ def read_once(
     limit: int = 1_000_000,  # of the texts that are known
 ) -> list:
     "What each text says; those not known are read together. Raise `UserError` where they are no texts"
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+    if texts is None or isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise UserError(f"give texts in a list, not {short(texts)}")
     if len(known) > limit:
         known.clear()

@@ -46,18 +46,17 @@ from c2lip.score.vectors import (  # noqa: F401
 from ..towers import Towers
 from ..towers.folders import keep_fitted, read_fitted
 
-_all_ = ["PhrasePresence", "PresenceCurve", "fit_curve", "fit_presence", "phrases_of_others", "presence"]
-_all_ += ["Head", "Relation", "fit_head", "pair_features", "relations_many"]
+_all_ = ["PhrasePresence", "PresenceCurve", "fit_curve", "fit_presence", "phrases_of_others", "presence", "VectorHead"]
+_all_ += ["Head", "Relation", "fit_head", "pair_features", "relations_many", "fit_vector_head", "read_vector_head"]
 _all_ += ["SentenceModule", "Store", "best_patch", "compress", "encode_images", "encode_texts", "maxsim"]
 _all_ += ["joint_vectors", "phrase_texts", "restore", "text_vectors", "to_sentence_transformers"]
-_all_ += ["VectorHead", "fit_vector_head", "read_vector_head"]
 
 # %% auto #0
 __all__ = ['PATCHES', 'similarity', 'vt_of_pairs', 'Embedded', 'Score', 'scores_of', 'PhrasePresence', 'PresenceCurve',
-           'fit_curve', 'fit_presence', 'phrases_of_others', 'presence', 'Head', 'Relation', 'fit_head',
-           'pair_features', 'relations_many', 'SentenceModule', 'Store', 'best_patch', 'compress', 'encode_images',
-           'encode_texts', 'maxsim', 'joint_vectors', 'phrase_texts', 'restore', 'text_vectors',
-           'to_sentence_transformers', 'VectorHead', 'fit_vector_head', 'read_vector_head']
+           'fit_curve', 'fit_presence', 'phrases_of_others', 'presence', 'VectorHead', 'Head', 'Relation', 'fit_head',
+           'pair_features', 'relations_many', 'fit_vector_head', 'read_vector_head', 'SentenceModule', 'Store',
+           'best_patch', 'compress', 'encode_images', 'encode_texts', 'maxsim', 'joint_vectors', 'phrase_texts',
+           'restore', 'text_vectors', 'to_sentence_transformers']
 
 # %% ../../nbs/1_method/23_score.ipynb #e94175dc
 PATCHES = ("best", "attention")  # what a phrase is compared with
@@ -392,7 +391,10 @@ def scores_of(
     scores = {"vector": Score(1.0, 0.0, vector=head, towers=towers)} if head else {}
     scores["phrases"] = Score(towers=towers)
     with form_errors("score.json", "the scores of a model; fit them again, or delete it"):
-        for name in held.keys() & {"phrases", "parts"}:
-            scores[name] = Score(**held[name] | {"head": read_head(held[name].get("head")), "towers": towers})
-        _check_served(scores["phrases"])
+        try:
+            for name in held.keys() & {"phrases", "parts"}:
+                scores[name] = Score(**held[name] | {"head": read_head(held[name].get("head")), "towers": towers})
+            _check_served(scores["phrases"])
+        except UserError as e:
+            raise UserError(f"score.json: {e}; fit it again, or delete it") from None
     return scores

@@ -35,7 +35,7 @@ def _pixels(towers, image):
     "What towers read of an image; `UserError` where it is none"
     if isinstance(image, Image.Image):
         image = towers.preprocess(image)
-    if getattr(image, "shape", None) != (3, *towers.image_size) or not torch.is_floating_point(image):
+    if not (isinstance(image, Tensor) and image.shape == (3, *towers.image_size) and image.is_floating_point()):
         raise UserError(f"an image is a PIL image, or a tensor that was preprocessed, not {short(image)}")
     return image
 
@@ -57,7 +57,7 @@ def encode_images(
         >>> encode_images(load("tuned"), [torch.zeros(3, 96, 96)])[0].shape
         (37, 65)
     """
-    Range(1).check("batch_size", batch_size)
+    Range(1).check("batch_size", batch_size, int)
     device = towers.model.logit_scale.device
     arrays = []
     with evaluating(towers.model):
@@ -111,7 +111,7 @@ def compress(
         dtype('int8')
     """
     check_choice("numbers", store.numbers, ["float32", "float16", "int8"])
-    Range(0, 4096).check("the number of vectors", store.vectors)
+    Range(0, 4096).check("the number of vectors", store.vectors, int)
     if not np.isfinite(image).all():
         raise UserError("the vectors of an image hold a number that is not finite")
     if 0 < store.vectors < len(image) - 1:
@@ -215,8 +215,10 @@ def encode_texts(
     share = phrase_share(towers.name) if share is None else share
     Range(0, 1).check("the share of phrases", share)
     phrases = phrase_texts(texts) if phrases is None else phrases
-    if len(phrases) != len(texts) or any(isinstance(stated, str) for stated in phrases):
+    if len(phrases) != len(texts):
         raise UserError(f"phrases are a list for each text, not {short(phrases)}")
+    for stated in phrases:
+        read_once({}, stated, list)  # refuses what is no text
     vector_of = text_vectors(towers, [*texts, *(phrase for stated in phrases for phrase in stated)])
     arrays = []
     for text, stated in zip(texts, phrases):
@@ -244,8 +246,9 @@ def maxsim(
         (1, 1)
     """
     counts = [len(image) for image in images]
-    forms = {(image.dtype, image.shape[1]) for image in images}
-    if len(forms) != 1 or not len(texts) or not all(counts):
+    numbers = {image.dtype for image in images}
+    widths = {rows.shape[1] for rows in (*texts, *images)}
+    if not (len(numbers) == len(widths) == 1 and len(texts) and all(counts)):
         raise UserError("MaxSim needs a text, and images of one store, each with a vector")
     stacked = restore(np.concatenate(images))
     starts = np.cumsum([0, *counts[:-1]])
@@ -367,7 +370,7 @@ def to_sentence_transformers(
         True
     """
     Range(0, 1).check("the share of phrases", share)
-    Range(0, 4096).check("the number of vectors", vectors)
+    Range(0, 4096).check("the number of vectors", vectors, int)
     kind = "MultiVectorEncoder" if share else "SentenceTransformer"
     module = {"idx": 0, "name": "0", "path": "", "type": "c2lip.score.vectors.SentenceModule"}
     with release_stage(towers, Path(folder), {"vectors": vectors}) as stage:

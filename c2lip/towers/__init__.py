@@ -29,12 +29,11 @@ from c2lip.core.files import (
     markdown_text,
     project_root,
     read_json,
-    regular,
     shipped,
     whole,
     write_json,
 )
-from .architectures import MERGED, float_weights, resolve, translate  # noqa: F401
+from .architectures import MERGED, fetched, float_weights, resolve, translate  # noqa: F401
 from c2lip.towers.folders import (
     EMBEDDED,
     RELEASED,
@@ -245,7 +244,7 @@ def _read_tensors(file):
     try:
         with quiet_loading():
             return torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, LookupError, RuntimeError) as e:
+    except (pickle.UnpicklingError, EOFError, LookupError, RuntimeError, OSError) as e:
         match = re.search(r"(?<=GLOBAL )\S+|TorchScript", str(e))
         more = match[0] if match else "it is no whole file of torch: fetch it anew"
         raise UserError(f"more than weights and plain data ({more}), which is never run; save its state_dict") from None
@@ -268,6 +267,7 @@ def _inside(weights, known, part):
         for place in range(len(words)):
             if ".".join(words[place:]) in known:
                 wrappers[".".join([*words[:place], ""])] += 1
+                break
 
     candidates = [wrapper for wrapper, _ in wrappers.most_common() if part in wrapper]
     if not candidates:
@@ -316,7 +316,7 @@ def convert(
     if (Path(folder) / RELEASED[0]).exists():
         raise UserError(f"{folder} holds a model already: choose another folder, or delete it")
     try:
-        entries = [*_flat(_read_tensors(regular(file)))]
+        entries = [*_flat(_read_tensors(fetched(file)))]
         if any("lora_" in name for name, _ in entries):
             raise UserError(f"its layers of LoRA are not merged: {MERGED}")
         entries = [(name.replace(".base_layer.", "."), weight) for name, weight in entries]

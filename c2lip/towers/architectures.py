@@ -286,7 +286,7 @@ def refuse_adapter(
     folder: Path,  # of a model
 ):
     "Raise `UserError` where an adapter lies in a folder, alone or beside the weights that it changes"
-    if (folder / "adapter_config.json").exists():
+    if any(folder.glob("adapter_[cm]*")):
         raise UserError(f"{folder} holds an adapter of LoRA, which is not read: {MERGED}")
 
 

@@ -157,7 +157,9 @@ def phrase_share(
 ) -> float:  # 0 to 1
     "m, the share of phrases in a model's score by phrases: its own, in score.json, else one half"
     with form_errors(_FITTED, "phrases, an object with its weights; fit it again, or delete it"):
-        return read_fitted(model).get("phrases", {}).get("phrases", 0.5)
+        share = read_fitted(model).get("phrases", {}).get("phrases", 0.5)
+    Range(0, 1).check("the share of phrases in score.json", share)
+    return share
 
 # %% ../../nbs/1_method/10_model_folders.ipynb #589d49c6
 def _check_digests(folder):

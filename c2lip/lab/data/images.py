@@ -170,7 +170,9 @@ def version_of(
     return [str(path), stat.st_size, f"{stat.st_mtime_ns} {stat.st_ctime_ns}"]  # a copy keeps the first alone
 
 
-_HIDDEN = re.compile(r"[.]|(@eaDir|__MACOSX)$")  # names of files and folders that systems and editors make
+_HIDDEN = re.compile(
+    r"[.]|(@eaDir|__MACOSX|#recycle|[$]RECYCLE[.]BIN|lost[+]found|System Volume Information)$"
+)  # names of files and folders that systems and editors make
 
 
 def walk_files(
@@ -225,11 +227,13 @@ def missing_file(
     path: Path,  # where nothing lies
 ) -> BadSample:
     "What to say of it: where a name differs in letter case or in the form of its accents alone, that one is named"
-    name = None
-    with suppress(OSError, ValueError):
-        folder = path.parent
-        name = _names_in(folder, os.stat(folder).st_mtime_ns).get(_alike(path.name))
-    return BadSample("missing file", f"{path}: {name} is there, in other letters" if name else str(path))
+    first = path
+    with suppress(OSError, ValueError, LookupError):
+        while not os.path.lexists(first.parent):
+            first = first.parent
+        name = _names_in(first.parent, os.stat(first.parent).st_mtime_ns)[_alike(first.name)]
+        return BadSample("missing file", f"{path}: {name} is there, in other letters")
+    return BadSample("missing file", str(path))
 
 
 def place_names(

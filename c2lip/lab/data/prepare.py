@@ -234,8 +234,7 @@ def prepare(
         if captions:
             joined = index_captions(table, folder / "join.arrow", caption_column)
             data.join = folder / "join.arrow"
-        columns = [caption_column, image_column, part]
-        reading = [str(image_folder), *columns, version_of(table), max_skipped, sentences]
+        reading = [str(image_folder), caption_column, image_column, part, version_of(table), max_skipped, sentences]
         made_of = [_PARTS_FORMAT, made_by, chosen, *reading]
         recipe = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
         skips = Skips(max_skipped, unread=data.left)
@@ -254,7 +253,7 @@ def prepare(
             raise UserError(f"{source}: no sample found{hint}")
 
         skipped.update(skips.counts)
-        manifest = dict(total, skipped=dict(skipped), also=dict(skips.unread), parts=len(notes), made_by=made_by)
-        manifest |= dict(rules=chosen, sentences=sentences, joined=joined)
+        how = dict(parts=len(notes), made_by=made_by, rules=chosen, sentences=sentences, joined=joined)
+        manifest = dict(total, skipped=dict(skipped), also=dict(skips.unread)) | how
         _write_result(folder, notes, manifest)
     return manifest

@@ -201,16 +201,19 @@ def _text_in(item):
 
 
 _WITH = re.compile(r"\bw/(?!o(ut)?\b) ?", re.I)  # as shops write it
-_NO_CAPTION = ("nan", "na", "<na>", "none", "n/a", "null", "#name?", "#n/a")  # what tables write where there is none
+_NO_CAPTION = re.compile(r"(?i)-?nan|<?na>?|(#?n/a ?)+|#na|none|null|undefined|\\n|#(name|ref|value|num|null|div/0).")
+"What tables write where there is none"
 
 
 def listed(
     value: object,  # of a field
 ) -> Any:  # a list, or the value as it is
-    "The list that a cell of a table holds as Python or JSON writes it"
-    if isinstance(value, str) and re.match(r"""\s*\[\s*["']""", value):
+    "The list that a cell of a table holds as JSON, Python or NumPy writes it, which puts no commas"
+    if isinstance(value, str) and re.match(r"""\s*[\[(]\s*["'\[{\]]""", value):
+        with suppress(ValueError):
+            return parse_json(value)
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return ast.literal_eval(value.strip())
+            return ast.literal_eval(re.sub(r"""(['"])\s+(?=\1)""", r"\1, ", value.strip()))
     return value
 
 
@@ -220,7 +223,7 @@ def caption_texts(*values) -> list[str]:
     for value in map(listed, values):
         texts += value if isinstance(value, (list, tuple)) else [value]
     captions = [_WITH.sub("with ", canonical_caption(_text_in(text))) for text in texts]
-    return list(dict.fromkeys(text for text in captions if text and text.lower() not in _NO_CAPTION))
+    return list(dict.fromkeys(text for text in captions if text and not _NO_CAPTION.fullmatch(text)))
 
 # %% ../../../nbs/4_data/01_records.ipynb #636b23cd
 def _listed(value):

@@ -74,7 +74,7 @@ def _files(text):
     path = user_path(text)
     if not re.search(r"[*?\[]", path.name):
         return [str(path)]
-    return sorted(map(str, path.parent.glob(path.name)))
+    return sorted(map(str, path.parent.glob(re.sub(r"^[*]", "[!.]*", path.name))))
 
 
 def _paths_of(text):
@@ -105,7 +105,9 @@ def shard_paths(
 
 # %% ../../../nbs/4_data/04_shards.ipynb #8c890810
 _MEMBERS = {*SHARD_IMAGES, "txt", "json", "cls", "key"}
-_MEMBER = re.compile(r"(?:.*/)?[^./]+\.(?:[^/]*\.)?([^./]*)")  # a name with its extension
+_MEMBER = re.compile(
+    r"(?:(?![.][^/]|__MACOSX/|@eaDir/)[^/]*/)*[^./]+\.(?:[^/]*\.)?([^./]*)"
+)  # a name with its extension
 _PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
 
 

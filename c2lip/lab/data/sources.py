@@ -41,6 +41,7 @@ from c2lip.lab.data.images import (
     check_name,
     choose_part,
     kind_of,
+    missing_file,
     part_of,
     place_names,
     refuse_format,
@@ -139,9 +140,9 @@ def _read_captions(image, text, skips):
         raise BadSample("text without an image")
     refuse_format(image)
     if not text:
-        raise BadSample("no text file", str(image.with_suffix(".txt")))
+        raise BadSample("no text file", missing_file(image.with_suffix(".txt")).detail)
     try:
-        lines = caption_texts(text_lines(read_text(text)))
+        lines = caption_texts(*text_lines(read_text(text)))
     except UserError as e:
         raise BadSample("bad text file", str(e)) from None
     if len(lines) > 1:
@@ -190,20 +191,19 @@ class Flickr(Tables):
 # %% ../../../nbs/4_data/06_sources.ipynb #ddcd7dc6
 def _find_in_folder(path):
     "Its tables of captions, else the folder itself where it holds text files, else its shards and tables"
-    parts = sorted(inner for inner in path.iterdir() if inner.is_dir() and part_of(inner.name))
+    parts = sorted(inner for inner in path.glob("[!.]*") if inner.is_dir() and part_of(inner.name))
     tables = tables_in(path) or [table for inner in parts for table in tables_in(inner)]
     if tables:
         return tables
     if any(kind_of(file) == "txt" for file in walk_files(path)):
         return [str(path)]
 
-    places = [str(file) for kind in ("tar", "parquet") for file in sorted(path.glob(f"*.{kind}"))]
+    places = [str(file) for kind in ("tar", "parquet") for file in sorted(path.glob(f"[!.]*.{kind}"))]
     if not places:
-        usual = "captions.{" + ",".join(TABLES) + "}"
-        named = [file.name for file in sorted(path.iterdir()) if kind_of(file) in (*TABLES, "gz", "zip", "arrow")]
+        named = [file.name for file in sorted(path.glob("[!.]*.*")) if kind_of(file) not in IMAGES]
         raise UserError(
-            f"{path} holds no {usual}, no images with .txt files, no .tar shards and no .parquet tables; "
-            f"other tables are named one by one: {', '.join(named[:5]) or 'there is none'}"
+            f"{path} holds no table called captions, no images with .txt files, no .tar shards, no .parquet tables; "
+            f"another table is named itself, an archive is unpacked first: {', '.join(named[:5]) or 'there is none'}"
         )
     return places
 

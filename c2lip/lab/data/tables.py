@@ -135,7 +135,7 @@ def _text_rows(file, kind, path, skips):
     head = file.readline(_MAX_HEAD).decode("utf-8-sig", "replace")
     usual = "\t" if kind == "tsv" else ","
     delimiter = max(f"{usual},\t;|", key=head.count)  # the usual one where there are as many of others
-    excel = re.fullmatch(r"sep=(.)\s*", head)
+    excel = re.fullmatch(r"""(?i)"?sep=(.)"?\s*""", head)
     if excel:
         delimiter = excel[1]
     else:
@@ -175,6 +175,8 @@ def table_rows(
     kind = kind_of(path)
     try:
         with regular(path).open("rb") as file:
+            if file.peek(23).startswith(b"version https://git-lfs"):
+                raise UserError(f"{path} is a pointer of git-lfs: git lfs pull fetches the table")
             for number, row in _numbered_rows(file, kind, path, skips):
                 if isinstance(row, dict):
                     its_part = part_of(str(row.get("split")))
@@ -260,7 +262,7 @@ def _row_image(row, layout, where):
     if not os.path.isfile(path):
         path = layout.root / image.replace("\\", "/")  # as Windows writes it
     if not os.path.isfile(path):
-        raise missing_file(layout.root / image)
+        raise missing_file(path)
     return os.path.join(layout.prefix, image), path
 
 

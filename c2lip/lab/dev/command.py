@@ -267,7 +267,7 @@ def _add_index(p):
 def _index(folder, model, place, vectors):
     from c2lip.lab.serve.search import index_images  # heavy (torch, open_clip)
 
-    print(index_images(_absolute(folder), _absolute(place), _folder_or_name(model), vectors=vectors))
+    print(one_line(index_images(_absolute(folder), _absolute(place), _folder_or_name(model), vectors=vectors)))
 
 
 def _add_search(p):
@@ -300,9 +300,9 @@ def _search(query, place, count, html):
             search_page(index, text, hits, _absolute(html))
         hits.insert(0, "rank", hits.index + 1)
         hits["score"] = hits.score.map("{:.3f}".format)
-        _print_frame(hits.map(str))
-        shown = f"by {index.score}, of {index.size:,} images in {one_line(index.folder)}"
-        print(f"\n{shown}" + f"; written: {html}" * bool(html))
+        _print_frame(hits.map(one_line))
+        shown = f"by {index.score}, of {len(index.rows):,} images in {index.folder}" + f"; written: {html}" * bool(html)
+        print(f"\n{one_line(shown)}")
 
 # %% ../../../nbs/dev/01_command.ipynb #199e3640
 def _add_list(p):

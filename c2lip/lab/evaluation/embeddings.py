@@ -139,7 +139,9 @@ def use_image(
     "Do something with an image; `UserError` with its name and who needs it where it cannot be read"
     try:
         return work(image)
-    except FileNotFoundError:
+    except UserError:
+        raise
+    except (FileNotFoundError, ValueError):  # or of a name that no file can have
         state = "is missing"
     except (BadImage, OSError) as e:
         reason = getattr(e, "strerror", None) or ": ".join(e.args)

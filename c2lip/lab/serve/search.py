@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from PIL import ImageOps
 
+from ...concepts import canonical_caption
 from ...core import Range, UserError, one_line, pick_device
 from c2lip.core.files import (
     disk_errors,
@@ -140,14 +141,14 @@ def _read_block(file, form, folder):
 # %% ../../../nbs/8_serve/01_search.ipynb #0d002a03
 def _recorded(about):
     "The names of an index's blocks"
-    return [name for name in about.get("blocks", []) if _BLOCK.fullmatch(str(name))]
+    return list(dict.fromkeys(name for name in about.get("blocks", []) if _BLOCK.fullmatch(str(name))))
 
 
 def _kept(place, names, keys, form, folder):
     "The blocks that are whole, with no image but those that are there, and their keys; the others go"
     kept = []
     written = set()
-    for name in dict.fromkeys(names):
+    for name in names:
         with suppress(OSError, UserError):
             rows = _read_block(place / name, form, folder)
             block = set(rows["key"].tolist())
@@ -179,7 +180,7 @@ def index_images(
 ) -> str:  # what was done, in a line
     """Index the images of a folder, or bring their index up to date; killed, it goes on from there. Raise `UserError`
     where there is no image, where the place holds another index, or the disk refuses"""
-    Range(0, 1000).check("the number of vectors", vectors)
+    Range(0, 1000).check("the number of vectors", vectors, int)
     folder = Path(folder).resolve()
     target = output_place(place)
     skips = Skips(limit=1)
@@ -230,7 +231,6 @@ class ImageIndex:
                 form = _Form(self.towers, self.head, about["vectors"])
                 blocks = [_read_block(target / name, form, self.folder) for name in _recorded(about)]
                 self.rows = [row for block in blocks for row in block]
-                self.size = len(self.rows)
                 vectors = np.concatenate([block["vector"] for block in blocks])
                 self.joint = F.normalize(torch.from_numpy(vectors).float(), dim=-1)
                 self.share = phrase_share(self.towers.name)
@@ -248,7 +248,7 @@ class ImageIndex:
         first: int = 1000,  # images that the vector, or v·t, fetches
     ) -> pd.DataFrame:  # score, file; by phrases also the rank in what fetched, from 1, and what fits least
         "The images that fit a text best by `self.score`, the best first; `UserError` for an empty text"
-        Range(1, first).check("the number of images", count)
+        Range(1, first).check("the number of images", count, int)
         query = query.encode("utf8", "ignore").decode()  # half a surrogate is no letter
         if not query.strip():
             raise UserError("the search is empty; type a few words such as: a red mug and a blue fish")
@@ -273,7 +273,8 @@ class ImageIndex:
         if fits.size:
             columns[f"by {self.first}"] = best + 1
             columns["fits least"] = [phrases[i] for i in fits[:, best].argmin(0)]
-        columns["file"] = [os.path.relpath(_path_of(rows[i]["key"]), self.folder) for i in best]
+        names = [os.path.relpath(_path_of(rows[i]["key"]), self.folder) for i in best]
+        columns["file"] = pd.Series(names, dtype=object)  # which may be no UTF-8
         return pd.DataFrame(columns)
 
 # %% ../../../nbs/8_serve/01_search.ipynb #216a7b92
@@ -290,18 +291,18 @@ def search_page(
     file = output_place(file)
     if kind_of(file) != "html":
         raise UserError(f"a page is written to a file that ends in .html, not to {file}")
-    phrases = phrase_texts([query])[0]
+    phrases = phrase_texts([canonical_caption(query)])[0]
     concepts = embed_phrases(index.towers, phrases)
     images = [open_user_image(os.path.join(index.folder, name), name) for name in hits["file"]]
     views = [encode_view(index.towers, image) for image in images]
     maps = [view.maps(concepts, "centred") for view in views]
-    columns = map_columns(list(hits["file"]), maps, [view.field for view in views], "centred", same_scale=True)
+    names = list(map(one_line, hits["file"]))
+    columns = map_columns(names, maps, [view.field for view in views], "centred", same_scale=True)
 
     cards = []
-    for hit, image, column in zip(hits.to_dict("records"), images, columns):
+    for hit, name, image, column in zip(hits.to_dict("records"), names, images, columns):
         column.as_light = True
         small = ImageOps.contain(image, (240, 240))
-        name = one_line(hit["file"])
         cards.append(hit | {"file": name, "shown": ImageMaps(small, [column], phrases, caption=name, smooth=True)})
 
     template = jinja2.Environment(autoescape=True).from_string(shipped("search.html").read_text("utf8"))

@@ -296,9 +296,13 @@ class _Engine:
         from traitlets.config import Config
 
         run = _Run(nb, input_path)
-        options |= {"stdout_file": run.screen, "stderr_file": run.screen, "coalesce_streams": True}
-        options["extra_arguments"] = ["--IPKernelApp.log_level=50"]
-        options["config"] = Config(KernelManager={"shutdown_wait_time": 60})  # time for a step and its checkpoint
+        options |= {
+            "stdout_file": run.screen,
+            "stderr_file": run.screen,
+            "coalesce_streams": True,
+            "extra_arguments": ["--IPKernelApp.log_level=50"],
+            "config": Config(KernelManager={"shutdown_wait_time": 60}),  # time for a step and its checkpoint
+        }
         with ExitStack() as held:
             held.callback(os.environ.pop, HANDED_OVER, None)
             try:

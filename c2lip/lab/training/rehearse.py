@@ -34,7 +34,7 @@ from .checkpoint import read_checkpoint
 from .config import Checked, Config, check, data_options
 from .launchers import check_run, launcher, launcher_settings
 from .log import read_log
-from .plan import GPUS, count_images, plan
+from .plan import CC3M, GPUS, plan
 from .ranks import check_gpus
 from .run import likely_mistakes, read_records, set_up, train
 from .step import count_steps
@@ -128,8 +128,8 @@ def _check_data(run):
     "Of many shards or tables the first, the middle and the last"
     cfg = run.cfg
     batch = cfg.batch_size // cfg.gpus * run.ranks
-    ours = dict(gpus=run.ranks, device=str(run.device), batch_size=batch)
-    run.small = run.settings | ours | dict(resume=False, evaluate_every=0, log_every=1)
+    ours = dict(gpus=run.ranks, device=str(run.device), batch_size=batch, resume=False, evaluate_every=0, log_every=1)
+    run.small = run.settings | ours
     run.places = [] if is_world(cfg.data) else find_source(cfg.data, **data_options(vars(cfg))).places
     count = len(run.places)
     if count > 3:
@@ -364,9 +364,9 @@ def plan_lines(
 ) -> Iterator[Line]:
     "A run's plan for a GPU that is not here, with the settings of train's cell where none are given"
     settings = _settings_of_train(settings)
-    if count_images(Config.of(settings)) is None:
-        yield Line("data", "ok", f"{settings['data']} is not here: planned for as many images as CC3M has")
     needed = plan(settings, gpu)
+    if needed.images == CC3M:
+        yield Line("data", "ok", f"{settings['data']} is not here: planned for as many images as CC3M has")
     size, _ = GPUS[gpu]
     parts = f"weights {needed.weights:.1f}, gradients {needed.gradients:.1f}, moments {needed.moments:.1f}"
     text = f"{needed.memory:.1f} of {size} GB: {parts}, activations {needed.activations:.1f}"

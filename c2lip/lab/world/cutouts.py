@@ -29,6 +29,7 @@ _NO_NOUN = {*_ALL_COLOURS, *PATTERNS, *SIZES, "grey", "gray"}  # words that capt
 _IN_ING = """awning building ceiling clothing drawing duckling dumpling earring fitting gosling herring icing king
 lightning lining painting pudding railing ring sapling shoestring sling spring starling stocking string swing topping
 viking wedding wing""".split()  # things; other such words are deeds
+_NO_NAME = re.compile(r"(?i)\d{3}|^(untitled|unbenannt|copy|final|image|layer|ebene)[\W_v\d]*$")  # IMG_1234, Layer 1
 _MEASURES = {"bunch", "half", "head", "kind", "pair", "picture", "piece", "set", "slice"}  # a noun follows
 
 
@@ -36,7 +37,7 @@ def _sentence_of(path):
     "What a picture shows, from the first line of the text file beside it, else from its file name"
     file = path.with_suffix(".txt")
     text = read_text(file).strip().partition("\n")[0] if file.is_file() else path.stem
-    if re.search(r"\d{3}", text):  # of a camera: IMG_1234
+    if _NO_NAME.search(text):
         return ""
     words = re.findall(r"[^\W\d_]{2,}", canonical_caption(text).lower())
     name = " ".join(word for word in words if word not in ("an", "the", "and") and len(word) < 21)
@@ -57,6 +58,7 @@ def _nouns_of(sentences):
 # %% ../../../nbs/2_world/09_cutouts.ipynb #66708b63
 _KEPT = 192  # pixels of a picture's longer side
 _SMALLEST = 32  # pixels of the longer side at least
+_PICTURE = re.compile(r"(?is)(?!(.*/)?([.]|@eaDir/|__MACOSX/)).+[.](png|webp|gif|tiff|jpe?g|avif|svg)")  # none hidden
 _OPAQUE = 128  # alpha from which a pixel is part of the thing
 _NARROWEST, _WIDEST = 0.6, 1.6  # width over height of a noun's pictures, as a multiple of the first one's
 
@@ -86,8 +88,7 @@ def _in_square(thing, shape):
 
 def _read_pictures(folder):
     "The pictures of a folder and its subfolders by noun, and how many are left out by cause"
-    kinds = (".png", ".webp", ".gif", ".tiff", ".jpg", ".jpeg", ".avif", ".svg")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in kinds)
+    paths = sorted(path for path in folder.rglob("*") if _PICTURE.fullmatch(path.relative_to(folder).as_posix()))
     nouns = _nouns_of([*map(_sentence_of, paths)])
     left_out = Counter()
     things = {}
