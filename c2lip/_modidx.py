@@ -16,7 +16,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'c2lip.attributes.a_or_an': ('1_method/attributes.html#a_or_an', 'c2lip/attributes.py'),
                                   'c2lip.attributes.described_phrases': ( '1_method/attributes.html#described_phrases',
                                                                           'c2lip/attributes.py'),
-                                  'c2lip.attributes.phrase_with': ('1_method/attributes.html#phrase_with', 'c2lip/attributes.py')},
+                                  'c2lip.attributes.phrase_with': ('1_method/attributes.html#phrase_with', 'c2lip/attributes.py'),
+                                  'c2lip.attributes.whole_words': ('1_method/attributes.html#whole_words', 'c2lip/attributes.py')},
             'c2lip.concepts': { 'c2lip.concepts.Rules': ('1_method/concepts.html#rules', 'c2lip/concepts.py'),
                                 'c2lip.concepts.Rules.__post_init__': ('1_method/concepts.html#rules.__post_init__', 'c2lip/concepts.py'),
                                 'c2lip.concepts._candidates': ('1_method/concepts.html#_candidates', 'c2lip/concepts.py'),
@@ -2530,5 +2531,4 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'c2lip.trees._without_verb_at_the_end': ('1_method/trees.html#_without_verb_at_the_end', 'c2lip/trees.py'),
                              'c2lip.trees.base_phrases': ('1_method/trees.html#base_phrases', 'c2lip/trees.py'),
                              'c2lip.trees.is_english': ('1_method/trees.html#is_english', 'c2lip/trees.py'),
-                             'c2lip.trees.load_pipeline': ('1_method/trees.html#load_pipeline', 'c2lip/trees.py'),
-                             'c2lip.trees.whole_words': ('1_method/trees.html#whole_words', 'c2lip/trees.py')}}}
+                             'c2lip.trees.load_pipeline': ('1_method/trees.html#load_pipeline', 'c2lip/trees.py')}}}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from .core import Phrase
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['Attribute', 'described_phrases', 'a_or_an', 'phrase_with']
+__all__ = ['Attribute', 'described_phrases', 'whole_words', 'a_or_an', 'phrase_with']
 
 # %% ../nbs/1_method/06_attributes.ipynb #a77b0005
 class Attribute(NamedTuple):
@@ -166,6 +167,34 @@ def described_phrases(
     gone = joined | {attribute.noun for attribute in attributes if attribute.noun in again}
     moved = [attribute._replace(noun=again.get(attribute.noun, attribute.noun)) for attribute in attributes]
     return [span for span in spans if span.head not in gone], sorted(moved)
+
+# %% ../nbs/1_method/06_attributes.ipynb #359190d0
+_IN_NAMES = "|".join(WORD_LISTS["in_names"])
+_WHOLE = re.compile(rf"[^\W_]+(?:[-‐‑][^\W_]+)+|\b[A-Z]\w+(?: (?:{_IN_NAMES}))+ [A-Z]\w+")
+"Hyphenated words, and names such as *Casa del Mar*"
+_ARTICLE = re.compile(r"(?<![-‐‑\w])(?:an?|the)\s+$", re.I)
+
+
+def whole_words(
+    places: Iterable[tuple[int, int]],  # first character of each phrase and one past its last, in order
+    text: str,  # the caption
+    articles: bool = True,  # whether a phrase takes the article before such a word
+) -> list[tuple[int, int]]:  # in order; those that such a word joins are one
+    "Places of which none begins or ends inside a hyphenated word or a name"
+    words = [match.span() for match in _WHOLE.finditer(text)]
+    if not words:
+        return [*places]
+    whole = []
+    for start, end in places:
+        for first, last in words:
+            if first <= start < last:
+                article = _ARTICLE.search(text[:first]) if articles else None
+                start = article.start() if article else first
+            end = last if first < end < last else end
+        if whole and (start < whole[-1][1] or any(text[last:start] == " " for _, last in words)):
+            start = min(start, whole.pop()[0])
+        whole.append((start, end))
+    return whole
 
 # %% ../nbs/1_method/06_attributes.ipynb #a77b0013
 _AN = re.compile(r"(?!(?:uni|use|usu|eur|one\b|once|ufo|ute))(?:[aeiou]|hour|honest|honou?r|heir)", re.I)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import ftfy
 
-from .attributes import described_phrases, phrase_with
+from .attributes import described_phrases, phrase_with, whole_words
 from .core import Phrase, UserError, check_choice, in_workers, read_once
-from .trees import WORD_LISTS, Span, base_phrases, is_english, load_pipeline, whole_words
+from .trees import WORD_LISTS, Span, base_phrases, is_english, load_pipeline
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -68,9 +68,7 @@ def canonical_caption(
     return text
 
 # %% ../nbs/1_method/07_concepts.ipynb #853271a5
-_ABBREVIATED = re.compile(
-    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Mt|Ft|Jr|Sr|vs|etc|e\.g|i\.e|approx|No|Ave|Inc|Co|U\.S|a\.m|p\.m)|\b[A-Z])\.$"
-)
+_ABBREVIATED = re.compile(r"\b(?:[MDJS]r|Mr?s|[SMF]t|Prof|vs|etc|e\.g|i\.e|approx|No|Ave|Inc|Co|U\.S|[ap]\.m|[A-Z])\.$")
 _SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['WORD_LISTS', 'WORD', 'NOUN_TAGS', 'PARTICIPLE', 'is_english', 'load_pipeline', 'whole_words', 'Tree', 'Span',
-           'base_phrases']
+__all__ = ['WORD_LISTS', 'WORD', 'NOUN_TAGS', 'PARTICIPLE', 'is_english', 'load_pipeline', 'Tree', 'Span', 'base_phrases']
 
 # %% ../nbs/1_method/05_trees.ipynb #e4175a73
 WORD_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shipped("words.yaml")).items()}
@@ -109,34 +107,6 @@ def _load(source):
         raise UserError(
             f"{source}/config.cfg asks for code of its own, which is not run, or the pipeline is damaged{cause}"
         ) from e
-
-# %% ../nbs/1_method/05_trees.ipynb #359190d0
-_IN_NAMES = "|".join(WORD_LISTS["in_names"])
-_WHOLE = re.compile(rf"[^\W_]+(?:[-‐‑][^\W_]+)+|\b[A-Z]\w+(?: (?:{_IN_NAMES}))+ [A-Z]\w+")
-"Hyphenated words, and names such as *Casa del Mar*"
-_ARTICLE = re.compile(r"(?<![-‐‑\w])(?:an?|the)\s+$", re.I)
-
-
-def whole_words(
-    places: Iterable[tuple[int, int]],  # first character of each phrase and one past its last, in order
-    text: str,  # the caption
-    articles: bool = True,  # whether a phrase takes the article before such a word
-) -> list[tuple[int, int]]:  # in order; those that such a word joins are one
-    "Places of which none begins or ends inside a hyphenated word or a name"
-    words = [match.span() for match in _WHOLE.finditer(text)]
-    if not words:
-        return [*places]
-    whole = []
-    for start, end in places:
-        for first, last in words:
-            if first <= start < last:
-                article = _ARTICLE.search(text[:first]) if articles else None
-                start = article.start() if article else first
-            end = last if first < end < last else end
-        if whole and (start < whole[-1][1] or any(text[last:start] == " " for _, last in words)):
-            start = min(start, whole.pop()[0])
-        whole.append((start, end))
-    return whole
 
 # %% ../nbs/1_method/05_trees.ipynb #f441c623
 _UNIFIED = {"nmod:poss": "poss", "compound:prt": "prt", "npadvmod": "obl", "predet": "det", "preconj": "cc"}
