@@ -277,6 +277,10 @@ def _clean(folder):
             shutil.rmtree(folder)
 
 # %% ../../../nbs/6_training/03_launch.ipynb #5219b3e1
+_QUIET = "__import__('logging').getLogger('tornado.general').disabled = True"
+"A kernel that ends may find its sockets closed, and would print that as an error"
+
+
 class _Engine:
     "papermill's engine, with a check before the run and one line at its end"
 
@@ -300,7 +304,7 @@ class _Engine:
             "stdout_file": run.screen,
             "stderr_file": run.screen,
             "coalesce_streams": True,
-            "extra_arguments": ["--IPKernelApp.log_level=50"],
+            "extra_arguments": ["--IPKernelApp.log_level=50", f"--IPKernelApp.exec_lines={_QUIET}"],
             "config": Config(KernelManager={"shutdown_wait_time": 60}),  # time for a step and its checkpoint
         }
         with ExitStack() as held:
