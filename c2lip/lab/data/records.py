@@ -209,11 +209,13 @@ def listed(
     value: object,  # of a field
 ) -> Any:  # a list, or the value as it is
     "The list that a cell of a table holds as JSON, Python or NumPy writes it, which puts no commas"
-    if isinstance(value, str) and re.match(r"""\s*[\[(]\s*["'\[{\]]""", value):
+    if isinstance(value, str) and re.match(r"""\s*[\[(]\s*["'\[{\])]""", value):
         with suppress(ValueError):
             return parse_json(value)
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return ast.literal_eval(re.sub(r"""(['"])\s+(?=\1)""", r"\1, ", value.strip()))
+            return ast.literal_eval(  # each text in quotes but a key gets a comma
+                re.sub(r"""(?<!\w)((["'])(?:\\.|(?!\2)[^\\])*\2)(?!\s*:|["'])\s*,?""", r"\1,", value.strip())
+            )
     return value
 
 

@@ -14,6 +14,7 @@ import tarfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from glob import escape, glob
 from pathlib import Path
 
 import pyarrow
@@ -74,7 +75,7 @@ def _files(text):
     path = user_path(text)
     if not re.search(r"[*?\[]", path.name):
         return [str(path)]
-    return sorted(map(str, path.parent.glob(re.sub(r"^[*]", "[!.]*", path.name))))
+    return sorted(glob(f"{escape(str(path.parent))}/{path.name}"))  # * names no hidden one
 
 
 def _paths_of(text):
@@ -97,7 +98,7 @@ def shard_paths(
             paths += _paths_of(str(text))
         except UserError:
             raise
-        except (ValueError, OSError, RecursionError) as e:  # ** inside a name, braces without end, a name too long
+        except (ValueError, OSError, RecursionError) as e:  # braces without end, a name too long
             raise UserError(f"{text} cannot be read as a pattern: {e}") from None
     if not paths:
         raise UserError(f"no shard matches {source}")
