@@ -248,8 +248,8 @@ def _places(doc, text, candidates):
         if not match:
             continue
         start, stop = match.span()
-        if text[start - 1 : start] == '"' == text[stop : stop + 1]:
-            continue  # words on a sign are no thing
+        if text[start - 1 : start] == '"' == text[stop : stop + 1] and stop - start < len(text) - 2:
+            continue  # words on a sign are no thing, a caption in quotes is
         if text.count('"', start, stop) % 2:  # a cup labeled "Boss|"
             stop += text[stop : stop + 1] == '"'
             start -= text[start - 1 : start] == '"'
@@ -283,7 +283,7 @@ ZONE = 1024
 
 
 _UNREAD = re.compile(
-    rf"(?<!\w)(?:\d[.)](?=\s)|<\w+:[^<>]*>|(?:[\d.,]+(?:['\"]?\s?[x×]\s?[\d.,]+)*(?:\s?{_UNIT}|['\"])"
+    rf"(?<!\w)(?:\d[.)](?=\s)|<\w+:[^<>]*>|(?:\d[\d.,]*(?:['\"]?\s?[x×]\s?[\d.,]+)*(?:\s?{_UNIT}|['\"])"
     r"|\d+(?:\s?[x×]\s?\d+)+|\d+-packs?|(?:uk|eu|us) ?\d+|sizes? [\dsmlx/]+|x+[sl]|[smlx]{1,3}/[smlx]{1,3}"
     r"|(?<=:)\d\.\d+)(?=\s*(?:[^\w\s]|\Z)))",
     re.I,
@@ -293,7 +293,7 @@ _UNDERSCORE = re.compile(r"_(?!\S*\.\w)")  # not in a file's name
 
 
 def _for_parser(caption, limit):
-    # cut at a space; in upper case every word looks like a name; what is no word becomes a punctuation mark
+    # cut at a space; in upper case every word looks like a name; what is no word becomes a mark, _ a space
     if len(caption) > limit:
         cut = caption.rfind(" ", 0, limit)
         caption = caption[: cut if cut > 0 else limit]
@@ -329,7 +329,8 @@ def noun_phrases_many(
         it.
 
     Raises:
-        UserError: an unknown rule, or a pipeline that cannot be loaded or does not parse.
+        UserError: an unknown rule, captions that are no list of texts, or a pipeline that cannot be loaded or does not
+            parse.
 
     Source: arXiv 2603.25722, sections 3.2 and 4.1.
 
@@ -362,7 +363,7 @@ def noun_phrases(
         The phrases in reading order, as (text, start, end).
 
     Raises:
-        UserError: an unknown rule, or a pipeline that cannot be loaded or does not parse.
+        UserError: an unknown rule, a caption that is no text, or a pipeline that cannot be loaded or does not parse.
 
     Source: arXiv 2603.25722, sections 3.2 and 4.1.
 

@@ -170,7 +170,7 @@ class Tree:
     def __init__(self, doc: Doc):
         names = doc.vocab.strings
         self.words = [token.lower_ for token in doc]
-        self.names = [not token.text[0].islower() for token in doc]
+        self.names = [not token.text[0].islower() for token in doc]  # and numbers
         self.compares = (doc.to_array("TAG") == names["JJR"]).tolist()
         self.several = (doc.to_array("TAG") == names["NNS"]).tolist()
         self.pos, self.arc, self.head = [], [], []
@@ -365,7 +365,7 @@ def _is_one_compound(before, span, tree):
         return False
 
     if tree.names[first - 1] and tree.names[first]:
-        return True  # "LEGO Technic 42115 | Lamborghini"
+        return tree.arc[first] != "det"  # "LEGO Technic 42115 | Lamborghini", not "A Dog | A Cat"
     if not _can_begin_compound(tree, before.head):
         return False
     if tree.pos[head] not in NOUN_TAGS or tree.words[head] in _NO_COMPOUND:

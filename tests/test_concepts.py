@@ -174,6 +174,8 @@ def test_punctuation_without_spaces_parts_phrases(mark):
         ("The second one holds more bananas.", ["bananas"]),
         ("Mug + saucer", ["Mug", "saucer"]),
         ('The text "SALE" on a red sign', ["a red sign"]),
+        ('"A red mug"', ["A red mug"]),
+        ("A Dog A Cat A Bird", ["A Dog", "A Cat", "A Bird"]),
         ("T-shirt (black) with a print", ["black T-shirt", "a print"]),
         ("Desk lamp, white", ["white Desk lamp"]),
         ("Shelf with 4 boxes, white", ["Shelf", "4 boxes"]),
