@@ -41,7 +41,7 @@ def _sentence_of(path):
         return ""
     words = re.findall(r"[^\W\d_]{2,}", canonical_caption(text).lower())
     name = " ".join(word for word in words if word not in ("an", "the", "and") and len(word) < 21)
-    return f"This is a {name}."
+    return f"This is the {name}."
 
 
 def _nouns_of(sentences):
