@@ -134,7 +134,8 @@ def _in_apposition(tree):
         first = tree.first(i)
         is_behind = first - 2 == noun and tree.arc[first - 1] == "punct"
         is_title = tree.arc[noun] == "root" and tree.pos[noun] in NOUN_TAGS
-        if is_behind and is_title and tree.pos[first] == "ADJ" and _is_plain(tree, i):
+        is_one = tree.pos[first] == "ADJ" and "cc" not in tree.arc[i:]  # not "red or blue"
+        if is_behind and is_title and is_one and _is_plain(tree, i):
             yield Attribute(noun, first, i + 1)
 
 

@@ -289,7 +289,7 @@ _UNREAD = re.compile(
     re.I,
 )
 "An item's number, a prompt's setting, and a size that no noun follows"
-_UNDERSCORE = re.compile(r"_(?!\S*\.\w)")  # not in a file's name
+_UNDERSCORE = re.compile(r"_(?!\S*\.\w|\d)")  # not in a file's name, nor before its number
 
 
 def _for_parser(caption, limit):
@@ -329,8 +329,7 @@ def noun_phrases_many(
         it.
 
     Raises:
-        UserError: an unknown rule, captions that are no list of texts, or a pipeline that cannot be loaded or does not
-            parse.
+        UserError: an unknown rule, captions that are no texts, or a pipeline that cannot be loaded or does not parse.
 
     Source: arXiv 2603.25722, sections 3.2 and 4.1.
 

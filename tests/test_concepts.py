@@ -179,6 +179,7 @@ def test_punctuation_without_spaces_parts_phrases(mark):
         ("T-shirt (black) with a print", ["black T-shirt", "a print"]),
         ("Desk lamp, white", ["white Desk lamp"]),
         ("Shelf with 4 boxes, white", ["Shelf", "4 boxes"]),
+        ("Mug, red or blue, IMG_1234", ["Mug"]),
         (
             "A dog in a red vest leaps, a couple dogs and a few dogs watch.",
             ["A dog", "a red vest", "a couple dogs", "a few dogs"],

@@ -27,6 +27,7 @@ from ...core.files import parse_json, regular
 
 # %% ../../../nbs/4_data/01_records.ipynb #b22fd0f3
 _WHERE_IMAGES_ARE = "; image_folder names the folder that the paths of images start from"
+_FORM = "phrases must be a list of texts or of [text, start, end], further captions of {text, phrases}"
 TRIED_AT_LEAST = 1000  # images tried before their share of failures counts
 
 
@@ -244,9 +245,6 @@ def _given_phrases(value, caption):
         return None
     items = [[*map(item.get, Phrase._fields)] if isinstance(item, dict) else item for item in given]
     return find_phrases(caption, items)
-
-
-_FORM = "phrases must be a list of texts or of [text, start, end], further captions of {text, phrases}"
 
 
 def captions_of(
