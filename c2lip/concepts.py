@@ -233,7 +233,7 @@ _TRIMMED = re.compile(r"(?:[^\W_]|[#$]).*(?:[^\W_]|[.%°])", re.S)  # two charac
 _UNIT = r"(?:[cmk]?m|in(?:ch(?:es)?)?|f(?:oo|ee)?t|[cm]?l|lit(?:er|re)s?|k?g|oz|lbs?|[gmt]b)"
 _NOTHING = re.compile(
     r"\S+\.(?:jpe?g|png|gif|webp|tiff?|bmp|heic|raw|cr2|nef|pdf|svg|mp4|mov)"
-    r"|(?:img|dscn?|dscf?|pxl|vid|screen ?shot|score)[-_ ]?\d[-\w.]*|f/[\d.]+|iso(?: \d+)?"
+    r"|(?:img|dscn?|dscf?|pxl|vid|screen ?shot|score|image|photo)[-_ ]?\d[-\w.]*|f/[\d.]+|iso(?: \d+)?"
     rf"|[\d.,]+\s?{_UNIT}|[cmk]?m|[cm]?l|k?g|oz|[gmt]b|weight|height|width|depth|sizes?|\d+-packs?",
     re.I,
 )
@@ -283,9 +283,9 @@ ZONE = 1024
 
 
 _UNREAD = re.compile(
-    rf"(?<!\w)(?:\d[.)](?=\s)|<\w+:[^<>]*>|(?:\d[\d.,]*(?:['\"]?\s?[x×]\s?[\d.,]+)*(?:\s?{_UNIT}|['\"])"
-    r"|\d+(?:\s?[x×]\s?\d+)+|\d+-packs?|(?:uk|eu|us) ?\d+|sizes? [\dsmlx/]+|x+[sl]|[smlx]{1,3}/[smlx]{1,3}"
-    r"|(?<=:)\d\.\d+)(?=\s*(?:[^\w\s]|\Z)))",
+    rf"(?<!\w)(?:\d[.)](?=\s)|<\w+:[^<>]*>|(?:\d[\d.,]*(?:\s?[x×]\s?[\d.,]+)*\s?{_UNIT}"
+    r"|(?!4x4)\d+['\"]?(?:\s?[x×]\s?\d+['\"]?)+|\d+-packs?|(?:uk|eu|us) ?\d+|sizes? [\dsmlx/]+|x+[sl]"
+    r"|[smlx]{1,3}/[smlx]{1,3}|(?<=:)\d\.\d+)(?=\s*(?:[^\w\s]|\Z)))",
     re.I,
 )
 "An item's number, a prompt's setting, and a size that no noun follows"
