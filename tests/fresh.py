@@ -15,13 +15,13 @@ FEW = "parts|blind|95 %|again|change"
 
 
 def outputs(page, small):
-    "Cell → what it shows, an image by its kind alone; of a small run the heads of the tables alone"
+    "Cell → what it shows, an image by its kind, no line of speed or of a cache; of a small run the heads of the tables"
     shown = {}
     for cell in read_json(page)["cells"]:
         texts = []
         for output in _page_outputs(cell.get("outputs", ()), partial(_plain_text, root=ROOT)):
             kind, text = next(iter(output.get("data", {"text": output.get("text")}).items()))
-            texts.append(kind if kind == "image/png" else re.sub(".*/s .*\n?", "", "".join(text)))  # no speed
+            texts.append(kind if kind == "image/png" else re.sub(r".*(/s |data/cache/).*\n?", "", "".join(text)))
         if small:
             heads = re.findall("<th.*?>(.*?)</th>", "".join(texts), re.S)
             texts = {head for head in heads if not re.search(FEW, head)}
