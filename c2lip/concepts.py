@@ -285,7 +285,7 @@ ZONE = 1024
 _UNREAD = re.compile(
     rf"(?<!\w)(?:\d[.)](?=\s)|<\w+:[^<>]*>|(?:\d[\d.,]*(?:\s?[x×]\s?[\d.,]+)*\s?{_UNIT}"
     r"|(?!4x4)\d+['\"]?(?:\s?[x×]\s?\d+['\"]?)+|\d+-packs?|(?:uk|eu|us) ?\d+|sizes? [\dsmlx/]+|x+[sl]"
-    r"|[smlx]{1,3}/[smlx]{1,3}|(?<=:)\d\.\d+)(?=\s*(?:[^\w\s]|\Z)))",
+    r"|[smlx]{1,3}/[smlx]{1,3}|(?<=:)\d\.\d+)(?=\s*(?:[^\w\s]|\Z)))|[\ud800-\udfff]",
     re.I,
 )
 "An item's number, a prompt's setting, and a size that no noun follows"

@@ -2,7 +2,11 @@
 
 import os
 import re
+import shutil
 import sys
+from pathlib import Path
+
+import numpy as np
 
 from c2lip.lab.dev.command import main
 from c2lip.lab.serve.search import ImageIndex, index_images
@@ -15,10 +19,14 @@ MISTAKES = {
     "index .": "an index of another folder",
     "search mug --index images": "images cannot be searched (there is no file",
     "search \t": "the search is empty",
-    "index images --vectors -1": "must be a number from 0 to 1000",
-    "search mug -n 0": "must be a number from 1 to 1000",
+    "index images --vectors -1": "must be a whole number from 0 to 1000",
+    "search mug -n 0": "must be a whole number from 1 to 1000",
     "search mug --html page.png": "a file that ends in .html, not to",
     "search mug --html nowhere/page.html": "cannot be written (No such file",
+    "search <b></b>": "the search is empty",
+    "search mug --index twice": "twice cannot be searched (",
+    "index pointers --out new": "image that git lfs pull fetches",
+    "rehearse --gpu ": "gpu is one of A40",
 }
 
 
@@ -83,6 +91,11 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert page.count("&lt;é&gt;.png") >= 22 and "\\udcff.png" in page
     assert not re.search("<é|<red", page)
 
+    shutil.copytree("small", "twice")
+    for block in Path("twice").glob("*.npy"):
+        np.save(block, np.repeat(np.load(block), 2))
+    Path("pointers").mkdir()
+    Path("pointers/a.png").write_text("version https://git-lfs.github.com/spec/v1")
     for words, message in MISTAKES.items():
         assert main(words.split(" ")) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]

@@ -212,14 +212,15 @@ class Range(NamedTuple):
     ):
         "Raise `UserError` where `number` is none of the range; NaN, texts and True are none"
         if isinstance(number, bool) or not isinstance(number, (int, kind)) or not self.holds(number):
-            raise UserError(f"{what} must be a number {self}, not {short(number)}")
+            raise UserError(f"{what} must be a {'whole ' * (kind is int)}number {self}, not {short(number)}")
 
     def __str__(self):
+        least = f"{self.least:g}"
         most = f"{self.most:g}" if self.most < 1e5 else f"{self.most:,}"
         limited = self.most != Range(0).most
         if self.above:
-            return f"above {self.least:g}, at most {most}" if limited else f"above {self.least:g}"
-        return f"from {self.least:g} to {most}" if limited else f"at least {self.least:g}"
+            return f"above {least}, at most {most}" if limited else f"above {least}"
+        return f"from {least} to {most}" if limited else f"at least {least}"
 
 # %% ../../nbs/1_method/01_core.ipynb #90b8822b
 def seed_everything(

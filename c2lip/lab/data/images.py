@@ -118,8 +118,11 @@ def open_image(
         raise
     except Image.DecompressionBombError as e:
         raise BadImage("image too large", str(e)) from None
-    except Exception as e:
-        raise BadImage("broken image", f"{type(e).__name__}: {e}") from None  # decoders raise nearly anything
+    except Exception as e:  # decoders raise nearly anything
+        with suppress(TypeError):  # bytes are no path
+            if Path(image).read_bytes().startswith(b"version https://git-lfs"):
+                raise BadImage("image that git lfs pull fetches") from None
+        raise BadImage("broken image", f"{type(e).__name__}: {e}") from None
 
 
 def has_header(
@@ -232,7 +235,8 @@ def missing_file(
         while not os.path.lexists(first.parent):
             first = first.parent
         name = _names_in(first.parent, os.stat(first.parent).st_mtime_ns)[_alike(first.name)]
-        return BadSample("missing file", f"{path}: {name} is there, in other letters")
+        if name != first.name:
+            return BadSample("missing file", f"{path}: {name} is there, in other letters")
     return BadSample("missing file", str(path))
 
 

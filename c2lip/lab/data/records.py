@@ -202,7 +202,9 @@ def _text_in(item):
 
 
 _WITH = re.compile(r"\bw/(?!o(ut)?\b) ?", re.I)  # as shops write it
-_NO_CAPTION = re.compile(r"(?i)-?nan|<?na>?|(#?n/a ?)+|#na|none|null|undefined|\\n|#(name|ref|value|num|null|div/0).")
+_NO_CAPTION = re.compile(
+    r"(?i)-?nan|<?na>?|(#?n/a ?)+|#na|none|null|undefined|\\n|#(name|ref|value|num|null|div/0).|[-–—.?_'\"\u200b]+"
+)
 "What tables write where there is none"
 
 
@@ -210,12 +212,16 @@ def listed(
     value: object,  # of a field
 ) -> Any:  # a list, or the value as it is
     "The list that a cell of a table holds as JSON, Python or NumPy writes it, which puts no commas"
-    if isinstance(value, str) and re.match(r"""\s*[\[(]\s*["'\[{\])]""", value):
+    if isinstance(value, str) and re.match(r"""\s*[\[(]\s*(["'\[{\])]|(nan|None|null)\b)""", value):
         with suppress(ValueError):
             return parse_json(value)
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return ast.literal_eval(  # each text in quotes but a key gets a comma
-                re.sub(r"""(?<!\w)((["'])(?:\\.|(?!\2)[^\\])*\2)(?!\s*:|["'])\s*,?""", r"\1,", value.strip())
+            return ast.literal_eval(  # each text in quotes but a key gets a comma, and so does None
+                re.sub(
+                    r"""(?<!\w)(?:((["'])(?:\\.|(?!\2)[^\\])*\2)(?!\s*:|["'])|(?:nan|None)\b)\s*,?""",
+                    lambda match: f"{match[1]},",
+                    value.strip(),
+                )
             )
     return value
 

@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.compute
 
 from ...core import UserError, comma_list
-from ...core.files import parse_json, regular, replacing, user_path
+from ...core.files import fetched, parse_json, replacing, user_path
 from c2lip.lab.data.images import (
     LINES,
     MAX_MEMBER,
@@ -160,7 +160,7 @@ def _members(path, skips, name):
     "The members of a shard; an error ends the shard and is counted"
     cause = "missing shard"
     try:
-        with regular(path).open("rb") as file:
+        with fetched(Path(path)).open("rb") as file:
             cause = "compressed shard" if file.read(6).startswith(_PACKED) else "damaged shard"
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as tar:
@@ -254,7 +254,7 @@ def _facts(sample):
     if not isinstance(facts, dict):
         raise BadSample("bad JSON", "not an object")
     with suppress(UnicodeError):  # then it is no caption
-        facts.setdefault("txt", text_lines(sample.get("txt", b"").decode("utf-8-sig")))
+        facts.setdefault("txt", caption_texts(*text_lines(sample.get("txt", b"").decode("utf-8-sig"))))
     return facts
 
 

@@ -200,7 +200,11 @@ def _find_in_folder(path):
 
     places = [str(file) for kind in ("tar", "parquet") for file in sorted(path.glob(f"[!.]*.{kind}"))]
     if not places:
-        named = [file.name for file in sorted(path.glob("[!.]*.*")) if kind_of(file) not in IMAGES]
+        named = [
+            file.name
+            for file in sorted(path.glob("[!.]*.*"))
+            if kind_of(file) not in (*IMAGES, "md") and file.is_file()
+        ]
         raise UserError(
             f"{path} holds no table called captions, no images with .txt files, no .tar shards, no .parquet tables; "
             f"another table is named itself, an archive is unpacked first: {', '.join(named[:5]) or 'there is none'}"

@@ -23,7 +23,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ...core import UserError, one_line
-from ...core.files import form_errors, parse_json, regular, replacing
+from ...core.files import fetched, form_errors, parse_json, replacing
 from .images import MAX_MEMBER, TarPart, check_name, kind_of, left_out, missing_file, part_of, place_names
 from c2lip.lab.data.records import (
     IMAGE_NAMES,
@@ -174,9 +174,7 @@ def table_rows(
     "The rows of a table, in order; each row counts as seen. Raises `UserError` where the file cannot be read"
     kind = kind_of(path)
     try:
-        with regular(path).open("rb") as file:
-            if file.peek(23).startswith(b"version https://git-lfs"):
-                raise UserError(f"{path} is a pointer of git-lfs: git lfs pull fetches the table")
+        with fetched(path).open("rb") as file:
             for number, row in _numbered_rows(file, kind, path, skips):
                 if isinstance(row, dict):
                     its_part = part_of(str(row.get("split")))

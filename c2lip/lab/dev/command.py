@@ -199,7 +199,7 @@ def _rehearse(recipe, pairs, benchmarks, table, gpu, as_json):
     settings = _settings_of(recipe, pairs)
     lines = rehearse(settings, _absolute(benchmarks), f"C2LIP Table {table}")
     wrong = 0
-    for line in plan_lines(settings, gpu) if gpu else lines:
+    for line in lines if gpu is None else plan_lines(settings, gpu):
         wrong += line.state == "WRONG"
         print(json.dumps(line._asdict()) if as_json else f"{line.state:6}{line.check:9}{line.text}")
     if wrong:

@@ -116,11 +116,11 @@ def _rows(form, pixels):
 
 # %% ../../../nbs/8_serve/01_search.ipynb #8731b211
 def _check_rows(rows, form):
-    "Raise `ValueError` where rows are not those of a model: other columns, or vectors that are none"
-    columns = form.columns(rows.dtype["key"])
-    if rows.ndim != 1 or rows.dtype != columns:
-        raise ValueError(rows.dtype)
-    if not (rows["vector"].any(-1).all() and rows["patches"][..., :-1].any(-1).all()):
+    "Raise `ValueError` where rows are not those of a model: other columns, an image twice, no image, or no vectors"
+    if rows.ndim != 1 or rows.dtype != form.columns(rows.dtype["key"]):
+        raise ValueError(rows)
+    once = np.unique(rows["key"]).size == rows.size > 0
+    if not (once and rows["vector"].any(-1).all() and rows["patches"][..., :-1].any(-1).all()):
         raise ValueError(rows)
 
 
@@ -134,7 +134,7 @@ def _read_block(file, form, folder):
         _check_rows(rows, form)
         for key in rows["key"].tolist():
             path = os.path.normpath(_path_of(key))
-            if not path.startswith(f"{folder}{os.sep}"):
+            if not path.startswith(f"{Path(folder)}{os.sep}"):
                 raise ValueError(path)
     return rows
 
@@ -249,8 +249,8 @@ class ImageIndex:
     ) -> pd.DataFrame:  # score, file; by phrases also the rank in what fetched, from 1, and what fits least
         "The images that fit a text best by `self.score`, the best first; `UserError` for an empty text"
         Range(1, first).check("the number of images", count, int)
-        query = query.encode("utf8", "ignore").decode()  # half a surrogate is no letter
-        if not query.strip():
+        query = canonical_caption(query)
+        if not query:
             raise UserError("the search is empty; type a few words such as: a red mug and a blue fish")
         phrases = phrase_texts([query])[0]
         [halves] = encode_texts(self.towers, [query], 0.5, [phrases])
