@@ -296,7 +296,7 @@ class Index(Records):
         return self.table[name].to_numpy()[self.rows]
 
 # %% ../../../nbs/4_data/06_sources.ipynb #d82f37ab
-_INDEX_FORMAT = 17  # changes with what an index holds: an older one is not found
+_INDEX_FORMAT = 18  # changes with what an index holds: an older one is not found
 
 
 def _index_part(source, rules, part):
