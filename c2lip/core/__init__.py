@@ -217,10 +217,9 @@ class Range(NamedTuple):
     def __str__(self):
         least = f"{self.least:g}"
         most = f"{self.most:g}" if self.most < 1e5 else f"{self.most:,}"
-        limited = self.most != Range(0).most
-        if self.above:
-            return f"above {least}, at most {most}" if limited else f"above {least}"
-        return f"from {least} to {most}" if limited else f"at least {least}"
+        if self.most == Range(0).most:
+            return f"above {least}" if self.above else f"at least {least}"
+        return f"above {least}, at most {most}" if self.above else f"from {least} to {most}"
 
 # %% ../../nbs/1_method/01_core.ipynb #90b8822b
 def seed_everything(

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CACHE_WAY', 'MAX_TEXT', 'project_of', 'project_root', 'is_utf8', 'user_path', 'check_exists', 'output_place',
-           'run_folder', 'shipped', 'cache_folder', 'regular', 'fetched', 'replacing', 'write_json', 'read_text',
-           'parse_json', 'read_json', 'form_errors', 'json_object', 'parse_yaml', 'read_yaml', 'sole_writer',
-           'disk_errors', 'whole', 'folder_digest', 'markdown_text', 'markdown_table']
+           'run_folder', 'shipped', 'cache_folder', 'regular', 'replacing', 'write_json', 'read_text', 'parse_json',
+           'read_json', 'form_errors', 'json_object', 'parse_yaml', 'read_yaml', 'sole_writer', 'disk_errors', 'whole',
+           'folder_digest', 'markdown_text', 'markdown_table']
 
 # %% ../../nbs/1_method/02_files.ipynb #1f897a56
 import errno
@@ -151,16 +151,6 @@ def regular(
         return Path(path)
     wrong = f"is longer than {most:,} bytes" if is_file else "is no regular file"
     raise OSError(errno.EINVAL, wrong, os.fspath(path))
-
-
-def fetched(
-    file: Path,  # of weights, or of data
-) -> Path:
-    "The file; `UserError` for what git-lfs leaves in place of one that was not fetched"
-    with regular(file).open("rb") as opened:
-        if opened.read(23) == b"version https://git-lfs":
-            raise UserError(f"{file} is a pointer of git-lfs: git lfs pull fetches the file")
-    return file
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from ..core import UserError, one_line
 from c2lip.core.files import (
-    fetched,
     form_errors,
     markdown_table,
     markdown_text,
@@ -34,7 +33,7 @@ from c2lip.core.files import (
     whole,
     write_json,
 )
-from .architectures import MERGED, float_weights, resolve, translate  # noqa: F401
+from .architectures import MERGED, fetched, float_weights, resolve, translate  # noqa: F401
 from c2lip.towers.folders import (
     EMBEDDED,
     RELEASED,

@@ -204,8 +204,7 @@ def _text_in(item):
 _WITH = re.compile(r"\bw/(?!o(ut)?\b) ?", re.I)  # as shops write it
 _NO_CAPTION = re.compile(
     r"(?i)-?nan|<?na>?|(#?n/a ?)+|#na|none|null|undefined|\\n|#(name|ref|value|num|null|div/0).|[-–—.?_'\"\u200b]+"
-)
-"What tables write where there is none"
+)  # what tables write where there is none
 
 
 def listed(
@@ -216,13 +215,8 @@ def listed(
         with suppress(ValueError):
             return parse_json(value)
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return ast.literal_eval(  # each text in quotes but a key gets a comma, and so does None
-                re.sub(
-                    r"""(?<!\w)(?:((["'])(?:\\.|(?!\2)[^\\])*\2)(?!\s*:|["'])|(?:nan|None)\b)\s*,?""",
-                    lambda match: f"{match[1]},",
-                    value.strip(),
-                )
-            )
+            item = r"""(?<!\w)(?:((["'])(?:\\.|(?!\2)[^\\])*\2)(?!\s*:|["'])|(?:nan|None)\b)\s*,?"""  # but a key
+            return ast.literal_eval(re.sub(item, lambda match: f"{match[1]},", value.strip()))
     return value
 
 

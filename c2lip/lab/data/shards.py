@@ -21,14 +21,13 @@ import pyarrow
 import pyarrow.compute
 
 from ...core import UserError, comma_list
-from ...core.files import fetched, parse_json, replacing, user_path
+from ...core.files import parse_json, replacing, user_path
 from c2lip.lab.data.images import (
     LINES,
     MAX_MEMBER,
     SHARD_IMAGES,
     TarPart,
     check_name,
-    text_lines,
 )
 from c2lip.lab.data.records import (
     CAPTION_NAMES,
@@ -42,6 +41,7 @@ from c2lip.lab.data.records import (
     find_column,
 )
 from .tables import RECORD_SCHEMA, arrow_tables, record_row, table_rows
+from ...towers.architectures import fetched
 
 # %% ../../../nbs/4_data/04_shards.ipynb #50ba7c6f
 _MAX_SHARDS = 10**6  # braces can name more shards than there is memory
@@ -254,7 +254,7 @@ def _facts(sample):
     if not isinstance(facts, dict):
         raise BadSample("bad JSON", "not an object")
     with suppress(UnicodeError):  # then it is no caption
-        facts.setdefault("txt", caption_texts(*text_lines(sample.get("txt", b"").decode("utf-8-sig"))))
+        facts.setdefault("txt", caption_texts(*sample.get("txt", b"").decode("utf-8-sig").splitlines()))
     return facts
 
 

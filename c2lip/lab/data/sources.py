@@ -45,7 +45,6 @@ from c2lip.lab.data.images import (
     part_of,
     place_names,
     refuse_format,
-    text_lines,
     version_of,
     walk_files,
 )
@@ -142,7 +141,7 @@ def _read_captions(image, text, skips):
     if not text:
         raise BadSample("no text file", missing_file(image.with_suffix(".txt")).detail)
     try:
-        lines = caption_texts(*text_lines(read_text(text)))
+        lines = caption_texts(*read_text(text).splitlines())
     except UserError as e:
         raise BadSample("bad text file", str(e)) from None
     if len(lines) > 1:

@@ -23,7 +23,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ...core import UserError, one_line
-from ...core.files import fetched, form_errors, parse_json, replacing
+from ...core.files import form_errors, parse_json, replacing
 from .images import MAX_MEMBER, TarPart, check_name, kind_of, left_out, missing_file, part_of, place_names
 from c2lip.lab.data.records import (
     IMAGE_NAMES,
@@ -34,6 +34,7 @@ from c2lip.lab.data.records import (
     captions_in,
     find_column,
 )
+from ...towers.architectures import fetched
 
 # %% ../../../nbs/4_data/03_tables.ipynb #563d82d4
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet", "txt")
