@@ -221,9 +221,8 @@ class ImageIndex:
     ):
         "Raise `UserError` where there is no index, where it is damaged, or where its model has changed"
         target = output_place(place)
-        file = target / _ABOUT
         try:
-            about = read_json(file)
+            about = read_json(target / _ABOUT)
             with form_errors(place, "what c2lip index wrote"):
                 self.folder = about["folder"]
                 self.towers = load(about["model"])
