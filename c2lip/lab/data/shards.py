@@ -41,7 +41,6 @@ from c2lip.lab.data.records import (
     find_column,
 )
 from .tables import RECORD_SCHEMA, arrow_tables, record_row, table_rows
-from ...towers.architectures import fetched
 
 # %% ../../../nbs/4_data/04_shards.ipynb #50ba7c6f
 _MAX_SHARDS = 10**6  # braces can name more shards than there is memory
@@ -158,6 +157,8 @@ def _wanted_kind(info, name, skips):
 # %% ../../../nbs/4_data/04_shards.ipynb #2881ef1e
 def _members(path, skips, name):
     "The members of a shard; an error ends the shard and is counted"
+    from c2lip.towers.architectures import fetched  # here, since it imports torch
+
     cause = "missing shard"
     try:
         with fetched(Path(path)).open("rb") as file:

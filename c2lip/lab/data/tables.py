@@ -34,7 +34,6 @@ from c2lip.lab.data.records import (
     captions_in,
     find_column,
 )
-from ...towers.architectures import fetched
 
 # %% ../../../nbs/4_data/03_tables.ipynb #563d82d4
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet", "txt")
@@ -173,6 +172,8 @@ def table_rows(
     part: str = "all",  # of a table with a column `split`; all: every row
 ) -> Iterator[tuple[str, dict]]:  # where (file and line), row
     "The rows of a table, in order; each row counts as seen. Raises `UserError` where the file cannot be read"
+    from c2lip.towers.architectures import fetched  # here, since it imports torch
+
     kind = kind_of(path)
     try:
         with fetched(path).open("rb") as file:
