@@ -119,7 +119,7 @@ def open_image(
     except Image.DecompressionBombError as e:
         raise BadImage("image too large", str(e)) from None
     except Exception as e:  # decoders raise nearly anything
-        with suppress(TypeError):  # bytes are no path
+        with suppress(TypeError, OSError):  # bytes are no path, and a disk may fail
             if Path(image).read_bytes().startswith(b"version https://git-lfs"):
                 raise BadImage("image that git lfs pull fetches") from None
         raise BadImage("broken image", f"{type(e).__name__}: {e}") from None
