@@ -88,7 +88,7 @@ def test_uv_installs_from_where_pip_would(tmp_path, monkeypatch, run):
     assert "no such thing; no route; is the" in done.out
 
     uv.write_text("#!/bin/sh\necho another program\n")
-    done, _ = install()
+    done, _ = install(PIP_NO_INDEX="1")
     assert done.returncode == 1, "P is no Python; the other program would say yes"
 
 
