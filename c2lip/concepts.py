@@ -68,7 +68,9 @@ def canonical_caption(
     return text
 
 # %% ../nbs/1_method/07_concepts.ipynb #853271a5
-_ABBREVIATED = re.compile(r"\b(?:[MDJS]r|Mr?s|[SMF]t|Prof|vs|etc|e\.g|i\.e|approx|No|Ave|Inc|Co|U\.S|[ap]\.m|[A-Z])\.$")
+_ABBREVIATED = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Mt|Ft|Jr|Sr|vs|etc|e\.g|i\.e|approx|No|Ave|Inc|Co|U\.S|a\.m|p\.m)|\b[A-Z])\.$"
+)
 _SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
 
 
@@ -86,8 +88,7 @@ def split_sentences(
     return [sentence for sentence in sentences if sentence]
 
 # %% ../nbs/1_method/07_concepts.ipynb #8a71f3f8
-_ALLOWED = dict(merge_of=("none", "classifier", "all"), none=("skip", "caption"))
-"The values of the rules that are words"
+_ALLOWED = dict(merge_of=("none", "classifier", "all"), none=("skip", "caption"))  # of the rules that are words
 
 # %% ../nbs/1_method/07_concepts.ipynb #c27c04d6
 @dataclass(frozen=True)
@@ -287,8 +288,7 @@ _UNREAD = re.compile(
     r"|(?!4x4)\d+['\"]?(?:\s?[x×]\s?\d+['\"]?)+|\d+-packs?|(?:uk|eu|us) ?\d+|sizes? [\dsmlx/]+|x+[sl]"
     r"|[smlx]{1,3}/[smlx]{1,3}|(?<=:)\d\.\d+)(?=\s*(?:[^\w\s]|\Z)))|[\ud800-\udfff]",
     re.I,
-)
-"An item's number, a prompt's setting, and a size that no noun follows"
+)  # an item's number, a prompt's setting, a size that no noun follows, and half a surrogate
 _UNDERSCORE = re.compile(r"_(?!\S*\.\w|\d)")  # not in a file's name, nor before its number
 
 

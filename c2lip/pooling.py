@@ -79,8 +79,8 @@ def _gram_cosine(phrase, tokens, scale):
     weighted = torch.bmm(weights.to(tokens.dtype), gram).to(scores.dtype)
     least = torch.finfo(scores.dtype).eps
     squared_norm = torch.linalg.vecdot(weights, weighted).clamp_min(least)
-    product = torch.linalg.vecdot(weights, scores)
-    return product * squared_norm.rsqrt()
+
+    return torch.linalg.vecdot(weights, scores) * squared_norm.rsqrt()
 
 
 def concept_similarity(
