@@ -7,7 +7,7 @@ __all__ = ['towers_of', 'PhraseCollate', 'C2LIPLoss']
 
 # %% ../nbs/1_method/18_own_loop.ipynb #517107fc
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -362,8 +362,7 @@ class C2LIPLoss(Step):
     ) -> dict[str, Tensor]:  # contrastive, npc, xac, patches (shown with xac), total: () each; none whose weight is 0
         "The losses, of which total is to be minimised; all ranks must call it together. `UserError` for a wrong batch"
         if phrases is None:
-            listed = captions if isinstance(captions, Iterable) and not isinstance(captions, str) else [captions]
-            captions = [_clean(caption) for caption in listed]
+            captions = [_clean(caption) for caption in captions or ()]
             phrases = _found_phrases(captions, self.nlp)
         samples = _samples(images, captions, phrases)
         self._check_phrases(samples)

@@ -13,7 +13,7 @@ import random
 import reprlib
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -274,12 +274,13 @@ def seeded(
 # %% ../../nbs/1_method/01_core.ipynb #37f9ac89
 def read_once(
     known: dict,  # text → what was read of it; emptied when it has more than `limit`
-    texts: Iterable[str],  # repeats allowed
+    texts: Collection[str],  # repeats allowed
     read: Callable,  # texts → what each says
     limit: int = 1_000_000,  # of the texts that are known
 ) -> list:
     "What each text says; those not known are read together. Raise `UserError` where they are no texts"
-    if texts is None or isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+    listed = isinstance(texts, Collection) and not isinstance(texts, str)
+    if not listed or not all(isinstance(text, str) for text in texts):
         raise UserError(f"give texts in a list, not {short(texts)}")
     if len(known) > limit:
         known.clear()

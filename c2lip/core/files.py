@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['CACHE_WAY', 'MAX_TEXT', 'project_of', 'project_root', 'is_utf8', 'user_path', 'check_exists', 'output_place',
-           'run_folder', 'shipped', 'cache_folder', 'regular', 'replacing', 'write_json', 'read_text', 'parse_json',
-           'read_json', 'form_errors', 'json_object', 'parse_yaml', 'read_yaml', 'sole_writer', 'disk_errors', 'whole',
-           'folder_digest', 'markdown_text', 'markdown_table']
+           'run_folder', 'shipped', 'cache_folder', 'regular', 'fetched', 'replacing', 'write_json', 'read_text',
+           'parse_json', 'read_json', 'form_errors', 'json_object', 'parse_yaml', 'read_yaml', 'sole_writer',
+           'disk_errors', 'whole', 'folder_digest']
 
 # %% ../../nbs/1_method/02_files.ipynb #1f897a56
 import errno
 import hashlib
-import html
 import json
 import math
 import os
@@ -19,7 +18,7 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import resources
@@ -136,10 +135,7 @@ def cache_folder() -> Path:  # existing or not
         return root / "data" / "cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "c2lip"
 
-# %% ../../nbs/1_method/02_files.ipynb #6570cdd8
-MAX_TEXT = 2**30  # bytes of a file that is read whole, 1 GiB
-
-
+# %% ../../nbs/1_method/02_files.ipynb #6570cdd7
 def regular(
     path: Path | str,  # of a file
     most: float = math.inf,  # bytes that it may have
@@ -151,6 +147,21 @@ def regular(
         return Path(path)
     wrong = f"is longer than {most:,} bytes" if is_file else "is no regular file"
     raise OSError(errno.EINVAL, wrong, os.fspath(path))
+
+
+def fetched(
+    path: Path | str,  # of a file of weights, or of data
+    most: float = math.inf,  # bytes that it may have
+) -> Path:
+    "The path of a regular file; `UserError` for what git-lfs leaves in place of one that was not fetched"
+    file = regular(path, most)
+    with file.open("rb") as opened:
+        if opened.read(23) == b"version https://git-lfs":
+            raise UserError(f"{file} is a pointer of git-lfs: git lfs pull fetches the file")
+    return file
+
+# %% ../../nbs/1_method/02_files.ipynb #6570cdd8
+MAX_TEXT = 2**30  # bytes of a file that is read whole, 1 GiB
 
 
 @contextmanager
@@ -185,9 +196,11 @@ def read_text(
 ) -> str:
     "The text of a regular file of at most `MAX_TEXT` bytes; anything else is a `UserError` that names it"
     try:
-        return regular(path, MAX_TEXT).read_text(encoding="utf-8-sig", errors=errors)
+        return fetched(path, MAX_TEXT).read_text(encoding="utf-8-sig", errors=errors)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
+    except UserError:
+        raise
     except (OSError, ValueError) as e:
         raise UserError(f"{path} cannot be read as UTF-8: {getattr(e, 'strerror', None) or e}") from None
 
@@ -363,19 +376,3 @@ def folder_digest(
             digest = hashlib.sha256(path.read_bytes()).digest()
             total.update(name.as_posix().encode() + b"\0" + digest)
     return total.hexdigest()
-
-# %% ../../nbs/1_method/02_files.ipynb #7d9aa2d0
-def markdown_text(
-    text: object,  # such as a name that somebody else chose
-) -> str:
-    "A text in one line of Markdown, also in a cell of a table: no HTML, no end of the cell"
-    return html.escape(one_line(text), quote=False).replace("\\", "\\\\").replace("|", "\\|")
-
-
-def markdown_table(
-    head: Iterable,  # names of the columns
-    rows: Iterable,  # as many cells each
-) -> str:
-    "A table in Markdown"
-    lines = [head, ["---"] * len(list(head)), *rows]
-    return "\n".join(f"| {' | '.join(map(markdown_text, line))} |" for line in lines)

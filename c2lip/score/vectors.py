@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from .. import encoding
 from ..concepts import noun_phrases_many
 from ..core import Range, UserError, check_choice, read_once, short
-from ..core.files import shipped, write_json
+from ..core.files import form_errors, shipped, write_json
 from ..encoding import evaluating
 from .vector_head import VectorHead, read_vector_head
 from ..towers import Towers, load, release_stage, save
@@ -35,7 +35,8 @@ def _pixels(towers, image):
     "What towers read of an image; `UserError` where it is none"
     if isinstance(image, Image.Image):
         image = towers.preprocess(image)
-    if not (isinstance(image, Tensor) and image.shape == (3, *towers.image_size) and image.is_floating_point()):
+    is_read = isinstance(image, Tensor) and image.shape == (3, *towers.image_size) and image.is_floating_point()
+    if not (is_read and image.isfinite().all()):
         raise UserError(f"an image is a PIL image, or a tensor that was preprocessed, not {short(image)}")
     return image
 
@@ -60,7 +61,7 @@ def encode_images(
     Range(1).check("batch_size", batch_size, int)
     device = towers.model.logit_scale.device
     arrays = []
-    with evaluating(towers.model):
+    with form_errors("the list of images", "PIL images or tensors"), evaluating(towers.model):
         for start in range(0, len(images), batch_size):
             pixels = [_pixels(towers, image) for image in images[start : start + batch_size]]
             v, tokens = encoding.encode_images(towers.model, torch.stack(pixels).to(device), tokens=True)
@@ -160,7 +161,7 @@ def phrase_texts(
 
 def text_vectors(
     towers: Towers,  # model and tokenizer
-    words: Iterable[str],  # texts or phrases; repeats allowed
+    words: Collection[str],  # texts or phrases; repeats allowed
 ) -> dict[str, np.ndarray]:  # each → its unit vector (D,), float32
     """Texts or phrases, each embedded alone and once.
 
@@ -245,18 +246,19 @@ def maxsim(
         >>> maxsim(encode_texts(towers, ["a mug"]), encode_images(towers, [torch.zeros(3, 96, 96)])).shape
         (1, 1)
     """
-    counts = [len(image) for image in images]
-    numbers = {image.dtype for image in images}
-    widths = {rows.shape[1] for rows in (*texts, *images)}
-    if not (len(numbers) == len(widths) == 1 and len(texts) and all(counts)):
-        raise UserError("MaxSim needs a text, and images of one store, each with a vector")
-    stacked = restore(np.concatenate(images))
-    starts = np.cumsum([0, *counts[:-1]])
-    scores = []
-    for text in texts:
-        best = np.maximum.reduceat(text @ stacked.T, starts, axis=1)
-        scores.append(best.sum(0) - len(text))
-    return np.stack(scores)
+    with form_errors("what MaxSim compares", "a text and images of one store, arrays that each have a vector"):
+        counts = [len(image) for image in images]
+        numbers = {image.dtype for image in images}
+        if len(numbers) > 1 or not all(counts):
+            raise ValueError(numbers)
+
+        stacked = restore(np.concatenate(images))
+        starts = np.cumsum([0, *counts[:-1]])
+        scores = []
+        for text in texts:
+            best = np.maximum.reduceat(text @ stacked.T, starts, axis=1)
+            scores.append(best.sum(0) - len(text))
+        return np.stack(scores)
 
 # %% ../../nbs/1_method/21_vectors.ipynb #5e7e0004
 def joint_vectors(
@@ -270,7 +272,8 @@ def joint_vectors(
         >>> joint_vectors([np.eye(3, dtype=np.float32)], None).tolist()
         [[1.0, 0.0]]
     """
-    unit = [F.normalize(torch.from_numpy(array[:, :-1]), dim=-1) for array in arrays]
+    with form_errors("the list of arrays", "those of encode_images or encode_texts"):
+        unit = [F.normalize(torch.from_numpy(array[:, :-1]), dim=-1) for array in arrays]
     pooled = torch.stack([rows[0] for rows in unit])
     if head is None:
         return pooled

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from ..core import Range, UserError, one_line, short
 from c2lip.core.files import (
+    fetched,
     form_errors,
     json_object,
     project_root,
@@ -30,7 +31,7 @@ from c2lip.core.files import (
     user_path,
     write_json,
 )
-from .architectures import fetched, float_weights, refuse_adapter, side_of
+from .architectures import float_weights, refuse_adapter, side_of
 from c2lip.towers.foreign import (
     check_tokenizer,
     foreign_config,

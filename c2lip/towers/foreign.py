@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..core import UserError, short
-from ..core.files import form_errors, json_object, read_json
-from .architectures import fetched, float_weights, translate
+from ..core.files import fetched, form_errors, json_object, read_json
+from .architectures import float_weights, translate
 
 # %% ../../nbs/1_method/09_foreign_models.ipynb #f0e10008
 _TEST_VITS = {

@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.compute
 
 from ...core import UserError, comma_list
-from ...core.files import parse_json, replacing, user_path
+from ...core.files import fetched, parse_json, replacing, user_path
 from c2lip.lab.data.images import (
     LINES,
     MAX_MEMBER,
@@ -157,11 +157,9 @@ def _wanted_kind(info, name, skips):
 # %% ../../../nbs/4_data/04_shards.ipynb #2881ef1e
 def _members(path, skips, name):
     "The members of a shard; an error ends the shard and is counted"
-    from c2lip.towers.architectures import fetched  # here, since it imports torch
-
     cause = "missing shard"
     try:
-        with fetched(Path(path)).open("rb") as file:
+        with fetched(path).open("rb") as file:
             cause = "compressed shard" if file.read(6).startswith(_PACKED) else "damaged shard"
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as tar:

@@ -23,7 +23,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ...core import UserError, one_line
-from ...core.files import form_errors, parse_json, replacing
+from ...core.files import fetched, form_errors, parse_json, replacing
 from .images import MAX_MEMBER, TarPart, check_name, kind_of, left_out, missing_file, part_of, place_names
 from c2lip.lab.data.records import (
     IMAGE_NAMES,
@@ -172,8 +172,6 @@ def table_rows(
     part: str = "all",  # of a table with a column `split`; all: every row
 ) -> Iterator[tuple[str, dict]]:  # where (file and line), row
     "The rows of a table, in order; each row counts as seen. Raises `UserError` where the file cannot be read"
-    from c2lip.towers.architectures import fetched  # here, since it imports torch
-
     kind = kind_of(path)
     try:
         with fetched(path).open("rb") as file:

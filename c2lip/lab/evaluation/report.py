@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from ...core.files import markdown_table, read_yaml, replacing, shipped
+from ...core.files import read_yaml, replacing, shipped
 from .results import FLOORS, change_text, split_changes, summarise
+from ...towers import markdown_table
 
 # %% ../../../nbs/5_evaluation/12_report.ipynb #0c1f2a06
 @cache
