@@ -231,7 +231,7 @@ def phrase_number(
 
 
 _TRIMMED = re.compile(r"(?:[^\W_]|[#$]).*(?:[^\W_]|[.%°])", re.S)  # two characters or more
-_UNIT = r"(?:[cmk]?m|in(?:ch(?:es)?)?|f(?:oo|ee)?t|[cm]?l|lit(?:er|re)s?|k?g|oz|lbs?|[gmt]b)"
+_UNIT = r"(?:[cmk]?m|in(?:ch(?:es)?)?|f(?:oo|ee)?t|[cm]?l|lit(?:er|re)s?|k?g|oz|lbs?|[gmt]b|k?w(?!/)|watts?|v|m?ah)"
 _NOTHING = re.compile(
     r"\S+\.(?:jpe?g|png|gif|webp|tiff?|bmp|heic|raw|cr2|nef|pdf|svg|mp4|mov)"
     r"|(?:img|dscn?|dscf?|pxl|vid|screen ?shot|score|image|photo)[-_ ]?\d[-\w.]*|f/[\d.]+|iso(?: \d+)?"
@@ -282,11 +282,11 @@ def phrases_of(
 ZONE = 1024
 "Captions after which spaCy forgets their words: it would keep every spelling, some 400 MB in a million web captions"
 
-
 _UNREAD = re.compile(
-    rf"(?<!\w)(?:\d[.)](?=\s)|<\w+:[^<>]*>|(?:\d[\d.,]*(?:\s?[x×]\s?[\d.,]+)*\s?{_UNIT}"
-    r"|(?!4x4)\d+['\"]?(?:\s?[x×]\s?\d+['\"]?)+|\d+-packs?|(?:uk|eu|us) ?\d+|sizes? [\dsmlx/]+|x+[sl]"
-    r"|[smlx]{1,3}/[smlx]{1,3}|(?<=:)\d\.\d+)(?=\s*(?:[^\w\s]|\Z)))|[\ud800-\udfff]",
+    rf"(?<!\w)(?:\d[.)](?=\s)|<\w+:[^<>]*>|(?:user|assistant|system|human|gpt)\s?:(?=\s)|(?<=\s)-(?=\s)"
+    rf"|(?:(?:[hwdø⌀]\s?)?\d[\d.,]*(?:\s?[x×]\s?[\d.,]+)*\s?{_UNIT}|(?!4x4)\d+['\"]?(?:\s?[x×]\s?\d+['\"]?)+"
+    r"|\d+-packs?|(?:uk|eu|us) ?\d+|sizes? [\dsmlx/]+|x+[sl]|[smlx]{1,3}/[smlx]{1,3}|(?<=:)\d\.\d+)"
+    r"(?=\s*(?:[^\w\s]|\Z|[hwdø⌀]\s?\d)))|[\ud800-\udfff]",
     re.I,
 )  # an item's number, a prompt's setting, a size that no noun follows, and half a surrogate
 _UNDERSCORE = re.compile(r"_(?!\S*\.\w|\d)")  # not in a file's name, nor before its number

@@ -186,6 +186,9 @@ def test_punctuation_without_spaces_parts_phrases(mark):
         ),
         ("A boy in dark blue, dog_on_beach.jpg", ["A boy"]),
         ("Bath towel 70 x 140 cm, 500 g of rice, a 12 inch pizza", ["Bath towel", "rice", "a 12 inch pizza"]),
+        ("Lamp - black shade, H 45 cm W 20 cm, Ø 28 cm, 9 W", ["Lamp", "black shade"]),
+        ("USER: what is it? ASSISTANT: a red car", ["a red car"]),
+        ("Il gatto sta sulla sedia rossa", []),
     ],
 )
 def test_words_names_and_marks(caption, expected):
