@@ -517,7 +517,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'c2lip/lab/data/shards.py'),
                                        'c2lip.lab.data.shards._spelled_out': ( '4_data/shards.html#_spelled_out',
                                                                                'c2lip/lab/data/shards.py'),
-                                       'c2lip.lab.data.shards._stem': ('4_data/shards.html#_stem', 'c2lip/lab/data/shards.py'),
                                        'c2lip.lab.data.shards._url': ('4_data/shards.html#_url', 'c2lip/lab/data/shards.py'),
                                        'c2lip.lab.data.shards._wanted_kind': ( '4_data/shards.html#_wanted_kind',
                                                                                'c2lip/lab/data/shards.py'),

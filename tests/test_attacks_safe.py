@@ -556,7 +556,7 @@ def test_a_shards_loss_is_counted(tmp_path):
     assert counted([tmp_path / "a" / "0.tar", tmp_path / "b" / "0.tar"]).counts["damaged shard"] == 2
 
     write_tar(tmp_path / "c.tar", [("s.png", png), ("s.txt", "a café".encode("latin1"))])
-    assert counted([tmp_path / "c.tar"]).counts == {"empty caption": 1}
+    assert counted([tmp_path / "c.tar"]).counts == {"bad text file": 1}
 
 
 def write_whole(folder, name):

@@ -155,7 +155,7 @@ def _prepare_parts(work, notes, parts, workers, ray, progress):
             bar.update()
 
 # %% ../../../nbs/4_data/08_prepare.ipynb #b8f7eeff
-_PARTS_FORMAT = 10  # changes with what a part holds: older parts are made again
+_PARTS_FORMAT = 11  # changes with what a part holds: older parts are made again
 _WAIT = 10.0  # seconds to wait for another prepare that is just ending
 _MARK = "prepare.json"  # says that files of these names are ours
 OURS = (f"{_MARK}*", "captions.*", "manifest.json*", "join.*", "part-*")  # names of what is written; * finds dead links

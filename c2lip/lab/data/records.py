@@ -26,7 +26,6 @@ from ...core import Phrase, Range, UserError, comma_list, derive_seed, did_you_m
 from ...core.files import parse_json, regular
 
 # %% ../../../nbs/4_data/01_records.ipynb #b22fd0f3
-_WHERE_IMAGES_ARE = "; image_folder names the folder that the paths of images start from"
 _FORM = "phrases must be a list of texts or of [text, start, end], further captions of {text, phrases}"
 TRIED_AT_LEAST = 1000  # images tried before their share of failures counts
 
@@ -108,7 +107,7 @@ class Skips:
 
     def check(self, source="the data"):  # its name, for the message
         "Raise `UserError` if too many are lost or none is left"
-        hint = _WHERE_IMAGES_ARE if "missing file" in self.counts else ""
+        hint = "; image_folder names the folder that relative paths start from" if "missing file" in self.counts else ""
         allowed = f"at most {100 * self.limit:.3g}% may be lost (max_skipped){hint}"
         if len(self.rows) > self.limit * self.seen:
             raise UserError(f"{source}: {self}; {allowed}")
@@ -196,15 +195,16 @@ _TEXT_KEYS = ("caption", "raw", "value", "text")  # of a caption that is an obje
 
 def _text_in(item):
     "The text of a caption: nocaps has {caption, id}, Karpathy {raw}, LLaVA turns of which a human's is no caption"
-    if not isinstance(item, dict):
-        return item
+    if not isinstance(item, dict):  # some write a column of a .parquet in bytes
+        return item.decode("utf8", "replace") if isinstance(item, bytes) else item
     return next((item[key] for key in _TEXT_KEYS if key in item and item.get("from") != "human"), None)
 
 
 _WITH = re.compile(r"\bw/(?!o(ut)?\b) ?", re.I)  # as shops write it
 _NO_CAPTION = re.compile(
-    r"(?i)-?nan|<?na>?|(#?n/a ?)+|#na|none|null|undefined|\\n|#(name|ref|value|num|null|div/0).|[-–—.?_'\"\u200b]+"
-)  # what tables write where there is none
+    r"(?i)-?na[nt]|<?na>?|(#?n[./]a\.? ?)+|#na|none|[(<]?null[)>]?|undefined|\\n|"
+    r"#(name|ref|value|num|null|div/0|spill|calc|error).|[-–—.?_'\"\u200b]*"
+)  # what tables hold where there is none
 
 
 def listed(
@@ -226,13 +226,12 @@ def caption_texts(*values) -> list[str]:
     for value in map(listed, values):
         texts += value if isinstance(value, (list, tuple)) else [value]
     captions = [_WITH.sub("with ", canonical_caption(_text_in(text))) for text in texts]
-    return list(dict.fromkeys(text for text in captions if text and not _NO_CAPTION.fullmatch(text)))
+    return list(dict.fromkeys(text for text in captions if not _NO_CAPTION.fullmatch(text)))
 
 # %% ../../../nbs/4_data/01_records.ipynb #636b23cd
 def _listed(value):
-    "A list, from itself or from its JSON text; None where there is nothing"
-    if isinstance(value, str):
-        value = parse_json(value.strip() or "null")
+    "A list, from itself or from its text; None where there is nothing"
+    value = None if value == "" else listed(value)
     if not isinstance(value, (list, tuple, type(None))):
         raise TypeError(value)
     return value

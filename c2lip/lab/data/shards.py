@@ -21,13 +21,15 @@ import pyarrow
 import pyarrow.compute
 
 from ...core import UserError, comma_list
-from ...core.files import fetched, parse_json, replacing, user_path
+from ...core.files import fetched, is_utf8, parse_json, replacing, user_path
 from c2lip.lab.data.images import (
+    HIDDEN,
     LINES,
     MAX_MEMBER,
     SHARD_IMAGES,
     TarPart,
     check_name,
+    kind_of,
 )
 from c2lip.lab.data.records import (
     CAPTION_NAMES,
@@ -105,9 +107,6 @@ def shard_paths(
 
 # %% ../../../nbs/4_data/04_shards.ipynb #8c890810
 _MEMBERS = {*SHARD_IMAGES, "txt", "json", "cls", "key"}
-_MEMBER = re.compile(
-    r"(?:(?![.][^/]|__MACOSX/|@eaDir/)[^/]*/)*[^./]+\.(?:[^/]*\.)?([^./]*)"
-)  # a name with its extension
 _PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
 
 
@@ -142,12 +141,12 @@ def _check_end(file, offset):
 
 def _wanted_kind(info, name, skips):
     "The extension of a member, or None where it is not read, and counted"
-    if not info.isreg():
+    if info.isdir():
         return None
-    match = _MEMBER.fullmatch(info.name)
-    kind = match[1].lower() if match else ""
+    is_file = info.isreg() and not any(map(HIDDEN.match, Path(info.name).parts))
+    kind = kind_of(info.name) if is_file else ""
     if kind not in _MEMBERS:
-        skips.unread[kind or "without extension"] += 1
+        skips.unread[kind or "hidden, a link, or without extension"] += 1
         return None
     if info.issparse() or info.size > MAX_MEMBER:
         skips.add(f"{name}/{info.name}", "member too large", f"{info.size} bytes")
@@ -160,19 +159,12 @@ def _members(path, skips, name):
     cause = "missing shard"
     try:
         with fetched(path).open("rb") as file:
-            cause = "compressed shard" if file.read(6).startswith(_PACKED) else "damaged shard"
-            file.seek(0)
+            cause = "compressed shard" if file.peek().startswith(_PACKED) else "damaged shard"
             with tarfile.open(fileobj=file, mode="r:") as tar:
                 yield from _read_members(tar, path, skips, name)
             _check_end(file, tar.offset)
     except Exception as e:  # tarfile raises nearly anything
         skips.add(name, cause, f"{type(e).__name__}: {e}")
-
-
-def _stem(member):
-    "The name of a member up to its first dot"
-    name, _ = member
-    return re.sub(r"\.[^/]*$", "", name)
 
 
 def shard_samples(
@@ -183,7 +175,7 @@ def shard_samples(
     "The samples of one shard, in its order: a name without its extension, among names alike up to their first dot"
     name = name or Path(path).name
     members = _members(path, skips, name)
-    for stem, group in itertools.groupby(members, key=_stem):
+    for stem, group in itertools.groupby(members, lambda member: re.sub(r"\.[^/]*$", "", member[0])):
         samples = defaultdict(dict)
         for member, data in group:
             key, _, kind = member.rpartition(".")
@@ -245,28 +237,28 @@ NO_ROW = "image without a row in the table"
 
 
 def _facts(sample):
-    "What the JSON member of a sample says, and as `txt` its text member; raises `BadSample`"
+    "What the JSON member of a sample says; raises `BadSample`"
     try:
         facts = parse_json(sample.get("json", b"{}"))
     except ValueError as e:
         raise BadSample("bad JSON", str(e)) from None
     if not isinstance(facts, dict):
         raise BadSample("bad JSON", "not an object")
-    with suppress(UnicodeError):  # then it is no caption
-        facts.setdefault("txt", caption_texts(*sample.get("txt", b"").decode("utf-8-sig").splitlines()))
     return facts
 
 
 def _own_captions(sample, caption_column, skips):
     "The captions of the keys that the user names, else of the first usual key, else of the .txt; raises `BadSample`"
     facts = _facts(sample)
-    if caption_column:
-        return captions_in(facts, comma_list(caption_column))
-    texts = {name: caption_texts(facts.get(name)) for name in CAPTION_NAMES}
-    used = next((name for name in CAPTION_NAMES if texts[name]), "txt")
-    if used == "txt" and len(texts[used]) > 1:
+    text = sample.get("txt", b"").decode("utf-8-sig", "surrogateescape")
+    facts.setdefault("txt", caption_texts(*text.splitlines()))
+    used = caption_column or next((name for name in CAPTION_NAMES if caption_texts(facts.get(name))), "txt")
+    if used == "txt" and not is_utf8(text):
+        raise BadSample("bad text file", "save it as UTF-8")
+    captions = captions_in(facts, comma_list(used))
+    if used == "txt" and len(captions) > 1:
         skips.unread[LINES] += 1
-    return captions_of(texts[used], facts)
+    return captions
 
 
 def _url(sample):

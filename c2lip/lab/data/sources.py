@@ -162,20 +162,19 @@ class Folder(Tables):
     def rows(self, skips):
         folder = Path(self.places[0]).resolve()
         kinds = (*IMAGES, *NOT_READ, "txt")
-        paths = [path for path in sorted(walk_files(folder, skips.unread)) if kind_of(path) in kinds]
+        paths = sorted(path for path in walk_files(folder, skips.unread) if kind_of(path) in kinds)
         files = {path.relative_to(folder).as_posix(): path for path in paths}
         files, left = choose_part(files, self.part, folder)
         skips.unread.update(left)
 
-        texts = {_stem(path): path for path in files.values() if kind_of(path) == "txt"}
-        images = {_stem(path) for path in files.values() if kind_of(path) != "txt"}
+        places = {(kind_of(path) == "txt", _stem(path)): path for path in files.values()}
         for name, path in files.items():
             stem = _stem(path)
-            if kind_of(path) == "txt" and stem in images:
+            if kind_of(path) == "txt" and (False, stem) in places:
                 continue
             skips.seen += 1
             try:
-                yield Record.of(name, path, _read_captions(path, texts.get(stem), skips))
+                yield Record.of(name, path, _read_captions(path, places.get((True, stem)), skips))
             except BadSample as e:
                 skips.add(name, e.cause, e.detail)
 
@@ -199,14 +198,15 @@ def _find_in_folder(path):
 
     places = [str(file) for kind in ("tar", "parquet") for file in sorted(path.glob(f"[!.]*.{kind}"))]
     if not places:
-        named = [
-            file.name
-            for file in sorted(path.glob("[!.]*.*"))
-            if kind_of(file) not in (*IMAGES, "md") and file.is_file()
-        ]
+        named = sorted(
+            os.path.relpath(file, path.resolve())
+            for file in walk_files(path)
+            if kind_of(file) not in ("", *IMAGES, "md")
+        )
         raise UserError(
             f"{path} holds no table called captions, no images with .txt files, no .tar shards, no .parquet tables; "
-            f"another table is named itself, an archive is unpacked first: {', '.join(named[:5]) or 'there is none'}"
+            "a folder below or another table is named itself, an archive is unpacked first: "
+            f"{', '.join(named[:5]) or 'there is none'}"
         )
     return places
 
@@ -283,7 +283,7 @@ class Index(Records):
         (row,) = self.table.slice(int(self.rows[i]), 1).to_pylist()
         image = row["bytes"]
         if row["shard"] is not None:
-            image = TarPart(row["shard"], row["offset"], row["size"])
+            image = TarPart(*map(row.get, TarPart._fields))
         elif image is None:
             image = Path(row["image"])
         return Record.of(row["key"], image, captions_of([row["caption"]], row))
@@ -295,7 +295,7 @@ class Index(Records):
         return self.table[name].to_numpy()[self.rows]
 
 # %% ../../../nbs/4_data/06_sources.ipynb #d82f37ab
-_INDEX_FORMAT = 18  # changes with what an index holds: an older one is not found
+_INDEX_FORMAT = 19  # changes with what an index holds: an older one is not found
 
 
 def _index_part(source, rules, part):

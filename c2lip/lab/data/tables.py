@@ -96,7 +96,9 @@ def jsonl_rows(lines: Iterable) -> Iterator[tuple]:  # texts or bytes → (numbe
             yield number, e
 
 # %% ../../../nbs/4_data/03_tables.ipynb #761d93be
-_MAX_HEAD = 2**16  # bytes of the line with the columns' names
+_BEGIN = re.compile(
+    rb"""(?is)(?:\xef\xbb\xbf)?[\r\n]*(?:"?sep=([\t -~])"?\s*?[\r\n]+)?(\s*\[?\s*{\s*")?"""
+)  # Excel's, JSON
 
 
 @lru_cache(64)  # the rows of a table have mostly the same
@@ -125,22 +127,20 @@ def _quoted(lines):
         try:
             list(csv.reader([line], delimiter="\t", strict=True))
         except csv.Error:
-            cells = line.rstrip("\r\n").replace('"', '""').split("\t")
-            line = "\t".join(f'"{cell}"' for cell in cells)
+            cells = line.rstrip("\r\n").replace('"', '""').replace("\t", '"\t"')
+            line = f'"{cells}"'
         yield line
 
 
 def _text_rows(file, kind, path, skips):
     "The rows of a text table, whatever stands between its cells; of a .tsv each line is one"
-    head = file.readline(_MAX_HEAD).decode("utf-8-sig", "replace")
-    usual = "\t" if kind == "tsv" else ","
-    delimiter = max(f"{usual},\t;|", key=head.count)  # the usual one where there are as many of others
-    excel = re.fullmatch(r"""(?i)"?sep=(.)"?\s*""", head)
-    if excel:
-        delimiter = excel[1]
-    else:
-        file.seek(0)
-
+    begin = _BEGIN.match(file.peek())
+    if begin[2]:
+        raise ValueError("it holds JSON: a list of objects is named .json, an object a line .jsonl")
+    head = file.peek()[begin.end() :].partition(b"\n")[0]
+    usual = b"\t," if kind == "tsv" else b",\t"
+    delimiter = chr(max(begin[1] or usual + b";|", key=head.count))  # the first one where there are as many of others
+    file.seek(begin.end())
     text = io.TextIOWrapper(file, "utf-8-sig", newline="")
     lines = _quoted(text) if delimiter == "\t" else text
     rows = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
@@ -156,7 +156,7 @@ def _text_rows(file, kind, path, skips):
 # %% ../../../nbs/4_data/03_tables.ipynb #d9a3ed9a
 def _numbered_rows(file, kind, path, skips):
     "(line number, row) of each row"
-    if kind == "jsonl" and file.peek(1)[:1] != b"[":
+    if kind == "jsonl" and not file.peek().startswith(b"["):
         return jsonl_rows(file)
     if kind in ("json", "jsonl"):
         return enumerate(_json_rows(file, path), 1)
@@ -186,9 +186,9 @@ def table_rows(
                 skips.seen += 1
                 where = f"{name or path.name}:{number}"
                 if not isinstance(row, dict):
-                    skips.add(where, "bad JSON", f"no object: {one_line(row, 120)}")
+                    skips.add(where, "bad JSON", f"no object: {one_line(getattr(row, 'doc', row), 120)}")
                 elif None in row:  # where csv.DictReader puts what has no column
-                    skips.add(where, "too many cells", f"without a column: {row[None]}")
+                    skips.add(where, "too many cells", f"those under None have no column: {row}")
                 else:
                     _check_names(tuple(row), path)
                     yield where, row

@@ -141,14 +141,11 @@ def use_image(
         return work(image)
     except UserError:
         raise
-    except (FileNotFoundError, ValueError):  # or of a name that no file can have
-        state = "is missing"
-    except (BadImage, OSError) as e:
-        reason = getattr(e, "strerror", None) or ": ".join(e.args)
-        state = f"cannot be read ({reason})"
+    except (BadImage, OSError, ValueError) as e:  # also a name that no file can have
+        reason = getattr(e, "strerror", None) or ": ".join(map(str, e.args))
     name = "of bytes" if isinstance(image, bytes) else image
     needed = f"; it is needed by {users[image]}" if users else ""
-    raise UserError(f"the image {name} {state}{needed}")
+    raise UserError(f"the image {name} cannot be read ({reason}){needed}")
 
 # %% ../../../nbs/5_evaluation/03_embeddings.ipynb #63fd9bee
 _THREADS = min(8, os.cpu_count() or 1)

@@ -58,7 +58,7 @@ def _nouns_of(sentences):
 # %% ../../../nbs/2_world/09_cutouts.ipynb #66708b63
 _KEPT = 192  # pixels of a picture's longer side
 _SMALLEST = 32  # pixels of the longer side at least
-_PICTURE = re.compile(r"(?is)(?!(.*/)?([.]|@eaDir/|__MACOSX/)).+[.](png|webp|gif|tiff|jpe?g|avif|svg)")  # none hidden
+_PICTURE = re.compile(r"(?is)(?!(.*/)?([.]|@eaDir/|__MACOSX/|[@#$]recycle)).+[.](png|webp|gif|tiff?|jpe?g|avif|svg)")
 _OPAQUE = 128  # alpha from which a pixel is part of the thing
 _NARROWEST, _WIDEST = 0.6, 1.6  # width over height of a noun's pictures, as a multiple of the first one's
 
@@ -72,10 +72,11 @@ def _cut_out(path):
         return "cannot be read"
 
     alpha = picture.getchannel("A")
-    if alpha.getextrema()[0] >= _OPAQUE:
+    least, most = alpha.getextrema()
+    if least >= _OPAQUE:
         return "no alpha"
     thing = picture.crop(alpha.point(lambda value: 255 * (value >= _OPAQUE)).getbbox())
-    if max(thing.size) < _SMALLEST or max(thing.size) > 48 * min(thing.size) or alpha.getextrema()[1] < _OPAQUE:
+    if max(thing.size) < _SMALLEST or max(thing.size) > 48 * min(thing.size) or most < _OPAQUE:
         return "too small or thin"
     return thing
 
