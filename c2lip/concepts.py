@@ -21,7 +21,7 @@ import ftfy
 
 from .attributes import described_phrases, phrase_with, whole_words
 from .core import Phrase, UserError, check_choice, in_workers, read_once
-from .trees import WORD_LISTS, Span, base_phrases, is_english, load_pipeline
+from .trees import ALONE, WORD_LISTS, Span, base_phrases, is_english, load_pipeline
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -304,7 +304,6 @@ def _for_parser(caption, limit):
 
 
 def _parse(rules, pipeline, captions):
-    # the phrases of each caption of a zone, in order
     texts = [_for_parser(caption, rules.max_chars) for caption in captions]
     phrase_lists = []
     with nullcontext() if pipeline.vocab.in_memory_zone else pipeline.memory_zone():
@@ -342,7 +341,8 @@ def noun_phrases_many(
     parse = partial(_parse, make_rules(rules), pipeline)
     zones = [captions[first : first + ZONE] for first in range(0, len(captions), ZONE)]
     if nlp is not None or sys.platform != "linux" or len(zones) < 2:
-        return [*chain.from_iterable(map(parse, zones))]  # few captions need no torch
+        with ALONE:
+            return [*chain.from_iterable(map(parse, zones))]  # few captions need no torch
 
     import torch
 

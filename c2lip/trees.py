@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['WORD_LISTS', 'WORD', 'NOUN_TAGS', 'PARTICIPLE', 'is_english', 'load_pipeline', 'Tree', 'Span', 'base_phrases']
+__all__ = ['WORD_LISTS', 'WORD', 'ALONE', 'NOUN_TAGS', 'PARTICIPLE', 'is_english', 'load_pipeline', 'Tree', 'Span',
+           'base_phrases']
 
 # %% ../nbs/1_method/05_trees.ipynb #e4175a73
 WORD_LISTS = {kind: frozenset(words.split()) for kind, words in read_yaml(shipped("words.yaml")).items()}
@@ -48,6 +50,10 @@ def is_english(
     return bool(words) and foreign <= english
 
 # %% ../nbs/1_method/05_trees.ipynb #51c5ace8
+ALONE = threading.Lock()
+"Held where a pipeline reads: what one thread lets it forget another one may need"
+
+
 def load_pipeline(
     name: str | Path | None = None,  # None: the embedded one; "en_core_web_sm" …, or a folder
 ) -> Language:

@@ -19,6 +19,8 @@ MISTAKES = {
     "index .": "an index of another folder",
     "search mug --index images": "images cannot be searched (there is no file",
     "search \t": "the search is empty",
+    "search \u200b": "the search is empty",
+    "index  --out new": "named by an empty text",
     "index images --vectors -1": "must be a whole number from 0 to 1000",
     "search mug -n 0": "must be a whole number from 1 to 1000",
     "search mug --html page.png": "a file that ends in .html, not to",
@@ -101,5 +103,5 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
         assert message in capsys.readouterr().err.splitlines()[-1]
     for image in (tmp_path / "images").iterdir():
         image.unlink()
-    assert main(["search", "mug", "--html", "gone.html"]) == 0
-    assert ".png" not in capsys.readouterr().out + (tmp_path / "gone.html").read_text()
+    assert main(["search", "mug", "--html", "gone.html"]) == 2
+    assert "images any more: index the folder where they are" in capsys.readouterr().err

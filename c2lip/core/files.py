@@ -318,7 +318,8 @@ def sole_writer(
         lock.release()
 
 # %% ../../nbs/1_method/02_files.ipynb #6570cdd9
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DISK_ERRORS = {*_FULL, errno.EROFS, errno.EIO}
 
 
 @contextmanager
@@ -334,7 +335,7 @@ def disk_errors(
         error = OSError(int(match[1]), os.strerror(int(match[1]))) if match else e
         if not isinstance(error, OSError) or (error.errno not in _DISK_ERRORS and not error.filename):
             raise
-        room = "; make room" if error.errno in _DISK_ERRORS else ""
+        room = "; make room" if error.errno in _FULL else ""
         place = error.filename if str(folder) in str(error.filename) else folder
         raise UserError(f"{place} cannot be written ({error.strerror}){room}{way()}") from None
 

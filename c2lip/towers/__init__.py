@@ -33,7 +33,7 @@ from c2lip.core.files import (
     whole,
     write_json,
 )
-from .architectures import MERGED, float_weights, resolve, translate  # noqa: F401
+from .architectures import float_weights, resolve, translate  # noqa: F401
 from c2lip.towers.folders import (
     EMBEDDED,
     RELEASED,
@@ -332,16 +332,12 @@ def convert(
     if (Path(folder) / RELEASED[0]).exists():
         raise UserError(f"{folder} holds a model already: choose another folder, or delete it")
     try:
-        entries = [*_flat(_read_tensors(fetched(file)))]
-        if any("lora_" in name for name, _ in entries):
-            raise UserError(f"its layers of LoRA are not merged: {MERGED}")
-        entries = [(name.replace(".base_layer.", "."), weight) for name, weight in entries]
-        weights = float_weights(entries, file.name)
+        weights = float_weights(_flat(_read_tensors(fetched(file))), file.name)
         towers = load(model, weights=False)
         if _put(towers, weights, part):
             towers = load(model)
             _put(towers, weights, part)
-    except (UserError, RuntimeError, OSError, SafetensorError) as e:
+    except (ValueError, RuntimeError, OSError, SafetensorError) as e:
         raise UserError(f"{file} was not converted: {one_line(e, 300)}") from None
 
     made_from = {"name": file.name, "sha256": digest(file.parent, file.name)}

@@ -269,8 +269,11 @@ def float_weights(
 ) -> dict[str, Tensor]:  # by name, without what some tools write beside weights
     "Weights of a model; `UserError` where a name is there twice, or a weight is no floating point, as in int8"
     weights: dict[str, Tensor] = {}
-    for name, weight in entries:
+    for entry, weight in entries:
+        name = entry.replace(".base_layer.", ".")
         last = name.rpartition(".")[2]
+        if "lora_" in name:
+            raise UserError(f"{file}: its layers of LoRA are not merged: {MERGED}")
         if name in weights:
             raise UserError(f"{file}: {name} is there twice")
         if last in _NO_WEIGHTS:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from ..core import Range, UserError, one_line, short
 from c2lip.core.files import (
+    disk_errors,
     fetched,
     form_errors,
     json_object,
@@ -139,7 +140,8 @@ def keep_fitted(
     if file.exists() and "sha256" not in before:
         raise UserError(f"{file} was not written by keep_fitted, or is damaged: move it away")
     kept = before if before.get("sha256") == weights else {}
-    write_json(file, kept | content | {"sha256": weights})
+    with disk_errors(file):
+        write_json(file, kept | content | {"sha256": weights})
 
 
 def read_fitted(

@@ -105,27 +105,26 @@ def _tower(part):
     return tower
 
 # %% ../../nbs/1_method/09_foreign_models.ipynb #1947a87b
-def _sides(size):
-    "Height and width of a size in transformers' forms"
-    return set(size.values()) if isinstance(size, dict) else {size}
+def _sides(size, *keys):
+    "The sides that a size in transformers' forms has under these keys"
+    return {size[key] for key in keys} if isinstance(size, dict) else {size}
 
 
 def _preprocess_config(folder, side):
     "open_clip's preprocess_cfg of an image processor; `side` is the model's, for a processor that names none"
-    files = [folder / name for name in ("preprocessor_config.json", "processor_config.json")]
-    file = next((file for file in files if file.exists()), None)
+    file, *_ = [*sorted(folder.glob("pr*ocessor_config.json")), None]  # preprocessor_config.json first
     if file is None:
         raise UserError(f"{folder} holds no preprocessor_config.json, which says how its images are prepared")
     config = read_json(file)
     with form_errors(file, "an image processor of transformers"):
         config = config.get("image_processor", config)
         cut = config.get("do_center_crop", "crop_size" in config)
-        sides = _sides(config.get("size") or side)
+        sides = _sides(config.get("crop_size" if cut else "size", side), "height", "width")
         if cut:
-            sides |= _sides(config.get("crop_size") or side)
+            sides |= _sides(config.get("size", side), "shortest_edge")
         interpolation = {2: "bilinear", 3: "bicubic"}.get(config.get("resample", 3))  # PIL's numbers
-        all_steps = all(config.get(f"do_{step}", True) is True for step in ("resize", "rescale", "normalize"))
-        all_steps = all_steps and isinstance(cut, bool)
+        steps = {config.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize")}
+        all_steps = steps == {True} and cut in (True, False, None)
         error = abs(255 * config.get("rescale_factor", 1 / 255) - 1)
 
     if len(sides) > 1 or not interpolation or not all_steps or not error <= 1e-6:
@@ -282,7 +281,7 @@ def refuse_code(
     folder: Path,  # of a model
 ):
     "Raise `UserError` where a configuration of a folder asks for code of its own"
-    for file in sorted(folder.glob("*config*.json")):
+    for file in sorted(folder.glob("[!.]*onfig*.json")):  # macOS puts ._config.json beside config.json
         keys = set().union(*_objects(read_json(file)))
         asking = keys & {"auto_map", "trust_remote_code", "custom_pipelines"}
         if asking:

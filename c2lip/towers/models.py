@@ -19,7 +19,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils import get_session
 from torch import Tensor, nn
 
-from ..core import Phrase, UserError, one_line, read_once
+from ..core import Phrase, UserError, one_line, pick_device, read_once
 from .architectures import model_name, resolve
 from .folders import base_folder, load_folder, model_home, quiet_loading, release_folder
 
@@ -368,4 +368,4 @@ def load(
     from open_clip import get_model_preprocess_cfg
 
     preprocess_cfg = deepcopy(get_model_preprocess_cfg(model))
-    return Towers(model.to(device).eval(), tokenizer, config, preprocess_cfg, name)
+    return Towers(model.to(pick_device(str(device))).eval(), tokenizer, config, preprocess_cfg, name)

@@ -302,7 +302,7 @@ class Explorer:
         except UserError as e:
             self.error = str(e)
         except Exception as e:  # whatever it is, the last figure stays and the explorer goes on
-            self.error = f"{type(e).__name__}: {e}".splitlines()[0]
+            self.error = f"{type(e).__name__}: {e}"
         return not self.error
 
     @property

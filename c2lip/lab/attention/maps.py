@@ -115,8 +115,7 @@ def open_user_image(
     try:
         return open_image(image)
     except BadImage as e:
-        first_line = str(e.detail).partition("\n")[0]
-        detail = re.sub(r" ?<\S* object at \w+>", "", first_line)  # without addresses
+        detail = re.sub(r" ?<\S* object at \w+>", "", e.detail)  # without addresses
         raise UserError(f"{name} cannot be shown, {e.cause}: {detail}") from None
 
 # %% ../../../nbs/7_attention/01_maps.ipynb #0c3236ee

@@ -12,6 +12,7 @@ import io
 import os
 import re
 import unicodedata
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -33,6 +34,7 @@ IMAGES = ("jpg", "jpeg", "jfif", "png", "webp", "bmp", "gif")  # extensions of i
 NOT_READ = ("avif", "heic", "heif", "jp2", "jxl", "svg", "tif", "tiff")  # of image files that are counted as left out
 SHARD_IMAGES = ("jpg", "jpeg", "png", "webp")  # of images in shards
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+warnings.filterwarnings("ignore", module="PIL")  # of a palette or of EXIF, once an image
 
 
 class BadImage(BadSample):

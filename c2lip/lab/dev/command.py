@@ -57,8 +57,10 @@ def _add_prepare(p):
 
 # %% ../../../nbs/dev/01_command.ipynb #199e3641
 def _absolute(path):
-    "From the current folder; an address stays, and so does None"
-    if not path or "://" in path or path.startswith("~"):
+    "From the current folder; an address stays, and so does None; an empty one is that of a variable that is not set"
+    if path == "":
+        raise UserError("a file or a folder is named by an empty text: is a variable not set?")
+    if path is None or "://" in path or path.startswith("~"):
         return path
     return os.path.join(os.getcwd(), path)
 
@@ -201,7 +203,7 @@ def _rehearse(recipe, pairs, benchmarks, table, gpu, as_json):
     wrong = 0
     for line in lines if gpu is None else plan_lines(settings, gpu):
         wrong += line.state == "WRONG"
-        print(json.dumps(line._asdict()) if as_json else f"{line.state:6}{line.check:9}{line.text}")
+        print(json.dumps(line._asdict()) if as_json else f"{line.state:6}{line.check:9}{one_line(line.text)}")
     if wrong:
         raise UserError(f"{wrong} lines are wrong; nothing was started")
 
@@ -217,7 +219,7 @@ def _add_convert(p):
 def _convert(file, folder, model, part):
     from c2lip.towers import convert  # heavy (torch, open_clip)
 
-    print(f"written: {convert(_absolute(file), _absolute(folder), _folder_or_name(model), part)}")
+    print(one_line(f"written: {convert(_absolute(file), _absolute(folder), _folder_or_name(model), part)}"))
 
 # %% ../../../nbs/dev/01_command.ipynb #c8ec1002
 def _add_check(p):
@@ -235,7 +237,7 @@ def _check(model):
 def _add_explore(p):
     add_control_flags(p)
     p.add_argument("--state", metavar="TEXT", help="the text under “take along” in the explorer")
-    p.add_argument("--output", default="", metavar="FOLDER", help="where files go (default: a dated folder in runs/)")
+    p.add_argument("--output", metavar="FOLDER", help="where files go (default: a dated folder in runs/)")
 
 
 def _explore(output, state, **controls):
@@ -253,7 +255,7 @@ def _explore(output, state, **controls):
     if not explorer.update(**changes):
         raise UserError(explorer.error)
     folder = explorer.save(_absolute(output))
-    print(f"{explorer.status}\nwritten: {folder}/maps.png, maps.svg, maps.pdf, maps.json")
+    print(f"{explorer.status}\nwritten: {one_line(folder)}/maps.png, maps.svg, maps.pdf, maps.json")
 
 # %% ../../../nbs/dev/01_command.ipynb #0be804f0
 def _add_index(p):
@@ -296,7 +298,7 @@ def _search(query, place, count, html):
     index = ImageIndex(_absolute(place))
     for text in _queries(query):
         hits = index.search(text, count)
-        if html:
+        if html is not None:
             search_page(index, text, hits, _absolute(html))
         hits.insert(0, "rank", hits.index + 1)
         hits["score"] = hits.score.map("{:.3f}".format)
@@ -310,7 +312,7 @@ def _add_list(p):
 
 
 def _add_runs(p):
-    p.add_argument("folder", nargs="?", default="", metavar="FOLDER", help="where the runs lie (default: runs/)")
+    p.add_argument("folder", nargs="?", metavar="FOLDER", help="where the runs lie (default: runs/)")
 
 
 def _recipe(word):
@@ -355,8 +357,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser():
-    about = "Fine-tune contrastive vision-language models with noun-phrase concepts."
-    parser = _Parser(prog="c2lip", description=about)
+    parser = _Parser("c2lip", description="Fine-tune contrastive vision-language models with noun-phrase concepts.")
     parser.add_argument("--version", action="version", version=f"c2lip {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, help in _LAUNCHERS.items():

@@ -56,6 +56,7 @@ from ...towers.folders import EMBEDDED, phrase_share, read_fitted
 # %% ../../../nbs/8_serve/01_search.ipynb #4956c0f2
 _ABOUT = "c2lip-index.json"
 _BLOCK = re.compile("[0-9a-f]{16}[.]npy")  # the name of a block
+_INVISIBLE = " \u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of what is copied from pages
 
 
 def _path_of(key):
@@ -141,7 +142,7 @@ def _read_block(file, form, folder):
 # %% ../../../nbs/8_serve/01_search.ipynb #0d002a03
 def _recorded(about):
     "The names of an index's blocks"
-    return list(dict.fromkeys(name for name in about.get("blocks", []) if _BLOCK.fullmatch(str(name))))
+    return list(dict.fromkeys(_BLOCK.findall(str(about.get("blocks")))))
 
 
 def _kept(place, names, keys, form, folder):
@@ -195,8 +196,10 @@ def index_images(
     file = target / _ABOUT
     before = json_object(file)
     if os.path.lexists(file) and not about.items() <= before.items():
-        other = "another folder or version, of other vectors, or by other weights"
-        raise UserError(f"{place} is an index of {other}: choose another place (--out)")
+        raise UserError(
+            f"{place} is an index of another folder or version, of other vectors, or by other weights: "
+            "choose another place (--out)"
+        )
 
     with disk_errors(target), sole_writer(target):
         names, written = _kept(target, _recorded(before), keys, form, folder)
@@ -248,7 +251,7 @@ class ImageIndex:
     ) -> pd.DataFrame:  # score, file; by phrases also the rank in what fetched, from 1, and what fits least
         "The images that fit a text best by `self.score`, the best first; `UserError` for an empty text"
         Range(1, first).check("the number of images", count, int)
-        query = canonical_caption(query)
+        query = canonical_caption(query).strip(_INVISIBLE)
         if not query:
             raise UserError("the search is empty; type a few words such as: a red mug and a blue fish")
         phrases = phrase_texts([query])[0]
@@ -268,6 +271,8 @@ class ImageIndex:
         ranks = np.argsort(-scores, kind="stable")
         present = (rank for rank in ranks if os.path.isfile(_path_of(rows[rank]["key"])))
         best = np.fromiter(islice(present, count), int)
+        if not best.size:
+            raise UserError(f"no image that was found is in {self.folder} any more: index the folder where they are")
         columns: dict = {"score": scores[best]}
         if fits.size:
             columns[f"by {self.first}"] = best + 1

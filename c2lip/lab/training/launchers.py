@@ -206,8 +206,8 @@ def check_run(
     settings = check(declared, given, notebook)
     name = Path(notebook).stem
     run_dir = settings["run_dir"]
-    if run_dir.startswith("~") or "://" in run_dir:
-        raise UserError(f"run_dir {run_dir}: name a folder of this machine, the home folder written out")
+    if run_dir.startswith("~") or "://" in run_dir or not run_dir.isprintable():
+        raise UserError(f"run_dir {run_dir}: name a folder of this machine in plain text, the home folder written out")
 
     folder = (root_of(notebook) or Path.cwd()) / run_dir
     if run_dir:
