@@ -7,7 +7,7 @@ __all__ = ['towers_of', 'PhraseCollate', 'C2LIPLoss']
 
 # %% ../nbs/1_method/18_own_loop.ipynb #517107fc
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .concepts import canonical_caption, find_phrases, make_rules, noun_phrases_many
 from .core import Phrase, Sample, UserError, short
+from .core.files import form_errors
 from .methods import Step
 from .methods.c2lip import c2lip
 from .pooling import project_tokens
@@ -260,16 +261,17 @@ def _samples(images, captions, phrases):
     if not is_batch or not images.is_floating_point():
         form = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else short(images)
         raise UserError(f"the images are {form}: give (B,3,H,W), preprocessed, of floating point, at least one")
-    for what, values in (("captions", captions), ("lists of phrases", phrases)):
-        if not hasattr(values, "__len__") or len(values) != len(images):
-            raise UserError(f"there are {len(images)} images, but {what} {short(values)}; each image has one")
-
     samples = []
-    for i, (image, caption, given) in enumerate(zip(images, captions, phrases)):
-        if not isinstance(caption, str):
-            raise _no_text(caption)
-        placed = [_placed_phrase(caption, phrase) for phrase in given or ()]
-        samples.append(Sample(str(i), image, caption, placed))
+    with form_errors("a batch", "a caption and a list of phrases for each image, both in lists"):
+        for what, values in (("captions", captions), ("lists of phrases", phrases)):
+            if len(values) != len(images):
+                raise UserError(f"there are {len(images)} images, but {what} {short(values)}; each image has one")
+
+        for i, (image, caption, given) in enumerate(zip(images, captions, phrases)):
+            if not isinstance(caption, str):
+                raise _no_text(caption)
+            placed = [_placed_phrase(caption, phrase) for phrase in given or ()]
+            samples.append(Sample(str(i), image, caption, placed))
     return samples
 
 
@@ -361,8 +363,10 @@ class C2LIPLoss(Step):
         phrases: Sequence[Sequence] | None = None,  # B lists of texts or (text, start, end); None: found here
     ) -> dict[str, Tensor]:  # contrastive, npc, xac, patches (shown with xac), total: () each; none whose weight is 0
         "The losses, of which total is to be minimised; all ranks must call it together. `UserError` for a wrong batch"
+        if isinstance(captions, str) or not isinstance(captions, Iterable):
+            captions = [captions]
         if phrases is None:
-            captions = [_clean(caption) for caption in captions or ()]
+            captions = [_clean(caption) for caption in captions]
             phrases = _found_phrases(captions, self.nlp)
         samples = _samples(images, captions, phrases)
         self._check_phrases(samples)

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['ALL_BUT_BIAS', 'Objective', 'Method', 'Stacked', 'stack_images', 'caption_view', 'further_texts', 'step_generator',
-           'print_once', 'phrase_view', 'contrast', 'Step', 'clip', 'plain']
+           'print_once', 'numbered_phrases', 'phrase_view', 'contrast', 'Step', 'clip', 'plain']
 
 # %% ../../nbs/1_method/16_methods.ipynb #e6282cc3
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -166,24 +166,34 @@ def _numbers(values):
     return torch.tensor(values, dtype=torch.long)
 
 
-def _encoded_phrases(towers, samples):
-    "The phrases of a step as texts of their own, each distinct one once (letter case ignored)"
-    owner, column, texts = [], [], []
-    rows: dict[int, int] = {}  # number of the words → row
-    for image, sample in enumerate(samples):
-        for phrase in sample.phrases:
-            number = phrase_number(phrase.text)
-            if number not in rows:
-                rows[number] = len(rows)
-                texts.append(phrase.text)
-            owner.append(image)
-            column.append(rows[number])
+def numbered_phrases(
+    stated: Iterable[Iterable[str]],  # the phrases of each image
+) -> tuple[dict[int, str], list[Tensor]]:  # number → words, and for each image the rows (P,) of its phrases in it
+    """The different phrases, letter case ignored, each as it was written first.
 
+    Example:
+        >>> text_of, rows = numbered_phrases([["a mug", "A hat"], ["a hat"]])
+        >>> [*text_of.values()], [row.tolist() for row in rows]
+        (['a mug', 'A hat'], [[0, 1], [1]])
+    """
+    text_of: dict[int, str] = {}
+    numbers = []
+    for phrases in stated:
+        numbers.append([phrase_number(phrase) for phrase in phrases])
+        for number, phrase in zip(numbers[-1], phrases):
+            text_of.setdefault(number, phrase)
+    row_of = {number: row for row, number in enumerate(text_of)}
+    return text_of, [_numbers([row_of[number] for number in own]) for own in numbers]
+
+
+def _encoded_phrases(towers, samples):
+    "The phrases of a step as texts of their own, each distinct one once"
+    text_of, rows_of = numbered_phrases([[phrase.text for phrase in sample.phrases] for sample in samples])
     return Texts(
-        ids=towers.token_ids(texts),
-        owner=_numbers(owner),
-        column=_numbers(column),
-        number=_numbers(list(rows)),
+        ids=towers.token_ids([*text_of.values()]),
+        owner=torch.arange(len(samples)).repeat_interleave(_numbers([len(rows) for rows in rows_of])),
+        column=torch.cat(rows_of),
+        number=_numbers([*text_of]),
     )
 
 # %% ../../nbs/1_method/16_methods.ipynb #f5a3666f

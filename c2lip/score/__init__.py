@@ -161,7 +161,7 @@ class Embedded:
     ) -> Tensor:
         "x, the mean over a text's phrases"
         check_choice("what a phrase is compared with", patches, PATCHES)
-        known = self._known_patches()
+        known = self.known_patches()
 
         def cosines(rows, numbers, phrases):
             vectors = self.text(phrases)
@@ -198,7 +198,7 @@ class Embedded:
         scale: float = 10.0,  # β of the maps
     ) -> Tensor:  # (R,FEATURES)
         "What the maps of each relation's phrases say of each other in its image"
-        patches = self._known_patches()
+        patches = self.known_patches()
         _, M, D = patches.shape
         step = max(1, 2**24 // (M * D))
         features = []
@@ -210,7 +210,7 @@ class Embedded:
             features.append(pair_features(_own_maps(a, tokens, scale), _own_maps(b, tokens, scale)))
         return torch.cat(features)
 
-    def _known_patches(self):
+    def known_patches(self):
         if self.patches is None:
             raise UserError("the images were embedded without their patches: v·t alone can be computed")
         return self.patches
@@ -344,11 +344,11 @@ class Score:
         texts: Sequence[str],  # T
     ) -> Tensor:  # (N,T)
         "The score of every text in every image; `UserError` for a score that `load` or `fit` did not give"
-        if self.towers is None:
-            raise UserError("this score belongs to no model: Score.load(towers) gives one that does")
-        embedded = Embedded.of(self.towers, images)
-        names = [name for name in embedded.row for _ in texts]
-        return self.pairs(embedded, names, [*texts] * len(images)).view(len(images), len(texts))
+        texts = read_once({}, texts, list)
+        with form_errors("what is scored", "images and texts, one at least, and a score of Score.load(towers)"):
+            embedded = Embedded.of(self.towers, images)
+            rows = [(name, text) for name in embedded.row for text in texts]
+            return self.pairs(embedded, *zip(*rows)).view(-1, len(texts))
 
     def keep(
         self,

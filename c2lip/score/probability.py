@@ -15,9 +15,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..core import Range, UserError
+from ..core import Range, UserError, read_once
 from ..core.files import form_errors
-from .vectors import encode_images, encode_texts, maxsim, text_vectors
+from .vectors import encode_images, text_vectors
 from ..towers import Towers
 from ..towers.folders import keep_fitted, read_fitted
 
@@ -102,6 +102,11 @@ def phrases_of_others(
     return false
 
 
+def _cosines(vector_of, phrases, image):
+    "(P,M) of phrases with the patches of an image of `encode_images`"
+    return np.stack([vector_of[phrase] for phrase in phrases]) @ image[1:, :-1].T
+
+
 def fit_presence(
     towers: Towers,  # whose visual tokens are known
     images: Sequence,  # N that no training read, as of `encode_images`
@@ -119,14 +124,15 @@ def fit_presence(
         True
     """
     false = phrases_of_others(true) if false is None else false
-    words = list(dict.fromkeys(phrase for phrases in [*true, *false] for phrase in phrases))
-    vectors_of = dict(zip(words, encode_texts(towers, words, 1.0, [[word] for word in words])))
+    words = [phrase for phrases in (*true, *false) for phrase in read_once({}, phrases, list)]
+    vector_of = text_vectors(towers, words)
     cosines, answers = [], []
-    for image, *lists in zip(encode_images(towers, images), true, false):
-        for answer, phrases in zip((True, False), lists):
-            if phrases:
-                cosines += maxsim([vectors_of[phrase] for phrase in phrases], [image])[:, 0].tolist()
-                answers += [answer] * len(phrases)
+    with form_errors("the images", "as many lists of true phrases, and of false ones"):
+        for image, *lists in zip(encode_images(towers, images), true, false, strict=True):
+            for answer, phrases in zip((True, False), lists):
+                if phrases:
+                    cosines += _cosines(vector_of, phrases, image).max(1).tolist()
+                    answers += [answer] * len(phrases)
     return fit_curve(np.array(cosines, np.float64), np.array(answers, bool))
 
 
@@ -158,13 +164,12 @@ def presence(
             f"{towers.name} has no curve of presence: fit_presence makes it, from images that it never read"
         )
     with form_errors("score.json", "the slope and offset of fit_presence; fit them again, or delete it"):
-        curve = PresenceCurve(numbers["slope"], numbers["offset"])
+        curve = PresenceCurve(**numbers)
     Range(0, 1e6, above=True).check("the slope in score.json", curve.slope)
     Range(-1e6, 1e6).check("the offset in score.json", curve.offset)
     if not phrases:
         raise UserError("name a phrase at least, such as: a red mug")
     vector_of = text_vectors(towers, phrases)
     [vectors] = encode_images(towers, [image])
-    cosines = np.stack([vector_of[phrase] for phrase in phrases]) @ vectors[1:, :-1].T
-    maps = curve.probability(cosines, prior)
+    maps = curve.probability(_cosines(vector_of, phrases, vectors), prior)
     return PhrasePresence(maps.max(1), maps)

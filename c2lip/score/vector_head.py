@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from ..concepts import phrase_number
 from ..core import Range, UserError, seeded
 from ..core.files import form_errors, replacing
 from ..losses import phrase_signs, scaled_cosines, sigmoid_loss
+from ..methods import numbered_phrases
 from ..towers import Towers
 from ..towers.architectures import float_weights
 from ..towers.folders import VECTOR_HEAD, check_finite, digest, keep_fitted, model_home, read_fitted
@@ -97,9 +97,7 @@ class VectorHead(nn.Module):
         phrases_of: Callable,  # texts → the phrases of each, as `phrase_texts`
     ) -> Any:  # an `Embedded` whose v·t is the score *vector*
         "The same images and texts by their joint vectors; `UserError` where the patches are not known"
-        patches = embedded.patches
-        if patches is None:
-            raise UserError("the images were embedded without their patches, which a vector head reads")
+        patches = embedded.known_patches()
         images = [*embedded.row][: len(patches)]
         mapped = torch.cat([self.image(tokens) for tokens in patches.split(256)])
         vectors = self.join(embedded.vectors[: len(patches)], mapped)
@@ -121,17 +119,6 @@ class VectorHead(nn.Module):
         with replacing(Path(folder) / VECTOR_HEAD) as file:
             safetensors.torch.save_file(weights, file)
         keep_fitted(folder, {"vector": {"share": self.share, "sha256": digest(folder, VECTOR_HEAD)}})
-
-# %% ../../nbs/1_method/19_vector_head.ipynb #4b1c9e02
-def _numbered(phrases):
-    "The different phrases, and for each image their rows (P,) that it has"
-    text_of = {phrase_number(phrase): phrase for stated in phrases for phrase in stated}
-    row_of = {number: row for row, number in enumerate(text_of)}
-    rows_of = []
-    for stated in phrases:
-        rows = [row_of[phrase_number(phrase)] for phrase in stated]
-        rows_of.append(torch.tensor(rows, dtype=torch.long))
-    return [*text_of.values()], rows_of
 
 # %% ../../nbs/1_method/19_vector_head.ipynb #d35ce0d1
 def descend(
@@ -186,10 +173,10 @@ def fit_vector_head(
         >>> head = fit_vector_head(embedded.patches, phrase_texts(captions), embedded.text)
         >>> head.keep("my_release")
     """
-    texts, rows_of = _numbered(phrases)
-    if not texts:
+    text_of, rows_of = numbered_phrases(phrases)
+    if not text_of:
         raise UserError(f"{len(phrases):,} captions state no phrase: there is nothing to fit a vector head to")
-    vectors = encode(texts).to(tokens.device)
+    vectors = encode([*text_of.values()]).to(tokens.device)
     distinct = torch.arange(len(vectors))
 
     with seeded(seed):

@@ -105,7 +105,7 @@ def compress(
     """Fewer vectors of an image, and fewer bytes for each; `maxsim` takes them all.
 
     Raises:
-        UserError: the store is none, a number of the image is not finite, or scipy is missing.
+        UserError: the store is none, the image is no rows of finite numbers, or scipy is missing.
 
     Example:
         >>> compress(np.eye(5, dtype=np.float32), Store(2)).dtype
@@ -113,8 +113,8 @@ def compress(
     """
     check_choice("numbers", store.numbers, ["float32", "float16", "int8"])
     Range(0, 4096).check("the number of vectors", store.vectors, int)
-    if not np.isfinite(image).all():
-        raise UserError("the vectors of an image hold a number that is not finite")
+    if np.ndim(image) != 2 or not np.isfinite(image).all():
+        raise UserError("the vectors of an image are rows of finite numbers, as encode_images gives them")
     if 0 < store.vectors < len(image) - 1:
         patches = _fewer(image[1:, :-1], store.vectors)
         image = np.vstack([image[:1], np.pad(patches, ((0, 0), (0, 1)), constant_values=1)])
@@ -216,10 +216,11 @@ def encode_texts(
     share = phrase_share(towers.name) if share is None else share
     Range(0, 1).check("the share of phrases", share)
     phrases = phrase_texts(texts) if phrases is None else phrases
-    if len(phrases) != len(texts):
-        raise UserError(f"phrases are a list for each text, not {short(phrases)}")
-    for stated in phrases:
-        read_once({}, stated, list)  # refuses what is no text
+    with form_errors("phrases", "a list for each text"):
+        if len(phrases) != len(texts):
+            raise ValueError(phrases)
+        for stated in phrases:
+            read_once({}, stated, list)  # refuses what is no text
     vector_of = text_vectors(towers, [*texts, *(phrase for stated in phrases for phrase in stated)])
     arrays = []
     for text, stated in zip(texts, phrases):
@@ -328,8 +329,8 @@ class SentenceModule(torch.nn.Module):
 
         opened = []
         for value in inputs:
-            is_name = isinstance(value, str) and _IMAGE_NAME.search(value)
-            opened.append(load_image(value) if is_name else value)
+            name = str(value)
+            opened.append(load_image(name) if _IMAGE_NAME.search(name) else value)
         return {"text" if isinstance(opened[0], str) else "image": opened}
 
     def forward(self, features: dict) -> dict:  # sentence_embedding (B,·), or token_embeddings (B,·,D+1) and mask

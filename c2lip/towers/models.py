@@ -20,6 +20,7 @@ from huggingface_hub.utils import get_session
 from torch import Tensor, nn
 
 from ..core import Phrase, UserError, one_line, pick_device, read_once
+from ..core.files import form_errors
 from .architectures import model_name, resolve
 from .folders import base_folder, load_folder, model_home, quiet_loading, release_folder
 
@@ -79,7 +80,8 @@ class Towers:
         "What the tokenizer gives; a text that was read before is not read again"
         if not texts:
             return self.tokenizer([""])[:0]
-        rows = read_once(self.rows, texts, lambda new: self.tokenizer(new).clone(), 1 << 16)  # 32 MiB of 64 tokens
+        with form_errors("what the tokenizer gives", "a tensor of token ids, a row for each text"):
+            rows = read_once(self.rows, texts, lambda new: self.tokenizer(new).clone(), 1 << 16)  # 32 MiB of 64 tokens
         return torch.stack(rows)
 
 # %% ../../nbs/1_method/11_towers.ipynb #4b1a0cd2
