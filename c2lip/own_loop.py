@@ -249,7 +249,7 @@ class PhraseCollate:
         captions = [_clean(_part(item, self.caption)) for item in items]
         images = [_part(item, self.image) for item in items]
         shapes = {getattr(image, "shape", type(image).__name__) for image in images}
-        if len(shapes) != 1 or not isinstance(images[0], Tensor):
+        if len(shapes) != 1 or not isinstance(images[0], Tensor) or len(images[0]) != 3:
             raise UserError(f"images are {short(shapes)}, not tensors (3,H,W) of one size: preprocess them first")
         phrases = _found_phrases(captions, self.nlp, **self.rules)
         return {"images": torch.stack(images), "captions": captions, "phrases": phrases}

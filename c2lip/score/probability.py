@@ -64,10 +64,10 @@ def fit_curve(
         >>> fit_curve(np.array([0.1, 0.3, 0.2, 0.4]), np.array([False, False, True, True])).slope > 0
         True
     """
-    if true.all() or not true.any():
-        raise UserError("a probability is fitted on phrases that are true and others that are false")
-    x = torch.tensor(cosines)
+    x = torch.tensor(cosines).double()
     y = torch.tensor(true).double()
+    if len(y.unique()) < 2:
+        raise UserError("a probability is fitted on phrases that are true and others that are false")
     weight = y / y.mean() + (1 - y) / (1 - y.mean())
     line = torch.zeros(2, dtype=x.dtype, requires_grad=True)
     optimizer = torch.optim.LBFGS([line], max_iter=500, line_search_fn="strong_wolfe")

@@ -274,7 +274,7 @@ def joint_vectors(
         [[1.0, 0.0]]
     """
     with form_errors("the list of arrays", "those of encode_images or encode_texts"):
-        unit = [F.normalize(torch.from_numpy(array[:, :-1]), dim=-1) for array in arrays]
+        unit = [F.normalize(torch.from_numpy(array[:, :-1]).float(), dim=-1) for array in arrays]
     pooled = torch.stack([rows[0] for rows in unit])
     if head is None:
         return pooled
