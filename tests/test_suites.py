@@ -373,7 +373,7 @@ OWN_BROKEN = [
     ("zeroshot/object.json", dict(classnames=["w1"]), "at least two classnames"),
     ("zeroshot/object.json", dict(items=[dict(filename="0.png", label=True)]), "got True"),
     ("sugarcrepe/add_att.json", {"4": 7}, "add_att.json, item 4: the key 'filename' is missing"),
-    ("sugarcrepe/add_att.json", {"4": CREPE | dict(filename="no.png")}, "no.png cannot be read .No such file"),
+    ("sugarcrepe/add_att.json", {"4": CREPE | dict(filename="no.png")}, "no.png cannot be read (No such file"),
     ("retrieval.json", [7], "holds no items in a list 'images'"),
     ("retrieval.json", dict(images=[dict(filename="0.png", sentences=[])]), "item 0: 'sentences' must be a text"),
 ]

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...core.files import form_errors, json_object, read_text
+from ...core.files import form_errors, read_json, read_text
 from .images import left_out, part_of, text_lines
 from .records import Skips
 
@@ -47,7 +47,7 @@ _CAPTION = re.compile(r'^(?!image(?:_name)?[,|])(.+?)(?:#\d+)?(?:[\t,]|[|] *\d+[
 def _captions_by_image(file):
     "Image's name → its captions, of lines `name#0<tab>caption`, `name,caption` or `name| 0| caption`"
     captions = defaultdict(list)
-    for name, _, caption in _CAPTION.findall(read_text(file, "replace")):
+    for name, _, caption in _CAPTION.findall(read_text(file)):
         captions[name].append(caption.replace('""', '"'))
     return captions
 
@@ -61,13 +61,12 @@ def flickr_rows(
 ) -> Iterator[tuple[str, dict]]:  # image's name, row
     "A row for each image of a part, with all its captions; as of `table_rows`"
     names_of = {}
-    for path in lists:
-        if path.suffix == ".json":
-            names_of |= json_object(path)
-        else:
-            names_of[path.stem] = text_lines(read_text(path))
-
     with form_errors(file.parent, "split.json of the form {part: [name, …]}"):
+        for path in lists:
+            if path.suffix == ".json":
+                names_of |= read_json(path)
+            else:
+                names_of[path.stem] = text_lines(read_text(path))
         part_by_name = {Path(name).stem: part_of(key) for key, names in names_of.items() for name in names}
     for image, captions in _captions_by_image(file).items():
         its_part = part_by_name.get(Path(image).stem, "" if lists else "train")

@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from .images import Bar, version_of
 from .records import Caption, Record, Skips, with_phrases
 from .shards import LOST, NO_ROW, check_shards, index_captions
 from .sources import Shards, find_source
-from .tables import write_batches, write_table
+from .tables import RECORD_SCHEMA, write_batches, write_table
 
 # %% ../../../nbs/4_data/08_prepare.ipynb #442532a9
 _ANNOUNCED = re.compile(
@@ -75,7 +76,9 @@ def _is_done(target, note):
     "Whether a part is there, made of what its note must say"
     written = json_object(target.with_suffix(".json"))
     written.pop("counts", None)
-    return written == note and target.is_file()
+    with suppress(OSError, ValueError):  # damaged, or not there
+        return written == note and pyarrow.parquet.read_schema(target) == RECORD_SCHEMA
+    return False
 
 
 def _prepare_part(source, nlp, rules, max_skipped, sentences, job):

@@ -200,7 +200,7 @@ def _text_in(item):
     return next((item[key] for key in _TEXT_KEYS if key in item and item.get("from") != "human"), None)
 
 
-_WITH = re.compile(r"\bw/(?!o(ut)?\b) ?", re.I)  # as shops write it
+_WITH = re.compile(r"(?<![\w/])w/(?!o(ut)?\b) ?", re.I)  # as shops write it
 _NO_CAPTION = re.compile(
     r"(?i)-?na[nt]|<?na>?|(#?n[./]a\.? ?)+|#na|none|[(<]?null[)>]?|undefined|\\n|"
     r"#(name|ref|value|num|null|div/0|spill|calc|error).|[-–—.?_'\"\u200b]*"

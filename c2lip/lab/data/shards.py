@@ -23,12 +23,12 @@ import pyarrow.compute
 from ...core import UserError, comma_list
 from ...core.files import fetched, is_utf8, parse_json, replacing, user_path
 from c2lip.lab.data.images import (
-    HIDDEN,
     LINES,
     MAX_MEMBER,
     SHARD_IMAGES,
     TarPart,
     check_name,
+    is_hidden,
     kind_of,
 )
 from c2lip.lab.data.records import (
@@ -143,7 +143,7 @@ def _wanted_kind(info, name, skips):
     "The extension of a member, or None where it is not read, and counted"
     if info.isdir():
         return None
-    is_file = info.isreg() and not any(map(HIDDEN.match, Path(info.name).parts))
+    is_file = info.isreg() and not is_hidden(info.name)
     kind = kind_of(info.name) if is_file else ""
     if kind not in _MEMBERS:
         skips.unread[kind or "hidden, a link, or without extension"] += 1

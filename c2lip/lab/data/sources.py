@@ -325,8 +325,8 @@ def _load_index(path):
     "(index, what was left out), or None where there is none that can be used"
     notes = json_object(path.with_suffix(".json"))
     with suppress(OSError, LookupError, TypeError, ValueError):
-        skips = Skips(seen=notes["seen"], unread=Counter(notes["unread"]))
-        skips.rows = notes["left_out"]
+        skips = Skips(seen=int(notes["seen"]), unread=Counter(notes["unread"]))
+        skips.rows = dict(notes["left_out"])
         if not any(os.path.isfile(detail) for _, detail in skips.rows.values()):
             return Index(path.with_suffix(".arrow")), skips
     return None

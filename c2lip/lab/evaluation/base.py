@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from ...core import UserError, one_line, short
-from ...core.files import read_json, read_text, read_yaml, regular, shipped
-from ..data.images import SHARD_IMAGES
+from ...core.files import fetched, read_json, read_text, read_yaml, shipped
+from ..data.images import SHARD_IMAGES, shown
 from ..data.records import Skips, listed
 from ..data.shards import shard_samples
 from ..data.tables import jsonl_rows
@@ -311,7 +311,7 @@ def read_entries(
 def _read_table(path):
     "The rows of a parquet or CSV file; an empty cell is an empty text"
     try:
-        path = regular(path)
+        path = fetched(path)
         if path.suffix == ".parquet":
             table = pd.read_parquet(path)
         else:
@@ -368,7 +368,7 @@ def image_of(
 # %% ../../../nbs/5_evaluation/04_base.ipynb #4028d560
 def _shards_of(folder):
     "The shards of a folder in order; `UserError` where nshards.txt names more or fewer"
-    files = by_number(folder.glob("*.tar"))
+    files = by_number(shown(folder, "*.tar"))
     count = folder / "nshards.txt"
     expected = read_text(count, "replace").strip() if count.exists() else str(len(files))
     if expected != str(len(files)):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ...core import UserError, short
+from ..data.images import shown
 from c2lip.lab.evaluation.base import (
     Entry,
     Item,
@@ -211,7 +212,7 @@ def entries_of(
 ) -> list[Entry]:
     "The items of one file, or of several of one pattern"
     require_files(at, *patterns)
-    matches = (sorted(at.glob(pattern)) for pattern in patterns)
+    matches = (shown(at, pattern) for pattern in patterns)
     files = next(filter(None, matches))
     return [entry for file in files for entry in read_entries(file)]
 

@@ -29,7 +29,8 @@ _NO_NOUN = {*_ALL_COLOURS, *PATTERNS, *SIZES, "grey", "gray"}  # words that capt
 _IN_ING = """awning building ceiling clothing drawing duckling dumpling earring fitting gosling herring icing king
 lightning lining painting pudding railing ring sapling shoestring sling spring starling stocking string swing topping
 viking wedding wing""".split()  # things; other such words are deeds
-_NO_NAME = re.compile(r"(?i)\d{3}|^(untitled|unbenannt|copy|final|image|layer|ebene)[\W_v\d]*$")  # IMG_1234, Layer 1
+_NO_NAME = """an the and untitled unbenannt ohne titel copy final image layer ebene group file download com ezgif
+pngwing removebg preview resize resized adobe express""".split()  # what programs call a picture
 _MEASURES = {"bunch", "half", "head", "kind", "pair", "picture", "piece", "set", "slice"}  # a noun follows
 
 
@@ -37,10 +38,10 @@ def _sentence_of(path):
     "What a picture shows, from the first line of the text file beside it, else from its file name"
     file = path.with_suffix(".txt")
     text = read_text(file).strip().partition("\n")[0] if file.is_file() else path.stem
-    if _NO_NAME.search(text):
+    if re.search(r"\d{3}", text):  # IMG_1234
         return ""
     words = re.findall(r"[^\W\d_]{2,}", canonical_caption(text).lower())
-    name = " ".join(word for word in words if word not in ("an", "the", "and") and len(word) < 21)
+    name = " ".join(word for word in words if word not in _NO_NAME and len(word) < 21)
     return f"This is the {name}."
 
 

@@ -17,7 +17,7 @@ from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TE
 
 from ....core import UserError
 from ....core.files import read_json, read_text, read_yaml, shipped
-from ...data.images import IMAGES, kind_of, text_lines
+from ...data.images import IMAGES, kind_of, shown, text_lines
 from c2lip.lab.evaluation.base import (
     Entry,
     Item,
@@ -87,7 +87,7 @@ def read_own_classes(
     request: Request,  # zeroshot, or heldout/zeroshot
 ) -> Suite:
     "zeroshot/*.json: in heldout/zeroshot what is marked as held out, in zeroshot the rest"
-    files = by_number(Path(request.folder).glob("zeroshot/*.json"))
+    files = by_number(shown(Path(request.folder), "zeroshot/*.json"))
     read = {file.stem: _read_zeroshot(file, request) for file in files}
     tasks = {task: data for task, data in read.items() if data.items}
     if not tasks:
@@ -194,9 +194,9 @@ def _read_class_folders(at):
     root = next((split for split in splits if split.is_dir()), at)
     flat = sorted(root.glob("ILSVRC2012_val_*"))
     folders = _read_labels(root, flat) if flat else {}
-    for path in sorted(root.iterdir()):
+    for path in shown(root, "*"):
         if path.is_dir() and path.name not in ("train", "val", "test"):
-            folders[path.name] = [file for file in sorted(path.rglob("*")) if kind_of(file) in IMAGES]
+            folders[path.name] = [file for file in shown(path, "**/*") if kind_of(file) in IMAGES]
     names = _folder_names(at, [*folders])
     if len(folders) < 2 or len(names) != len(folders):
         raise UserError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from PIL import Image
 
 from ....core import UserError, did_you_mean
+from ...data.images import shown
 from ..base import Item, Request, Suite, image_of, macro, read_entries, require_files, suite_data
 from c2lip.lab.evaluation.choices import (
     choice_hits,
@@ -43,7 +44,7 @@ def _edited(request, tasks, **keys):
     "Items of SugarCrepe's form"
     files = {task: f"{task}.json" for task in tasks}
     missing = [task for task, file in files.items() if not (request.at / file).exists()]
-    for path in sorted(request.at.glob("*.json")):
+    for path in shown(request.at, "*.json"):
         hint = did_you_mean(path.stem, missing)
         if path.stem not in files and hint:
             raise UserError(f"{path} is no task of {request.name}{hint}")
@@ -323,7 +324,7 @@ def _read_vl_checklist(request: Request) -> Suite:
     root = request.at / "data"
     require_files(request.at, "data/*/*")
     tasks = {}
-    for path in sorted(root.rglob("*.json")):
+    for path in shown(root, "**/*.json"):
         aspect, source = _checklist_task(path.relative_to(root))
         place = "vg" if source == "vaw" else source
         folders = folders_of(request, place, f"../{place}")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ....concepts import split_sentences
 from ....core import UserError
-from ...data.images import text_lines
+from ...data.images import shown, text_lines
 from c2lip.lab.evaluation.base import (
     Item,
     Request,
@@ -200,7 +200,7 @@ def read_retrieval_set(
 
     files = {}
     for layout in LAYOUTS.values():
-        files[layout] = [file for pattern in layout.files for file in sorted(at.glob(pattern))]
+        files[layout] = [file for pattern in layout.files for file in shown(at, pattern)]
     layout = next(filter(files.get, files))
     present = files[layout] if layout.long else files[layout][:1]
 
