@@ -5,8 +5,10 @@ import io
 import json
 import os
 import pickle
+import struct
 import tarfile
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from writing import Canary, encoded, read, write_tar
 
 from c2lip.core import Phrase, UserError
 from c2lip.lab.data import sources
-from c2lip.lab.data.images import open_image
+from c2lip.lab.data.images import BadImage, open_image
 from c2lip.lab.data.loading import Samples, batches, loader
 from c2lip.lab.data.records import Record, Skips, with_phrases
 from c2lip.lab.data.sources import Index, find_source, open_data
@@ -98,6 +100,19 @@ def test_bad_images_are_replaced_and_counted(workers):
     assert samples.skips.counts == {"broken image": 1, "missing file": 1}
     assert (samples.skips.tried, samples.skips.failed) == (9, 3)
     assert len(Samples(rows, SMALL, cache=True)) == 18
+
+
+@pytest.mark.parametrize("depth, kind, channels", [(1, 0, 1), (4, 3, 1), (8, 4, 2), (16, 2, 3), (16, 4, 2), (16, 6, 4)])
+def test_a_png_of_any_form_opens_and_none_that_lacks_a_row(depth, kind, channels):
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 9, 7, depth, kind, 0, 0, 0))
+    row = bytes(1 + (9 * channels * depth + 7) // 8)
+    whole, short = [start + chunk(b"PLTE", bytes(48)) + chunk(b"IDAT", zlib.compress(row * n)) for n in (7, 6)]
+    assert open_image(whole + chunk(b"IEND", b"")).size == (9, 7)
+    with pytest.raises(BadImage):
+        open_image(short + chunk(b"IEND", b""))
 
 
 def test_many_batches_from_workers_cost_few_file_handles():

@@ -67,8 +67,9 @@ def _read_header(image):
 def _check_rows(image):
     "Refuse a PNG whose data end before its last row, which Pillow would leave black"
     image.fp.seek(24)  # of its header
-    bits = image.width * len(image.getbands()) * ord(image.fp.read(1))
-    missing = image.height * (1 + (bits + 7) // 8)
+    depth, kind = image.fp.read(2)
+    channels = (1, 0, 3, 1, 2, 0, 4)[kind]
+    missing = image.height * (1 + (image.width * channels * depth + 7) // 8)
     image.load_prepare()
     image.fp.seek(image.tile[0][2])
     rows = zlib.decompressobj()
