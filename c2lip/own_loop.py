@@ -270,6 +270,8 @@ def _samples(images, captions, phrases):
         for i, (image, caption, given) in enumerate(zip(images, captions, phrases)):
             if not isinstance(caption, str):
                 raise _no_text(caption)
+            if isinstance(given, str):
+                raise TypeError(given)
             placed = [_placed_phrase(caption, phrase) for phrase in given or ()]
             samples.append(Sample(str(i), image, caption, placed))
     return samples
@@ -343,8 +345,7 @@ class C2LIPLoss(Step):
         self.pooled = pooled
         tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
         self.tokens = max(tables, default=0)  # that the model knows; 0: it has no table of them
-        self.images_seen = 0  # by this process
-        self.phrases_seen = 0
+        self.phrases_seen = 0  # by this process
         self.warned = False  # of a batch without any phrase, once
 
     def _check_phrases(self, samples):
@@ -353,7 +354,6 @@ class C2LIPLoss(Step):
         unplaced = [phrase.text for phrase in phrases if phrase.start < 0]
         if self.pooled and unplaced:
             raise UserError(f'{unplaced[0]!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
-        self.images_seen += len(samples)
         self.phrases_seen += len(phrases)
 
     def forward(  # type: ignore[override]

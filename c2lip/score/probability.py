@@ -123,11 +123,11 @@ def fit_presence(
         >>> fit_presence(load("tuned"), squares, [["a red square"], ["a blue square"]]).slope > 0
         True
     """
-    false = phrases_of_others(true) if false is None else false
-    words = [phrase for phrases in (*true, *false) for phrase in read_once({}, phrases, list)]
-    vector_of = text_vectors(towers, words)
     cosines, answers = [], []
     with form_errors("the images", "as many lists of true phrases, and of false ones"):
+        false = phrases_of_others(true) if false is None else false
+        words = [phrase for phrases in (*true, *false) for phrase in read_once({}, phrases, list)]
+        vector_of = text_vectors(towers, words)
         for image, *lists in zip(encode_images(towers, images), true, false, strict=True):
             for answer, phrases in zip((True, False), lists):
                 if phrases:

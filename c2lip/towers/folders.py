@@ -135,12 +135,12 @@ def keep_fitted(
     What was there before stays, unless it was fitted to other weights.
     """
     file = Path(folder) / _FITTED
-    weights = digest(folder)
-    before = json_object(file)
-    if file.exists() and "sha256" not in before:
-        raise UserError(f"{file} was not written by keep_fitted, or is damaged: move it away")
-    kept = before if before.get("sha256") == weights else {}
     with disk_errors(file):
+        weights = digest(folder)
+        before = json_object(file)
+        if file.exists() and "sha256" not in before:
+            raise UserError(f"{file} was not written by keep_fitted, or is damaged: move it away")
+        kept = before if before.get("sha256") == weights else {}
         write_json(file, kept | content | {"sha256": weights})
 
 
