@@ -124,7 +124,7 @@ def fit_presence(
         True
     """
     cosines, answers = [], []
-    with form_errors("the images", "as many lists of true phrases, and of false ones"):
+    with form_errors("the list of images", "as many lists of true phrases, and of false ones"):
         false = phrases_of_others(true) if false is None else false
         words = [phrase for phrases in (*true, *false) for phrase in read_once({}, phrases, list)]
         vector_of = text_vectors(towers, words)
