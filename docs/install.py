@@ -52,13 +52,14 @@ def call(
     **variables: str,  # added to the environment
 ) -> str:  # what it prints
     "Run a command; where it fails, print one line with the first and the last of its complaint, and exit"
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, errors="replace")
     if done.returncode == 0:
         return done.stdout
 
     lines = [line.strip() for line in done.stderr.splitlines()]
-    lines = [line.partition(": ")[2][:240] for line in lines if line.startswith(("error:", "ERROR:", "cause:"))]
-    complaint = "; ".join(dict.fromkeys((lines[0], lines[-1]))) if lines else " ".join(done.stderr.split())[-240:]
+    lines = [line.partition(": ")[2][:240] for line in lines if line.startswith(("error", "ERROR", "cause", "Caused"))]
+    last = " ".join(done.stderr.split())[-240:] or f"it ended with {done.returncode}"
+    complaint = "; ".join(dict.fromkeys((lines[0], lines[-1]))) if lines else last
     way_out = "is the package index reachable, HOME or UV_CACHE_DIR a folder to write in, TORCH a name such as cpu?"
     sys.exit(f"c2lip: the packages could not be installed: {complaint}; {way_out}")
 

@@ -60,7 +60,9 @@ const search = (() => {
     const mark = () => models.forEach((e, m) => e.setAttribute('aria-pressed', m == now.model));
     at('search-models').append(...models);
     at('search-examples').append(...D.search.texts.map(text => chip(text, () => find(text))));
-    at('search-form').onsubmit = e => { e.preventDefault(); find(at('query').value); };
+    const read = () => find(at('query').value); // no form: JupyterLab's frame lets none be sent
+    at('search-now').onclick = read;
+    at('query').onkeydown = e => e.key == 'Enter' && !e.isComposing && read();
     mark();
   }
   return {start, scenes};

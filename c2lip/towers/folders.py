@@ -151,7 +151,7 @@ def read_fitted(
     file = model_home(model) / _FITTED
     content = json_object(file)
     if os.path.isfile(file) and content.pop("sha256", None) != digest(file.parent):
-        raise UserError(f"{file} was fitted to other weights: fit it again, or delete it")
+        raise UserError(f"{file} is damaged, or was fitted to other weights: fit it again, or delete it")
     return content
 
 

@@ -121,7 +121,7 @@ def read_selection(
 ) -> dict:  # changes for `Explorer.update`
     "What a text selects, `typed`"
     changes: dict[str, Any] = {}
-    for key, value in parse_qsl(text, keep_blank_values=True):
+    for key, value in parse_qsl(text.strip(), keep_blank_values=True):
         if key == "model":
             changes.setdefault("model", []).append(value)
         else:

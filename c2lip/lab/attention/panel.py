@@ -209,7 +209,7 @@ class Panel(widgets.VBox):
             listen(button, partial(self._update, question=name))
         for kind, button in self.files.items():
             listen(button, partial(self._on_download, kind))
-        listen(self.state, lambda text: self._update(state=text.strip()))
+        listen(self.state, lambda text: self._update(state=text))
         listen(self.upload, lambda files: self._update(image=bytes(files[0].content), name=files[0].name))
 
     def _on_control(self, name, value):

@@ -129,7 +129,7 @@ def _read_block(file, form, folder):
     "The rows of a block; raises `OSError`, or `UserError` where it is not what was written"
     with form_errors(file, "a block of an index"):
         try:
-            rows = np.load(regular(file), "r")
+            rows = np.load(regular(file))  # a map of each would be an open file
         except TokenError as e:  # a header that is not closed
             raise ValueError(e) from None
         _check_rows(rows, form)

@@ -366,7 +366,7 @@ def plan_lines(
     settings = _settings_of_train(settings)
     needed = plan(settings, gpu)
     if needed.images == CC3M:
-        yield Line("data", "ok", f"{settings['data']} is not here: planned for as many images as CC3M has")
+        yield Line("data", "ok", f"{settings['data']} is not here or not read: planned for as many images as CC3M has")
     size, _ = GPUS[gpu]
     parts = f"weights {needed.weights:.1f}, gradients {needed.gradients:.1f}, moments {needed.moments:.1f}"
     text = f"{needed.memory:.1f} of {size} GB: {parts}, activations {needed.activations:.1f}"
