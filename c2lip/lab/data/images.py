@@ -173,7 +173,8 @@ def version_of(
 
 # %% ../../../nbs/4_data/02_images.ipynb #e5cf0d17
 _HIDDEN = re.compile(
-    r"(?i)[.]|(@eaDir|__MACOSX|[@#]recycle|[$]RECYCLE[.]BIN|lost[+]found|System Volume Information)$"
+    r"(?i)[.]|(@eaDir|__MACOSX|[@#]recycle|[$]RECYCLE[.]BIN|[@#~](recently-)?snapshot|@tmp|lost[+]found|"
+    "System Volume Information)$"
 )  # names of files and folders that systems and editors make
 
 

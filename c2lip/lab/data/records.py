@@ -26,7 +26,6 @@ from ...core import Phrase, Range, UserError, comma_list, derive_seed, did_you_m
 from ...core.files import parse_json, regular
 
 # %% ../../../nbs/4_data/01_records.ipynb #b22fd0f3
-_FORM = "phrases must be a list of texts or of [text, start, end], further captions of {text, phrases}"
 TRIED_AT_LEAST = 1000  # images tried before their share of failures counts
 
 
@@ -203,7 +202,7 @@ def _text_in(item):
 _WITH = re.compile(r"(?<![\w/])w/(?!o(ut)?\b) ?", re.I)  # as shops write it
 _NO_CAPTION = re.compile(
     r"(?i)-?na[nt]|<?na>?|(#?n[./]a\.? ?)+|#na|none|[(<]?null[)>]?|undefined|\\n|"
-    r"#(name|ref|value|num|null|div/0|spill|calc|error).|[-–—.?_'\"\u200b]*"
+    r"#(name|ref|value|num|null|div/0|spill|calc|error).|\d+( -?[\d.]+){4,}|[-–—.?_'\"\u200b]*"
 )  # what tables hold where there is none
 
 
@@ -211,12 +210,12 @@ def listed(
     value: object,  # of a field
 ) -> Any:  # a list, or the value as it is
     "The list that a cell of a table holds as JSON, Python or NumPy writes it, which puts no commas"
-    if isinstance(value, str) and re.match(r"""\s*[\[(]\s*(["'\[{\])]|(nan|None|null)\b)""", value):
+    if isinstance(value, str) and re.match(r"""\s*[\[(]\s*(["'\[{\])]|(nan|None|null|np)\b)""", value):
         with suppress(ValueError):
             return parse_json(value)
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            item = r"""(?<!\w)(?:((["'])(?:\\.|(?!\2)[^\\])*\2)(?!\s*:|["'])|(?:nan|None)\b)\s*,?"""  # but a key
-            return ast.literal_eval(re.sub(item, lambda match: f"{match[1]},", value.strip()))
+            one = r"""(?<!\w)(?:(np\.str_\()?((["'])(?:\\.|(?!\3)[^\\])*\3)(?(1)\))(?!\s*:|["'])|(?:nan|None)\b)\s*,?"""
+            return ast.literal_eval(re.sub(one, lambda match: f"{match[2]},", value.strip()))
     return value
 
 
@@ -252,7 +251,7 @@ def captions_of(
 ) -> tuple[Caption, ...]:
     "The captions of an image with the phrases that its row gives; raises `BadSample` for none, and for another form"
     if not texts:
-        raise BadSample("empty caption")
+        raise BadSample("empty caption", f"caption_column names one of {', '.join(map(str, row))}" if row else "")
     given = row.get("phrases", row.get("nounphrases"))
     try:
         captions = [Caption(texts[0], _given_phrases(given, texts[0]))]
@@ -262,7 +261,9 @@ def captions_of(
                 raise ValueError(item)
             captions.append(Caption(text, _given_phrases(item.get("phrases"), text)))
     except (TypeError, ValueError, AttributeError, LookupError):
-        raise BadSample("bad phrases", _FORM) from None
+        raise BadSample(
+            "bad phrases", "must be a list of texts or [text, start, end]; further: {text, phrases}"
+        ) from None
     return tuple(captions)
 
 

@@ -14,7 +14,6 @@ import tarfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from glob import escape, glob
 from pathlib import Path
 
 import pyarrow
@@ -30,6 +29,7 @@ from c2lip.lab.data.images import (
     check_name,
     is_hidden,
     kind_of,
+    shown,
 )
 from c2lip.lab.data.records import (
     CAPTION_NAMES,
@@ -76,7 +76,7 @@ def _files(text):
     path = user_path(text)
     if not re.search(r"[*?\[]", path.name):
         return [str(path)]
-    return sorted(glob(f"{escape(str(path.parent))}/{path.name}"))  # * names no hidden one
+    return list(map(str, shown(path.parent, path.name)))
 
 
 def _paths_of(text):

@@ -45,6 +45,7 @@ from c2lip.lab.data.images import (
     part_of,
     place_names,
     refuse_format,
+    shown,
     version_of,
     walk_files,
 )
@@ -189,14 +190,14 @@ class Flickr(Tables):
 # %% ../../../nbs/4_data/06_sources.ipynb #ddcd7dc6
 def _find_in_folder(path):
     "Its tables of captions, else the folder itself where it holds text files, else its shards and tables"
-    parts = sorted(inner for inner in path.glob("[!.]*") if inner.is_dir() and part_of(inner.name))
+    parts = [inner for inner in shown(path, "*") if inner.is_dir() and part_of(inner.name)]
     tables = tables_in(path) or [table for inner in parts for table in tables_in(inner)]
     if tables:
         return tables
     if any(kind_of(file) == "txt" for file in walk_files(path)):
         return [str(path)]
 
-    places = [str(file) for kind in ("tar", "parquet") for file in sorted(path.glob(f"[!.]*.{kind}"))]
+    places = [str(file) for kind in ("tar", "parquet") for file in shown(path, f"*.{kind}") if file.is_file()]
     if not places:
         named = sorted(
             os.path.relpath(file, path.resolve())

@@ -44,7 +44,7 @@ def tables_in(
 ) -> list[str]:  # its path, or nothing
     "The table of captions of a folder, or that of Hugging Face's imagefolder"
     for name, kinds in dict(captions=TABLES, metadata=TABLES[:-1]).items():
-        tables = [str(file) for kind in kinds for file in folder.glob(f"{name}.{kind}")]
+        tables = [str(file) for kind in kinds for file in folder.glob(f"{name}.{kind}") if file.is_file()]
         if len(tables) > 1:
             raise UserError(f"{', '.join(tables)} lie side by side: name the one that counts")
         if tables:

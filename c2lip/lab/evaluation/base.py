@@ -224,7 +224,7 @@ def require_files(
     *patterns: str,  # its files, of which one must be there
 ):
     "Raise `NotHere` where a suite's folder or every file is missing; of a published one it says where to get it"
-    if any(next(at.glob(pattern), None) for pattern in patterns):
+    if any(shown(at, pattern) for pattern in patterns):
         return
 
     about = suite_table().get(at.name)

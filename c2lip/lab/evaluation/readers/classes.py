@@ -216,7 +216,7 @@ def read_classes(
     at: Path,  # folder of a set
 ) -> ClassSet:
     "The classification set in a folder, as shards or as class folders"
-    if next(at.glob("test/*.tar"), None):
+    if shown(at, "test/*.tar"):
         return _read_class_shards(at)
     return _read_class_folders(at)
 

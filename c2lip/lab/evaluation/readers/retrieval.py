@@ -147,8 +147,8 @@ def _read_shards(at):
     items = []
     for key, image, sample in shard_items(at):
         captions = text_lines(sample.get("txt", b"").decode("utf8", "replace"))
-        if not captions:
-            raise UserError(f"{key} has no captions: expected a .txt member with one in each line")
+        if not captions or "\ufffd" in str(captions):
+            raise UserError(f"{key} has no captions in UTF-8: expected a .txt member with one in each line")
         items.append(Item(key, image, tuple(captions)))
     return items
 
@@ -195,7 +195,7 @@ def read_retrieval_set(
     at = request.at
     patterns = [pattern for layout in LAYOUTS.values() for pattern in layout.files]
     require_files(at, "test/*.tar", *patterns)
-    if next(at.glob("test/*.tar"), None):
+    if shown(at, "test/*.tar"):
         return _retrieval_suite(request.name, _read_shards(at))
 
     files = {}
