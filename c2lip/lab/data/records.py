@@ -202,7 +202,7 @@ def _text_in(item):
 _WITH = re.compile(r"(?<![\w/])w/(?!o(ut)?\b) ?", re.I)  # as shops write it
 _NO_CAPTION = re.compile(
     r"(?i)-?na[nt]|<?na>?|(#?n[./]a\.? ?)+|#na|none|[(<]?null[)>]?|undefined|\\n|"
-    r"#(name|ref|value|num|null|div/0|spill|calc|error).|\d+( -?[\d.]+){4,}|[-–—.?_'\"\u200b]*"
+    r"#(name|ref|value|num|null|div/0|spill|calc|error).|\d+( -?[\d.]+){4,}|[-–—.…?_'\"\u200b]*"
 )  # what tables hold where there is none
 
 
@@ -224,7 +224,7 @@ def caption_texts(*values) -> list[str]:
     texts = []
     for value in map(listed, values):
         texts += value if isinstance(value, (list, tuple)) else [value]
-    captions = [_WITH.sub("with ", canonical_caption(_text_in(text))) for text in texts]
+    captions = [_WITH.sub("with ", canonical_caption(_text_in(text))).strip() for text in texts]
     return list(dict.fromkeys(text for text in captions if not _NO_CAPTION.fullmatch(text)))
 
 # %% ../../../nbs/4_data/01_records.ipynb #636b23cd
