@@ -215,7 +215,7 @@ def front_matter(text):
 def test_the_card(tmp_path):
     settings = {"method": "c2lip", "data": "/data/somebody/secret/photos", "images": 6000, "note": "a | b"}
     settings |= {"model": "/data/somebody/x/y", "run_dir": "/data/somebody/run"}
-    folder = save(load("base"), tmp_path / "run-7" / "model", {"settings": settings, "steps": 3})
+    folder = save(load("base"), tmp_path / "run-7" / "model", {"settings": settings, "steps": np.int64(3)})
     text = (folder / "README.md").read_text(encoding="utf8")
     head = front_matter(text)
     assert head["license"] == "unknown"

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class Range(NamedTuple):
 
     def holds(
         self,
-        number: float,  # what a setting was given
+        number: Any,  # what a setting was given
     ) -> bool:
         "Whether `number` is in the range"
         enough = self.least < number if self.above else self.least <= number
@@ -211,7 +212,7 @@ class Range(NamedTuple):
         kind: type = float,  # int: a whole number
     ):
         "Raise `UserError` where `number` is none of the range; NaN, texts and True are none"
-        if isinstance(number, bool) or not isinstance(number, (int, kind)) or not self.holds(number):
+        if type(number) is bool or not isinstance(number, Integral if kind is int else Real) or not self.holds(number):
             raise UserError(f"{what} must be a {'whole ' * (kind is int)}number {self}, not {short(number)}")
 
     def __str__(self):

@@ -181,11 +181,11 @@ def replacing(
 
 def write_json(
     path: Path | str,  # of the file, existing or not; its folder is made if missing
-    data: object,  # of JSON's types
+    data: object,  # of JSON's types; numbers and arrays of NumPy and torch become such, anything else its text
 ):
     "Write `data` as readable JSON, by `replacing`"
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(data, indent=1, ensure_ascii=False, default=lambda x: getattr(x, "tolist", x.__str__)()) + "\n"
     with replacing(path) as temp:
         temp.write_text(text, encoding="utf8", errors="backslashreplace")  # half a surrogate pair as JSON's own escape
 

@@ -352,11 +352,10 @@ def add_results(
     "Put a table of results into the record of a release and into its card; the same `on` replaces the older table"
     folder = Path(folder)
     record = release_record(folder)
-    shown = [column for column in table.columns if not str(column).startswith(("ties", "nan"))]
-    held = json.loads(table[shown].to_json(orient="split", double_precision=15))  # NaN as null
-    part = {"on": on, "columns": held["columns"], "rows": held["data"]}
-
     with form_errors(folder / "record.json", "results as tables"):
+        shown = [column for column in table.columns if not str(column).startswith(("ties", "nan"))]
+        held = json.loads(table[shown].to_json(orient="split", double_precision=15))  # NaN as null
+        part = {"on": on, "columns": held["columns"], "rows": held["data"]}
         others = [older for older in record.get("results", []) if older["on"] != on]
     record["results"] = [*others, part]
     with whole(folder, "record.json") as stage:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import UserError, did_you_mean
+from ..core.files import project_root
 
 # %% ../../nbs/1_method/08_architectures.ipynb #dcc8862d
 def side_of(
@@ -237,7 +238,10 @@ def resolve(
     model = model_name(name)
     if model not in open_clip.list_models():
         hint = did_you_mean(model, ["base", *open_clip.list_models()])
-        raise UserError(f"there is no model {model!r}: give base, a release folder, or an open_clip name{hint}")
+        raise UserError(
+            f"there is no model {model!r}: give base, an open_clip name, or a release folder (relative paths start at "
+            f"{project_root()}){hint}"
+        )
 
     config: Any = open_clip.get_model_config(model)
     tags = open_clip.list_pretrained_tags_by_model(model)
@@ -245,8 +249,9 @@ def resolve(
     tag = name.partition(":")[2] or first or "random"
     random = tag == "random"
     if not random and tag not in tags:
-        known = ", ".join(tags) or "none"
-        raise UserError(f"{model} has no weights {tag!r}; it has {known}, or random{did_you_mean(tag, tags)}")
+        raise UserError(
+            f"{model} has no weights {tag!r}; it has {', '.join(tags) or 'none'}, or random{did_you_mean(tag, tags)}"
+        )
 
     entry: Any = open_clip.get_pretrained_cfg(model, first if random else tag) or {}
     if entry.get("quick_gelu") and not random:

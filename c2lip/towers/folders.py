@@ -305,11 +305,11 @@ def _load_own(folder):
     file = _weights_file(folder)
     weights = float_weights(load_file(file).items(), file)
     refuse_prefix(weights, file)
-    form = "the description of a model that open_clip builds"
     for device in ("meta", "cpu"):  # first without memory
-        with torch.device(device), form_errors(f"the configuration in {folder}", form):
-            layers = dict(load_weights=False, pretrained_text=False, device=device)
-            model: Any = open_clip.create_model(f"local-dir:{folder}", **layers)
+        with torch.device(device), form_errors(folder / _CONFIG, "a model that open_clip builds"):
+            model: Any = open_clip.create_model(
+                f"local-dir:{folder}", load_weights=False, pretrained_text=False, device=device
+            )
         state = {name: weight.to(device) for name, weight in weights.items()}
         try:
             model.load_state_dict(own_names(model, state))

@@ -258,9 +258,7 @@ def _missing(what, name, repo, error):
     fetch = f"python -c \"import open_clip; open_clip.create_model('{model}', '{tag}')\""
     if repo:
         fetch = f"hf download {repo} --exclude '*.bin' --local-dir {model}"
-    answer = f"gives {type(error).__name__} {one_line(error, 200)}"
-    if constants.HF_HUB_OFFLINE:
-        answer = "does not answer"
+    answer = "does not answer" if constants.HF_HUB_OFFLINE else f"gives {type(error).__name__} {one_line(error, 200)}"
     message = (
         f"the cache lacks {what} of {name}, and the hub {answer}; where there is a network: {fetch}, "
         "then copy that folder here and give its path as the model"
