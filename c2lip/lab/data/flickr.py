@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...core.files import form_errors, read_json, read_text
-from .images import left_out, part_of, text_lines
+from .images import left_out, part_of, shown, text_lines
 from .records import Skips
 
 # %% ../../../nbs/4_data/05_flickr.ipynb #f11c0005
@@ -30,8 +30,8 @@ def find_flickr(
     """
 
     def present(*patterns):
-        places = [place for pattern in patterns for place in (pattern, f"[!_]*/{pattern}")]  # __MACOSX is a shadow
-        return [file for place in places for file in sorted(folder.glob(place))]
+        places = [place for pattern in patterns for place in (pattern, f"*/{pattern}")]
+        return [file for place in places for file in shown(folder, place)]
 
     images = [place for place in present(*_IMAGE_FOLDERS) if place.is_dir()]
     captions = images and present(*_CAPTION_FILES)

@@ -44,7 +44,7 @@ def tables_in(
 ) -> list[str]:  # its path, or nothing
     "The table of captions of a folder, or that of Hugging Face's imagefolder"
     for name, kinds in dict(captions=TABLES, metadata=TABLES[:-1]).items():
-        tables = [str(file) for kind in kinds for file in folder.glob(f"{name}.{kind}") if file.is_file()]
+        tables = [f"{folder}/{name}.{kind}" for kind in kinds if (folder / f"{name}.{kind}").is_file()]
         if len(tables) > 1:
             raise UserError(f"{', '.join(tables)} lie side by side: name the one that counts")
         if tables:
@@ -200,6 +200,7 @@ def table_rows(
             reason = "it holds several JSON values: JSON lines are named .jsonl"
         if isinstance(e, UnicodeError):
             reason += "; save it as UTF-8"
+        reason = re.sub("^Expecting value: line 1 column 1 .*", "it begins as no JSON does", reason)
         raise UserError(f"{path} cannot be read as .{kind}: {reason}") from None
 
 # %% ../../../nbs/4_data/03_tables.ipynb #9f505ebf
