@@ -237,7 +237,7 @@ class _Layout(NamedTuple):
 def _part_of_shard(row, root):
     "The place of an image in a shard, as `write_table` writes it"
     part = TarPart(*map(row.get, TarPart._fields))
-    if [*map(type, part)] != [str, int, int] or not 0 < part.size <= MAX_MEMBER or part.offset < 0:
+    if [*map(type, part)] != [str, int, int] or not 0 < part.size <= MAX_MEMBER or not 0 <= part.offset < 2**62:
         raise BadSample("missing file", "no image named")
     return part._replace(shard=str(root / part.shard))
 
