@@ -42,7 +42,7 @@ from c2lip.lab.data.records import (
     captions_of,
     find_column,
 )
-from .tables import RECORD_SCHEMA, arrow_tables, record_row, table_rows
+from .tables import PACKED, RECORD_SCHEMA, arrow_tables, record_row, table_rows
 
 # %% ../../../nbs/4_data/04_shards.ipynb #50ba7c6f
 _MAX_SHARDS = 10**6  # braces can name more shards than there is memory
@@ -107,7 +107,6 @@ def shard_paths(
 
 # %% ../../../nbs/4_data/04_shards.ipynb #8c890810
 _MEMBERS = {*SHARD_IMAGES, "txt", "json", "cls", "key"}
-_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
 
 
 def _read_members(tar, path, skips, name):
@@ -159,7 +158,7 @@ def _members(path, skips, name):
     cause = "missing shard"
     try:
         with fetched(path).open("rb") as file:
-            cause = "compressed shard" if file.peek().startswith(_PACKED) else "damaged shard"
+            cause = "compressed shard" if file.peek().startswith(PACKED) else "damaged shard"
             with tarfile.open(fileobj=file, mode="r:") as tar:
                 yield from _read_members(tar, path, skips, name)
             _check_end(file, tar.offset)
