@@ -105,11 +105,11 @@ def _prepare(source, folder, image_folder, captions, nlp, recipe, rule, progress
 def _print_summary(manifest, folder, given):
     captions = manifest["captions"]
     phrases = manifest["phrases"]
-    print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {folder}")
+    print(f"{captions:,} captions, {phrases:,} phrases ({phrases / captions:.1f} a caption) in {one_line(folder)}")
     for cause, count in manifest["skipped"].items():
         print(f"{count:,} left out: {cause}")
 
-    print(f"train on it:  papermill nbs/train.ipynb {given} -p data {_absolute(folder)}")
+    print(f"train on it:  papermill nbs/train.ipynb {given} -p data {one_line(_absolute(folder))}")
 
 # %% ../../../nbs/dev/01_command.ipynb #606bad42
 def _methods():
