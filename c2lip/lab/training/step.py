@@ -125,7 +125,7 @@ def _choose_trained(model, text):
             trained.append((name, parameter))
 
     if not trained:
-        raise UserError(f"the pattern {text!r} matches no parameter; names look like {name}")
+        raise UserError(f"trainable, the pattern {text!r}, matches no parameter; names look like {name}")
     return trained
 
 
