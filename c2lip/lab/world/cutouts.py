@@ -59,7 +59,10 @@ def _nouns_of(sentences):
 # %% ../../../nbs/2_world/09_cutouts.ipynb #66708b63
 _KEPT = 192  # pixels of a picture's longer side
 _SMALLEST = 32  # pixels of the longer side at least
-_PICTURE = re.compile(r"(?is)(?!(.*/)?([.]|@eaDir/|__MACOSX/|[@#$]recycle)).+[.](png|webp|gif|tiff?|jpe?g|avif|svg)")
+_PICTURE = re.compile(
+    r"(?is)(?!(.*/)?([.]|@eaDir/|__MACOSX/|[@#$]recycle|[@#~](recently-)?snapshot/|lost[+]found/))"
+    r".+[.](png|webp|gif|tiff?|jpe?g|avif|svg)"
+)
 _OPAQUE = 128  # alpha from which a pixel is part of the thing
 _NARROWEST, _WIDEST = 0.6, 1.6  # width over height of a noun's pictures, as a multiple of the first one's
 
