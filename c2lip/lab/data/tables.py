@@ -154,7 +154,7 @@ def _text_rows(file, kind, path, skips):
     except csv.Error as e:
         raise ValueError(f"line {rows.reader.line_num}: {e}") from None
     if rows.line_num < 2:
-        skips.unread[f"table of one line, {path.name}: {one_line(head, 60)}"] += 1
+        skips.unread[f"table of one line, {path.name}"] += 1
 
 # %% ../../../nbs/4_data/03_tables.ipynb #d9a3ed9a
 def _numbered_rows(file, kind, path, skips):
