@@ -223,6 +223,7 @@ FORMS = {  # file → what it holds of a state, or writes with the model
         "optimizer": {"state": {0: {"exp_avg": s["logit_scale"]}}},
     },
     "bare.pth": lambda s: s,
+    "averaged.bin": lambda s: {"n_averaged": torch.tensor(2)} | renamed(s, "module."),
     "compiled.bin": lambda s: {"model": renamed(s, "_orig_mod."), "args": {"lr": 1e-5}},
     "ema.pt": lambda s: {"state_dict": {n: 2 * w for n, w in s.items()}, "state_dict_ema": renamed(s, "module.")},
     "lora.pt": lambda s: {

@@ -265,7 +265,7 @@ def resolve(
 MERGED = "peft's merge_and_unload() gives the model to save, without the adapter's files beside it"
 
 
-_NO_WEIGHTS = ("attn_mask", "input_resolution", "context_length", "vocab_size", "position_ids")
+_NO_WEIGHTS = "attn_mask input_resolution context_length vocab_size position_ids n_averaged initted step".split()
 
 
 def float_weights(
