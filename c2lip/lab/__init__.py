@@ -13,7 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 # %% ../../nbs/2_world/01_lab.ipynb #e5ca94ca
-_NEEDED = ("pandas pyarrow scipy sklearn pycocotools matplotlib tqdm papermill regex IPython ipywidgets jinja2").split()
+_NEEDED = (
+    "bracex pandas pyarrow scipy sklearn pycocotools matplotlib tqdm papermill regex IPython ipywidgets jinja2"
+).split()
 "Modules of the extra `lab` that its rooms import"
 
 

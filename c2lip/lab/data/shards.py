@@ -7,7 +7,6 @@ __all__ = ['LOST', 'NO_ROW', 'shard_paths', 'shard_samples', 'index_captions', '
 
 # %% ../../../nbs/4_data/04_shards.ipynb #e386a939
 import itertools
-import math
 import os
 import re
 import tarfile
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import bracex
 import pyarrow
 import pyarrow.compute
 
@@ -44,33 +44,10 @@ from c2lip.lab.data.records import (
 )
 from .tables import PACKED, RECORD_SCHEMA, arrow_tables, record_row, table_rows
 
-# %% ../../../nbs/4_data/04_shards.ipynb #50ba7c6f
+# %% ../../../nbs/4_data/04_shards.ipynb #6ad9cdac
 _MAX_SHARDS = 10**6  # braces can name more shards than there is memory
 
 
-def _words_of_braces(inside):
-    "The words between two braces: the numbers of a range, as long as its ends where these have zeros, or a list"
-    words = inside.split(",")
-    ends = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
-    if ends:
-        first, last = ends.groups()
-        width = len(first) if first[0] == "0" else 0
-        words = [f"{number:0{width}}" for number in range(int(first), int(last) + 1)[:_MAX_SHARDS]]
-    if not words or ".." in words[0]:
-        raise UserError(f"{{{inside}}} is no range of whole numbers, such as {{000..011}}")
-    return words
-
-
-def _spelled_out(text):
-    "The texts that braces name, as in a shell: {000..011} and {a,b}; braces inside braces are refused"
-    pieces = re.split(r"\{([^{}]*[,.][^{}]*)\}", text)
-    options = [[piece] for piece in pieces]
-    options[1::2] = map(_words_of_braces, pieces[1::2])
-    if math.prod(map(len, options)) >= _MAX_SHARDS:
-        raise UserError(f"{text} names {_MAX_SHARDS:,} shards or more")
-    return list(map("".join, itertools.product(*options)))
-
-# %% ../../../nbs/4_data/04_shards.ipynb #6ad9cdac
 def _files(text):
     "What a path with wildcards names"
     path = user_path(text)
@@ -86,7 +63,8 @@ def _paths_of(text):
         return [str(named)]
     if "://" in text:
         raise UserError(f"{text} is an address: copy its files to this machine, and name their folder")
-    return [path for spelled in _spelled_out(text) for path in _files(spelled)]
+    spelled = bracex.iexpand(text, keep_escapes=True, limit=_MAX_SHARDS)
+    return [path for one in spelled for path in _files(one)]
 
 
 def shard_paths(
@@ -99,7 +77,7 @@ def shard_paths(
             paths += _paths_of(str(text))
         except UserError:
             raise
-        except (ValueError, OSError, RecursionError) as e:  # braces without end, a name too long
+        except (ValueError, OSError, RecursionError, bracex.ExpansionLimitException) as e:  # a name too long
             raise UserError(f"{text} cannot be read as a pattern: {e}") from None
     if not paths:
         raise UserError(f"no shard matches {source}")
