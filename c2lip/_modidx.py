@@ -383,7 +383,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'c2lip.lab.data.images.check_name': ('4_data/images.html#check_name', 'c2lip/lab/data/images.py'),
                                        'c2lip.lab.data.images.choose_part': ('4_data/images.html#choose_part', 'c2lip/lab/data/images.py'),
                                        'c2lip.lab.data.images.has_header': ('4_data/images.html#has_header', 'c2lip/lab/data/images.py'),
-                                       'c2lip.lab.data.images.is_hidden': ('4_data/images.html#is_hidden', 'c2lip/lab/data/images.py'),
                                        'c2lip.lab.data.images.kind_of': ('4_data/images.html#kind_of', 'c2lip/lab/data/images.py'),
                                        'c2lip.lab.data.images.left_out': ('4_data/images.html#left_out', 'c2lip/lab/data/images.py'),
                                        'c2lip.lab.data.images.missing_file': ( '4_data/images.html#missing_file',

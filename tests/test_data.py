@@ -1,14 +1,13 @@
 """Readers, counts, orders and the loader: hostile files, twins of fast paths, and what only a maintainer needs."""
 
+import base64
 import gzip
 import io
 import json
 import os
 import pickle
-import struct
 import tarfile
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from writing import Canary, encoded, read, write_tar
 
 from c2lip.core import Phrase, UserError
 from c2lip.lab.data import sources
-from c2lip.lab.data.images import BadImage, open_image
+from c2lip.lab.data.images import open_image
 from c2lip.lab.data.loading import Samples, batches, loader
 from c2lip.lab.data.records import Record, Skips, with_phrases
 from c2lip.lab.data.sources import Index, find_source, open_data
@@ -102,17 +101,10 @@ def test_bad_images_are_replaced_and_counted(workers):
     assert len(Samples(rows, SMALL, cache=True)) == 18
 
 
-@pytest.mark.parametrize("depth, kind, channels", [(1, 0, 1), (4, 3, 1), (8, 4, 2), (16, 2, 3), (16, 4, 2), (16, 6, 4)])
-def test_a_png_of_any_form_opens_and_none_that_lacks_a_row(depth, kind, channels):
-    def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 9, 7, depth, kind, 0, 0, 0))
-    row = bytes(1 + (9 * channels * depth + 7) // 8)
-    whole, short = [start + chunk(b"PLTE", bytes(48)) + chunk(b"IDAT", zlib.compress(row * n)) for n in (7, 6)]
-    assert open_image(whole + chunk(b"IEND", b"")).size == (9, 7)
-    with pytest.raises(BadImage):
-        open_image(short + chunk(b"IEND", b""))
+def test_a_png_in_16_bit_grey_with_alpha_opens():
+    "Pillow has it as RGBA, so its bands are not those of the file"
+    png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABEAQAAADljNBBAAAADUlEQVR42mNwYPj/HwAEAgI/MxkxnAAAAABJRU5ErkJggg=="
+    assert open_image(base64.b64decode(png)).size == (1, 1)
 
 
 def test_many_batches_from_workers_cost_few_file_handles():

@@ -22,12 +22,12 @@ import pyarrow.compute
 from ...core import UserError, comma_list
 from ...core.files import fetched, is_utf8, parse_json, replacing, user_path
 from c2lip.lab.data.images import (
+    HIDDEN,
     LINES,
     MAX_MEMBER,
     SHARD_IMAGES,
     TarPart,
     check_name,
-    is_hidden,
     kind_of,
     shown,
 )
@@ -120,7 +120,7 @@ def _wanted_kind(info, name, skips):
     "The extension of a member, or None where it is not read, and counted"
     if info.isdir():
         return None
-    is_file = info.isreg() and not is_hidden(info.name)
+    is_file = info.isreg() and not HIDDEN.match(info.name)
     kind = kind_of(info.name) if is_file else ""
     if kind not in _MEMBERS:
         skips.unread[kind or "hidden, a link, or without extension"] += 1
