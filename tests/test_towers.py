@@ -224,7 +224,7 @@ FORMS = {  # file → what it holds of a state, or writes with the model
     },
     "bare.pth": lambda s: s,
     "averaged.bin": lambda s: {"n_averaged": torch.tensor(2)} | renamed(s, "module."),
-    "compiled.bin": lambda s: {"model": renamed(s, "_orig_mod."), "args": {"lr": 1e-5}},
+    "compiled.bin": lambda s: {"model": renamed(s, "_orig_mod."), "rng": torch.get_rng_state()},
     "ema.pt": lambda s: {"state_dict": {n: 2 * w for n, w in s.items()}, "state_dict_ema": renamed(s, "module.")},
     "lora.pt": lambda s: {
         n.replace("c_fc.", "c_fc.base_layer."): w for n, w in renamed(s, "base_model.model.").items()

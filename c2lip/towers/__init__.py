@@ -275,10 +275,10 @@ def _flat(value, name=()):
             yield from _flat(entry, (*name, str(key)))
 
 # %% ../../nbs/1_method/14_release.ipynb #6351c019
-def _inside(weights, known, part):
+def _inside(entries, known, part):
     "The weights of one model, under the names that it knows: without the words before most of them"
     wrappers = Counter()
-    for name in weights:
+    for name, _ in entries:
         words = name.split(".")
         for place in range(len(words)):
             if ".".join(words[place:]) in known:
@@ -287,20 +287,20 @@ def _inside(weights, known, part):
 
     candidates = [wrapper for wrapper, _ in wrappers.most_common() if part in wrapper]
     if not candidates:
-        raise UserError(f"no weight has a name of this model; names look like {next(iter(weights), 'nothing')}")
+        raise UserError(f"no weight has a name of this model; names look like {next(iter(dict(entries)), 'nothing')}")
     wrapper, *others = candidates
     if others and wrappers[others[0]] > 0.9 * wrappers[wrapper]:
         raise UserError(f"there are several models, {wrapper} and {others[0]}: name one as part")
-    return {name.removeprefix(wrapper): weight for name, weight in weights.items() if name.startswith(wrapper)}
+    return [(name.removeprefix(wrapper), weight) for name, weight in entries if name.startswith(wrapper)]
 
 
-def _put(towers, weights, part):
+def _put(towers, entries, part):
     "Write the weights of a file into towers; whether it has those of the image tower alone"
     model = towers.model
     current = model.state_dict()
     views = translate(model)[1] if expressible(towers) in THEIRS else {}
     older = {name.removeprefix("text.") for name in current}
-    state = _inside(weights, {*current, *older, *views}, part)
+    state = float_weights(_inside(entries, {*current, *older, *views}, part), "its weights")
     if views and len(views.keys() & state) > len({*current, *older} & state.keys()):
         fill_views(views, state)
         return False
@@ -332,16 +332,19 @@ def convert(
     if (Path(folder) / RELEASED[0]).exists():
         raise UserError(f"{folder} holds a model already: choose another folder, or delete it")
     try:
-        weights = float_weights(_flat(_read_tensors(fetched(file))), file.name)
+        entries = [*_flat(_read_tensors(fetched(file)))]
         towers = load(model, weights=False)
-        if _put(towers, weights, part):
+        if _put(towers, entries, part):
             towers = load(model)
-            _put(towers, weights, part)
+            _put(towers, entries, part)
     except (ValueError, RuntimeError, OSError, SafetensorError) as e:
         raise UserError(f"{file} was not converted: {one_line(e, 300)}") from None
 
-    made_from = {"name": file.name, "sha256": digest(file.parent, file.name)}
-    return save(towers, folder, {"made_from": made_from, "kind": "pretrained"})
+    return save(
+        towers,
+        folder,
+        {"made_from": {"name": file.name, "sha256": digest(file.parent, file.name)}, "kind": "pretrained"},
+    )
 
 # %% ../../nbs/1_method/14_release.ipynb #baef235c
 def add_results(
