@@ -90,10 +90,13 @@ def largest_file(size=1_000_000):
     "No file of this process grows beyond so many bytes, as on a disk that is full"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    writes = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # Python would keep half a .pyc
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = writes
 
 
 def test_a_full_disk(tmp_path, capfd):

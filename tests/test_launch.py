@@ -210,7 +210,11 @@ def test_a_second_path_is_kept(toy, monkeypatch):
 )
 def test_a_failing_notebook(toy, run, how, code, message):
     "An error of a cell, a kernel that is killed, a disk without room for the executed notebook: one line, and a way on"
-    little_room = dict(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)))
+
+    def limit_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    little_room = dict(preexec_fn=limit_files, env={"PYTHONDONTWRITEBYTECODE": "1"})  # Python would keep half a .pyc
     limit = little_room if how == "full" else {}
     done = run("papermill", "nbs/train.ipynb", "-p", "fail", how, "-p", "run_dir", "x", cwd=toy, **limit)
     (line,) = [line for line in done.out.splitlines() if line.startswith("c2lip: ") and "go to" not in line]
