@@ -273,7 +273,7 @@ def float_weights(
     file: object,  # their file, for the message
 ) -> dict[str, Tensor]:  # by name, without what some tools write beside weights
     "Weights of a model; `UserError` where a name is there twice, or a weight is no floating point, as in int8"
-    weights: dict[str, Tensor] = {}
+    weights = {}
     for entry, weight in entries:
         name = entry.replace(".base_layer.", ".")
         last = name.rpartition(".")[2]

@@ -171,11 +171,10 @@ def _runs(folder):
     from c2lip.lab.training.runs import list_runs
 
     table = list_runs(_absolute(folder))
-    cells = table.round({"before": 1, "after": 1}).astype("string").fillna("")
     if table.empty:
         print("no runs yet")
     else:
-        _print_frame(cells)
+        _print_frame(table.round({"before": 1, "after": 1}).astype("string").fillna(""))
 
 # %% ../../../nbs/dev/01_command.ipynb #6796f3d3
 def _settings_of(recipe, pairs):

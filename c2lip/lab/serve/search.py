@@ -56,7 +56,6 @@ from ...towers.folders import EMBEDDED, phrase_share, read_fitted
 # %% ../../../nbs/8_serve/01_search.ipynb #4956c0f2
 _ABOUT = "c2lip-index.json"
 _BLOCK = re.compile("[0-9a-f]{16}[.]npy")  # the name of a block
-_INVISIBLE = " \u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of what is copied from pages
 
 
 def _path_of(key):
@@ -211,8 +210,10 @@ def index_images(
                 names.append(_write(target, _rows(form, pixels)))
                 write_json(file, about | {"blocks": names})
     skips.check(folder)
-    hint = "; it knows drawn scenes: --model takes one that knows photographs" * (model in EMBEDDED)
-    return f"{len(new):,} images tried; {skips}; index: {place}, by {model}{hint}"
+    return (
+        f"{len(new):,} images tried; {skips}; index: {place}, by {model}"
+        + "; it knows drawn scenes: --model takes one that knows photographs" * (model in EMBEDDED)
+    )
 
 # %% ../../../nbs/8_serve/01_search.ipynb #806fa52c
 class ImageIndex:
@@ -251,7 +252,7 @@ class ImageIndex:
     ) -> pd.DataFrame:  # score, file; by phrases also the rank in what fetched, from 1, and what fits least
         "The images that fit a text best by `self.score`, the best first; `UserError` for an empty text"
         Range(1, first).check("the number of images", count, int)
-        query = canonical_caption(query).strip(_INVISIBLE)
+        query = canonical_caption(query).strip(" \u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff")  # not seen
         if not query:
             raise UserError("the search is empty; type a few words such as: a red mug and a blue fish")
         phrases = phrase_texts([query])[0]

@@ -206,7 +206,7 @@ def check_run(
     settings = check(declared, given, notebook)
     name = Path(notebook).stem
     run_dir = settings["run_dir"]
-    if run_dir.startswith("~") or "://" in run_dir or not run_dir.isprintable():
+    if re.search("^~|://", run_dir) or not run_dir.isprintable():
         raise UserError(f"run_dir {run_dir}: name a folder of this machine in plain text, the home folder written out")
 
     folder = (root_of(notebook) or Path.cwd()) / run_dir
