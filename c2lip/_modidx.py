@@ -2518,10 +2518,12 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'c2lip.trees._is_one_compound': ('1_method/trees.html#_is_one_compound', 'c2lip/trees.py'),
                              'c2lip.trees._is_participle': ('1_method/trees.html#_is_participle', 'c2lip/trees.py'),
                              'c2lip.trees._load': ('1_method/trees.html#_load', 'c2lip/trees.py'),
+                             'c2lip.trees._lock_of': ('1_method/trees.html#_lock_of', 'c2lip/trees.py'),
                              'c2lip.trees._opened': ('1_method/trees.html#_opened', 'c2lip/trees.py'),
                              'c2lip.trees._repair': ('1_method/trees.html#_repair', 'c2lip/trees.py'),
                              'c2lip.trees._without_second_verb': ('1_method/trees.html#_without_second_verb', 'c2lip/trees.py'),
                              'c2lip.trees._without_verb_at_the_end': ('1_method/trees.html#_without_verb_at_the_end', 'c2lip/trees.py'),
+                             'c2lip.trees.alone': ('1_method/trees.html#alone', 'c2lip/trees.py'),
                              'c2lip.trees.base_phrases': ('1_method/trees.html#base_phrases', 'c2lip/trees.py'),
                              'c2lip.trees.is_english': ('1_method/trees.html#is_english', 'c2lip/trees.py'),
                              'c2lip.trees.load_pipeline': ('1_method/trees.html#load_pipeline', 'c2lip/trees.py')}}}

@@ -21,7 +21,7 @@ import ftfy
 
 from .attributes import described_phrases, phrase_with, whole_words
 from .core import Phrase, UserError, check_choice, in_workers, read_once
-from .trees import ALONE, WORD_LISTS, Span, base_phrases, is_english, load_pipeline
+from .trees import WORD_LISTS, Span, alone, base_phrases, is_english, load_pipeline
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -36,7 +36,7 @@ _ELEMENTS = "|".join(WORD_LISTS["html"])
 TAG = re.compile(rf"<!--.*?-->|<!doctype[^<>]*>|</?(?:{_ELEMENTS})(?:\s+[\w:-]+\s*=[^<>]*)?\s*/?>", re.S | re.I)
 "HTML's; another word in brackets, such as CC12M's <PERSON>, is part of the caption"
 _URL = re.compile(r"(?:https?://|www\.)\S+", re.I)
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNSEEN = re.compile("[\u00ad\ud800-\udfff]")  # soft hyphens, and halves of a surrogate pair
 _SEPARATOR = re.compile("[\x0b\x1c-\x1f]")
 _NEEDS_CLEANING = re.compile(r"[&<]|://|www\.", re.I)
 "What a printable ASCII text must hold for the full cleaning to change more than its white space"
@@ -58,7 +58,7 @@ def canonical_caption(
     if plain.isascii() and plain.isprintable() and not _NEEDS_CLEANING.search(plain):
         return plain
 
-    whole = _SURROGATE.sub("", text)  # half a surrogate pair is no character
+    whole = _UNSEEN.sub("", text)
     text = _SEPARATOR.sub(" ", whole)
     for _ in range(4):  # what one round uncovers (an entity that spelled a tag) the next one cleans
         before = text
@@ -340,15 +340,14 @@ def noun_phrases_many(
     pipeline = nlp if callable(nlp) else load_pipeline(nlp)
     parse = partial(_parse, make_rules(rules), pipeline)
     zones = [captions[first : first + ZONE] for first in range(0, len(captions), ZONE)]
-    if nlp is not None or sys.platform != "linux" or len(zones) < 2:
-        with ALONE:
-            return [*chain.from_iterable(map(parse, zones))]  # few captions need no torch
+    parsed: Iterable = map(parse, zones)
+    if nlp is None and sys.platform == "linux" and len(zones) > 1:
+        import torch  # which few captions do not need
 
-    import torch
-
-    processes = min(torch.get_num_threads(), len(zones))
-    parsed = in_workers(parse, zones, processes if processes > 1 else 0, "fork")
-    return [*chain.from_iterable(parsed)]
+        processes = min(torch.get_num_threads(), len(zones))
+        parsed = in_workers(parse, zones, processes if processes > 1 else 0, "fork")
+    with alone():
+        return [*chain.from_iterable(parsed)]
 
 # %% ../nbs/1_method/07_concepts.ipynb #aff446fe
 def noun_phrases(

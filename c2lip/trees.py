@@ -5,6 +5,7 @@
 # %% ../nbs/1_method/05_trees.ipynb #c4b00003
 from __future__ import annotations
 
+import os
 import re
 import threading
 from functools import cached_property, lru_cache
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
 # %% auto #0
-__all__ = ['WORD_LISTS', 'WORD', 'ALONE', 'NOUN_TAGS', 'PARTICIPLE', 'is_english', 'load_pipeline', 'Tree', 'Span',
+__all__ = ['WORD_LISTS', 'WORD', 'NOUN_TAGS', 'PARTICIPLE', 'is_english', 'alone', 'load_pipeline', 'Tree', 'Span',
            'base_phrases']
 
 # %% ../nbs/1_method/05_trees.ipynb #e4175a73
@@ -50,8 +51,14 @@ def is_english(
     return bool(words) and foreign <= english
 
 # %% ../nbs/1_method/05_trees.ipynb #51c5ace8
-ALONE = threading.Lock()
-"Held where a pipeline reads: what one thread lets it forget another one may need"
+@lru_cache
+def _lock_of(process):
+    return threading.Lock()
+
+
+def alone() -> threading.Lock:  # a forked process has one of its own
+    "What is held where a pipeline reads: what one thread lets it forget another one may need"
+    return _lock_of(os.getpid())
 
 
 def load_pipeline(

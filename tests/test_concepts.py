@@ -9,6 +9,7 @@ import random
 import re
 import string
 import time
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 
 import pytest
@@ -32,6 +33,7 @@ from c2lip.core.files import folder_digest, project_root
 from c2lip.lab.world.captions import train_records
 from c2lip.lab.world.drawn import DRAWN
 from c2lip.own_loop import PhraseCollate
+from c2lip.score import relations_many
 from c2lip.towers.models import token_spans
 
 SHARED = project_root().parent / "shared"
@@ -103,6 +105,14 @@ def test_many_equals_one(own, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)  # two processes share the three zones
     assert noun_phrases_many(own[:60]) == [noun_phrases(c) for c in own[:60]]
     assert noun_phrases_many(own[:60], nlp=load_pipeline()) + noun_phrases_many([]) == noun_phrases_many(own[:60])
+
+
+def test_several_threads_at_once():
+    captions = [f"A zq{i} mug is on a vw{i} boat." for i in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(noun_phrases, captions)]
+        stated = [*pool.map(relations_many, [[caption] for caption in captions])]
+    assert {len(phrases) for phrases in found} == {2} and {len(relations) for (relations,) in stated} == {1}
 
 
 def test_embedded_world():
@@ -189,6 +199,7 @@ def test_punctuation_without_spaces_parts_phrases(mark):
         ("Lamp - black shade, H 45 cm W 20 cm, Ø 28 cm, 9 W", ["Lamp", "black shade"]),
         ("USER: what is it? ASSISTANT: a red car", ["a red car"]),
         ("Il gatto sta sulla sedia rossa", []),
+        ("Zwei Hunde im Garten", []),
     ],
 )
 def test_words_names_and_marks(caption, expected):
@@ -299,6 +310,7 @@ def test_hostile_captions():
 
     captions = list(map(canonical_caption, found))
     assert list(map(canonical_caption, captions)) == captions
+    assert canonical_caption("A g\u00adoat") == "A goat"
 
     for caption, phrases in zip(captions, noun_phrases_many(captions)):
         caption.encode("utf8")

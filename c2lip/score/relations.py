@@ -18,7 +18,7 @@ from torch import Tensor
 from ..attributes import described_phrases
 from ..concepts import Rules, phrases_of
 from ..core import UserError, read_once
-from ..trees import WORD_LISTS, load_pipeline
+from ..trees import WORD_LISTS, alone, load_pipeline
 
 # %% ../../nbs/1_method/20_relations.ipynb #0e791026
 class Relation(NamedTuple):
@@ -96,7 +96,8 @@ def relations_many(
     def parse(captions):
         return map(_relations_of, load_pipeline(None).pipe(captions, batch_size=256))
 
-    return read_once(_RELATIONS, captions, parse)
+    with alone():
+        return read_once(_RELATIONS, captions, parse)
 
 # %% ../../nbs/1_method/20_relations.ipynb #037fb2dc
 FEATURES = 13  # numbers of two maps
