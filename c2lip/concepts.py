@@ -304,6 +304,7 @@ def _for_parser(caption, limit):
 
 
 def _parse(rules, pipeline, captions):
+    # the phrases of each caption of a zone, in order
     texts = [_for_parser(caption, rules.max_chars) for caption in captions]
     phrase_lists = []
     with nullcontext() if pipeline.vocab.in_memory_zone else pipeline.memory_zone():

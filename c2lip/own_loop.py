@@ -345,16 +345,13 @@ class C2LIPLoss(Step):
         self.pooled = pooled
         tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
         self.tokens = max(tables, default=0)  # that the model knows; 0: it has no table of them
-        self.phrases_seen = 0  # by this process
         self.warned = False  # of a batch without any phrase, once
 
     def _check_phrases(self, samples):
         "Raise `UserError` where a phrase cannot be pooled"
-        phrases = [phrase for sample in samples for phrase in sample.phrases]
-        unplaced = [phrase.text for phrase in phrases if phrase.start < 0]
+        unplaced = [phrase.text for sample in samples for phrase in sample.phrases if phrase.start < 0]
         if self.pooled and unplaced:
             raise UserError(f'{unplaced[0]!r} is not in its caption, so it cannot be pooled; use concepts "encode"')
-        self.phrases_seen += len(phrases)
 
     def forward(  # type: ignore[override]
         self,

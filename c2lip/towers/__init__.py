@@ -340,11 +340,8 @@ def convert(
     except (ValueError, RuntimeError, OSError, SafetensorError) as e:
         raise UserError(f"{file} was not converted: {one_line(e, 300)}") from None
 
-    return save(
-        towers,
-        folder,
-        {"made_from": {"name": file.name, "sha256": digest(file.parent, file.name)}, "kind": "pretrained"},
-    )
+    made_from = {"name": file.name, "sha256": digest(file.parent, file.name)}
+    return save(towers, folder, {"made_from": made_from, "kind": "pretrained"})
 
 # %% ../../nbs/1_method/14_release.ipynb #baef235c
 def add_results(

@@ -112,7 +112,8 @@ def _sides(size, *keys):
 
 def _preprocess_config(folder, side):
     "open_clip's preprocess_cfg of an image processor; `side` is the model's, for a processor that names none"
-    file, *_ = [*sorted(folder.glob("pr*ocessor_config.json")), None]  # preprocessor_config.json first
+    names = ["preprocessor_config.json", "processor_config.json"]
+    file = next(filter(Path.exists, map(folder.joinpath, names)), None)
     if file is None:
         raise UserError(f"{folder} holds no preprocessor_config.json, which says how its images are prepared")
     config = read_json(file)

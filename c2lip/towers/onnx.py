@@ -47,7 +47,7 @@ def _export(towers, head, file):
 
     images = torch.randn(3, 3, *towers.image_size)
     ids = towers.tokenizer(["a red mug", "a blue fish near a cat", "a key", "a hat"])
-    both = _Both(filter(None, [towers.model, head]))
+    both = _Both([towers.model, head] if head else [towers.model])
     batches = [{0: torch.export.Dim(name)} for name in ("images", "texts")]
     with evaluating(both):
         torch.onnx.export(

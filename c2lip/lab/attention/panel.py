@@ -18,6 +18,7 @@ import numpy as np
 from IPython.display import HTML, display
 from PIL import ImageOps
 
+from ...core import UserError
 from ...core.files import shipped
 from .controls import CONTROLS, MAP_CONTROLS, selection_text
 from .explorer import Explorer
@@ -100,7 +101,7 @@ class _Acts:
         try:
             act(*value)
         except Exception as e:
-            self.write(f"{type(e).__name__}: {e}", wrong=True)
+            self.write(str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}", wrong=True)
 
 # %% ../../../nbs/7_attention/06_panel.ipynb #f4715372
 class _Chips(widgets.HBox):

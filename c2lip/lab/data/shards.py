@@ -21,8 +21,8 @@ import pyarrow.compute
 
 from ...core import UserError, comma_list
 from ...core.files import fetched, is_utf8, parse_json, replacing, user_path
+from .. import HIDDEN
 from c2lip.lab.data.images import (
-    HIDDEN,
     LINES,
     MAX_MEMBER,
     SHARD_IMAGES,

@@ -168,14 +168,15 @@ class Folder(Tables):
         files, left = choose_part(files, self.part, folder)
         skips.unread.update(left)
 
-        places = {(kind_of(path) == "txt", _stem(path)): path for path in files.values()}
+        texts = {_stem(path): path for path in files.values() if kind_of(path) == "txt"}
+        images = {_stem(path) for path in files.values() if kind_of(path) != "txt"}
         for name, path in files.items():
             stem = _stem(path)
-            if kind_of(path) == "txt" and (False, stem) in places:
+            if kind_of(path) == "txt" and stem in images:
                 continue
             skips.seen += 1
             try:
-                yield Record.of(name, path, _read_captions(path, places.get((True, stem)), skips))
+                yield Record.of(name, path, _read_captions(path, texts.get(stem), skips))
             except BadSample as e:
                 skips.add(name, e.cause, e.detail)
 

@@ -98,8 +98,8 @@ def jsonl_rows(lines: Iterable) -> Iterator[tuple]:  # texts or bytes → (numbe
 # %% ../../../nbs/4_data/03_tables.ipynb #761d93be
 PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # how gzip, bzip2, xz, zstandard begin
 _BEGIN = re.compile(
-    rb"""(?is)(?:\xef\xbb\xbf)?[\r\n]*(?:"?sep=([\t -~])"?\s*?[\r\n]+)?(\s*\[?\s*{\s*")?"""
-)  # Excel's, JSON
+    rb"""(?is)(?:\xef\xbb\xbf)?[\r\n]*(?:"?sep=(?P<sep>[\t -~])"?\s*?[\r\n]+)?(?P<json>\s*\[?\s*{\s*")?"""
+)  # a mark, empty lines, Excel's line of the separator, or JSON
 
 
 @lru_cache(64)  # the rows of a table have mostly the same
@@ -136,11 +136,11 @@ def _quoted(lines):
 def _text_rows(file, kind, path, skips):
     "The rows of a text table, whatever stands between its cells; of a .tsv each line is one"
     begin = _BEGIN.match(file.peek())
-    if begin[2]:
+    if begin["json"]:
         raise ValueError("it holds JSON: a list of objects is named .json, an object a line .jsonl")
     head = file.peek()[begin.end() :].partition(b"\n")[0]
     usual = b"\t," if kind == "tsv" else b",\t"
-    delimiter = chr(max(begin[1] or usual + b";|", key=head.count))  # the first one where there are as many of others
+    delimiter = chr(max(begin["sep"] or usual + b";|", key=head.count))  # the first where there are as many
     file.seek(begin.end())
     text = io.TextIOWrapper(file, "utf-8-sig", newline="")
     lines = _quoted(text) if delimiter == "\t" else text

@@ -141,7 +141,9 @@ def _read_block(file, form, folder):
 # %% ../../../nbs/8_serve/01_search.ipynb #0d002a03
 def _recorded(about):
     "The names of an index's blocks"
-    return list(dict.fromkeys(_BLOCK.findall(str(about.get("blocks")))))
+    names = about.get("blocks")
+    texts = filter(_BLOCK.fullmatch, map(str, names if isinstance(names, list) else []))
+    return list(dict.fromkeys(texts))
 
 
 def _kept(place, names, keys, form, folder):

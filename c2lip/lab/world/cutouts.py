@@ -20,6 +20,7 @@ from PIL import Image, ImageOps
 from ...concepts import canonical_caption, noun_phrases_many
 from ...core import UserError
 from ...core.files import check_exists, read_text, regular, shipped, user_path
+from .. import HIDDEN
 from .drawn import DRAWN, SIZES, Dice, Thing, World
 from .worlds import COLOURS, PATTERNS, motif, motif_paint
 
@@ -59,10 +60,7 @@ def _nouns_of(sentences):
 # %% ../../../nbs/2_world/09_cutouts.ipynb #66708b63
 _KEPT = 192  # pixels of a picture's longer side
 _SMALLEST = 32  # pixels of the longer side at least
-_PICTURE = re.compile(
-    r"(?is)(?!(.*/)?([.]|@eaDir/|__MACOSX/|[@#$]recycle|[@#~](recently-)?snapshot/|lost[+]found/))"
-    r".+[.](png|webp|gif|tiff?|jpe?g|avif|svg)"
-)
+_PICTURES = (".png", ".webp", ".gif", ".tif", ".tiff", ".jpg", ".jpeg", ".avif", ".svg")
 _OPAQUE = 128  # alpha from which a pixel is part of the thing
 _NARROWEST, _WIDEST = 0.6, 1.6  # width over height of a noun's pictures, as a multiple of the first one's
 
@@ -93,7 +91,8 @@ def _in_square(thing, shape):
 
 def _read_pictures(folder):
     "The pictures of a folder and its subfolders by noun, and how many are left out by cause"
-    paths = sorted(path for path in folder.rglob("*") if _PICTURE.fullmatch(path.relative_to(folder).as_posix()))
+    seen = (path for path in folder.rglob("*") if not HIDDEN.match(path.relative_to(folder).as_posix()))
+    paths = sorted(path for path in seen if path.suffix.lower() in _PICTURES)
     nouns = _nouns_of([*map(_sentence_of, paths)])
     left_out = Counter()
     things = {}

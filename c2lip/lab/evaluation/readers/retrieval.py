@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ....concepts import split_sentences
 from ....core import UserError
+from ....core.files import is_utf8
 from ...data.images import shown, text_lines
 from c2lip.lab.evaluation.base import (
     Item,
@@ -146,8 +147,9 @@ def _read_shards(at):
     "clip-benchmark's retrieval layout"
     items = []
     for key, image, sample in shard_items(at):
-        captions = text_lines(sample.get("txt", b"").decode("utf8", "replace"))
-        if not captions or "\ufffd" in str(captions):
+        text = sample.get("txt", b"").decode("utf-8-sig", "surrogateescape")
+        captions = text_lines(text)
+        if not captions or not is_utf8(text):
             raise UserError(f"{key} has no captions in UTF-8: expected a .txt member with one in each line")
         items.append(Item(key, image, tuple(captions)))
     return items
